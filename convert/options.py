@@ -21,11 +21,9 @@ class Packing:
     test_percent: float = 0.0
     """Percent of each class set aside as the split test."""
     exif: Literal["apply", "ignore"] = "apply"
-    """apply: rotate JPEGs by their EXIF orientation (never ImageNet or cats and dogs)."""
+    """apply: turn images upright by their EXIF or XMP (never ImageNet or cats and dogs)."""
     seed: int = 0
     """Seed of the order in which images are packed; the validation split does not depend on it."""
-    check: Literal["structure", "decode"] = "structure"
-    """decode: also decode every image, at some milliseconds of CPU each."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()

@@ -125,6 +125,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "writer": "index",
         "index": "",
         "__init__": "",
+        "pillow": "images",
         "images": "",
     },
     "convert": {

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from training.trained import Trained
 
 SUFFIXES = (  # what a folder is searched for
-    *(".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp"),
-    *(".tif", ".tiff", ".avif", ".heic", ".heif"),
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo", ".png", ".gif", ".bmp", ".webp"),
+    *(".tif", ".tiff", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm"),
 )
 BATCH = 64  # images
 BAR = 20  # characters

@@ -1,22 +1,28 @@
 """Facts about an image from its bytes: format, size in pixels, and everything odd.
 
-A JPEG or PNG of the usual kind is judged by its structure alone, in some 10 microseconds. Whatever
-that cannot settle (other formats, missing end markers, rare coding processes, a JPEG whose header
-is like none before) is decoded: an image is left out because it cannot be decoded, never because it
-looks unusual.
+Every image is decoded, because nothing less tells whether the loader can: a JPEG at an eighth of
+its size by libjpeg-turbo, which names damage that Pillow passes over, all others by Pillow. An
+image is left out because it cannot be decoded, never because it looks unusual.
 """
 
 import io
-import struct
 import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
-from shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
+from shards.images import (
+    END,
+    FORMATS,
+    MAX_PIXELS,
+    MAX_SCANS,
+    START,
+    UNDECODABLE,
+    jpeg_frame,
+    scans,
+    too_large,
+)
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,9 +42,9 @@ KEPT = {
     "other format": "in another format than that of their name; readers go by their bytes",
     "cmyk": "CMYK; become RGB when they are decoded",
     "gray": "gray; become RGB when they are decoded",
-    "rotated": "rotated by EXIF, which is ignored as the published baselines do",
-    "turned": "turned upright as EXIF says; encoded again as JPEG of quality 95",
-    "re-encoded": "TIFF, AVIF or HEIC; encoded again as JPEG of quality 95",
+    "rotated": "rotated by EXIF or XMP, which is ignored as the published baselines do",
+    "turned": "turned upright as EXIF or XMP says; encoded again as JPEG",
+    "re-encoded": "TIFF, AVIF, HEIC or PPM; encoded again as JPEG",
     "animated": "animated; the first image counts",
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",
@@ -46,23 +52,9 @@ KEPT = {
     "warnings": "decode with warnings: a part of the image may be damaged",
 }
 
-JPEG, PNG = b"\xff\xd8", b"\x89PNG\r\n\x1a\n"
-PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-HUFFMAN, QUANTIZATION = 0xC4, 0xDB
-FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-REMARKS = {*range(0xE0, 0xF0), 0xFE}  # APPn and COM, which no decoding depends on
-TABLE_SLOTS = 4  # for tables of a kind
-CODE_LENGTHS = 16  # bits of the longest code
-MOST_CODES, DC_SYMBOLS = 256, 16
-USUAL_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive; all with Huffman codes
-PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
-SCAN, END, APP1 = 0xDA, 0xD9, 0xE1
-GARBAGE = 0x00  # no marker has this number
-ALONE = (0x01, *range(0xD0, 0xD8))  # markers without a length
-ORIENTATION = 0x0112
-
-HeaderPart = tuple[int, bytes]
-"""A marker, and what in its segment a decoder may refuse."""
+PNG, PNG_END, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", b"IEND", 24
+HEIC_BOX, HEIC_BRANDS = b"ftyp", (b"heic", b"heix", b"heim", b"mif1", b"msf1")  # from byte 4 on
+GRAY_MODES = ("1", "L", "LA", "I;16", "I;16B", "I")
 
 
 @dataclass
@@ -70,38 +62,37 @@ class ImageInfo:
     """Format, size and peculiarities of an image."""
 
     extension: str = ""
+    """Empty for a format that no shard has."""
     width: int = 0
     height: int = 0
     oddities: tuple[str, ...] = ()
     """Kinds of KEPT that apply."""
-    settled: bool = True
-    """True if its structure alone proves that the image is whole."""
-    header: tuple[HeaderPart, ...] = ()
-    """Of a JPEG: what its decoding depends on besides its pixels."""
+    orientation: int = 1
+    """By EXIF or XMP; 1 for upright."""
 
 
-_PROVEN: set[tuple[HeaderPart, ...]] = set()
-"""Headers of JPEGs that were decoded in this process: those of most others are the same."""
-MOST_PROVEN = 10_000
+def inspect(
+    data: bytes, suffix: str, foreign: Sequence[str] = (), shrinks: bool = False
+) -> ImageInfo:
+    """Inspect and decode an image; raise Defect if it cannot be used.
 
+    `suffix` is that of its name, if any; `foreign` are more formats, as Pillow calls them, to read.
+    With `shrinks` it will be stored much smaller, so that a JPEG may be larger than a stored one.
+    """
+    if not data:
+        raise Defect("empty")
+    image = _opened(data, foreign)
+    extension = "jpg" if data.startswith(START) else FORMATS.get(image.format or "", "")
+    _refuse_size(*image.size, shrinks and extension == "jpg")
+    oddities = _decoded_jpeg(data, image.mode) if extension == "jpg" else _decoded(data, image)
+    # Only now: the EXIF of a PNG may follow its pixels.
+    from shards.pillow import orientation
 
-def inspect(data: bytes, suffix: str, decode: bool = False) -> ImageInfo:
-    """Inspect an image; raise Defect if it cannot be used. `suffix` is that of its name, if any."""
-    info = _parsed(data)
-    if not info.width or not info.height:
-        raise Defect("broken", f"{info.width}x{info.height} pixels")
-    if too_large(info.width, info.height):
-        raise Defect("too large", f"{info.width}x{info.height} pixels")
-    is_clean = decode and info.extension == "jpg" and _decodes_without_warning(data)
-    if (decode or not info.settled) and not is_clean:
-        _check_decodes(data, "truncated" if "no end" in info.oddities else "undecodable")
-        if info.header and len(_PROVEN) < MOST_PROVEN:
-            _PROVEN.add(info.header)
-        if decode and info.extension == "jpg" and "no end" not in info.oddities:
-            info.oddities += ("warnings",)
-    if suffix and IMAGE_SUFFIXES.get(suffix.lower()) != info.extension:
-        info.oddities = ("other format", *info.oddities)
-    return info
+    turn = orientation(image)
+    oddities += ["rotated"] * (turn > 1)
+    if suffix and extension and IMAGE_SUFFIXES.get(suffix.lower()) != extension:
+        oddities.insert(0, "other format")
+    return ImageInfo(extension, *image.size, tuple(oddities), turn)
 
 
 def reason(error: Exception) -> str:
@@ -120,182 +111,97 @@ def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
     ]
 
 
-def _check_decodes(data: bytes, failure: str) -> None:
-    try:
-        with warnings.catch_warnings(action="ignore"), _opened(data) as image:
-            image.draft(None, (1, 1))  # at an eighth of its size, which costs least
-            image.load()
-    except UNDECODABLE as error:
-        raise Defect(failure, reason(error)) from None
-
-
-def _decodes_without_warning(jpeg: bytes) -> bool:
-    import simplejpeg
-
-    try:
-        simplejpeg.decode_jpeg(jpeg, "GRAY", min_height=1, min_width=1, min_factor=8, strict=True)
-    except ValueError as error:
-        return "Unsupported color" in str(error)  # CMYK, which it does not convert to gray
-    return True
-
-
-def _parsed(data: bytes) -> ImageInfo:
-    if not data:
-        raise Defect("empty")
-    try:
-        if data.startswith(JPEG):
-            return _inspect_jpeg(data)
-        if data.startswith(PNG):
-            return _inspect_png(data)
-    except (IndexError, struct.error):
-        raise Defect("truncated", f"ends after {len(data):,} bytes") from None
-    return _inspect_other(data)
-
-
-def _inspect_jpeg(data: bytes) -> ImageInfo:
-    """Read the segments before the first scan, and look for the end marker after it."""
-    info, oddities, at = ImageInfo("jpg"), [], 0
-    channels, progressive = 0, False
-    header: list[HeaderPart] = []
-    for marker, at, length in _segments(data):
-        if marker in FRAMES:
-            precision, info.height, info.width, channels = struct.unpack_from(">BHHB", data, at + 4)
-            info.settled &= marker in USUAL_FRAMES and precision == 8
-            progressive |= marker in PROGRESSIVE
-            oddities += {1: ["gray"], 4: ["cmyk"]}.get(channels, [])
-        elif marker == APP1 and data[at + 4 : at + 10] == b"Exif\0\0":
-            oddities += ["rotated"] * (_orientation(data[at + 10 : at + 2 + length]) > 1)
-        elif marker == GARBAGE:
-            info.settled = False
-        if marker not in REMARKS:
-            header.append(_header_part(marker, data[at + 4 : at + 2 + length]))
-    if not info.width:
-        raise Defect("broken", "no frame before its first scan")
-    # Only a JPEG of several scans can have so many that a training step would wait for it.
-    if (progressive or data[at + 4] != channels) and (count := scans(data)) > MAX_SCANS:
-        raise Defect("too large", f"{count:,} scans")
-    if not data.endswith(b"\xff\xd9") and data.find(b"\xff\xd9", at) < 0:
-        info.settled = False
-        oddities.append("no end")
-    info.header = tuple(header)
-    info.settled &= info.header in _PROVEN
-    info.oddities = tuple(oddities)
-    return info
-
-
-def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yield marker, offset and length of each JPEG segment to the first scan (ITU-T T.81, annex B).
-
-    Bytes between two segments, which decoders skip, come as one of GARBAGE.
-    """
-    at, marker = 2, GARBAGE
-    while marker != SCAN:
-        if data[at] != 0xFF or data[at + 1] in (0x00, END):
-            following = data.find(b"\xff", at + 1)
-            yield GARBAGE, at, following - at
-            at = following if following >= 0 else len(data)
-        elif data[at + 1] == 0xFF:  # a segment may begin with any number of these
-            at += 1
-        else:
-            marker = data[at + 1]
-            length = 0 if marker in ALONE else (data[at + 2] << 8) + data[at + 3]
-            yield marker, at, length
-            at += 2 + length
-
-
-def _header_part(marker: int, segment: bytes) -> HeaderPart:
-    # Sizes and the contents of tables are left out: what is left is the same for most images of a
-    # data set, so that few have to be decoded. `segment` is what follows its length.
-    if marker in (HUFFMAN, QUANTIZATION):
-        return marker, _table_slots(marker, segment)
-    if marker in FRAMES:
-        return marker, segment[:1] + segment[5:]
-    return marker, segment
-
-
-@lru_cache(1024)  # most files have the same few tables
-def _table_slots(marker: int, segment: bytes) -> bytes:
-    """Return the classes and slots of a segment's tables; of a damaged one, all of it."""
-    table_ids, at = bytearray(), 0
-    while at < len(segment):
-        kind, slot = divmod(segment[at], 16)
-        size = 64 << kind if marker == QUANTIZATION else _huffman_size(segment, at + 1, kind)
-        if kind > 1 or slot >= TABLE_SLOTS or not size:
-            return segment
-        table_ids.append(segment[at])
-        at += 1 + size
-    return bytes(table_ids) if at == len(segment) else segment
-
-
-def _huffman_size(segment: bytes, at: int, kind: int) -> int:
-    """Return the bytes of a Huffman table; 0 for one whose codes are no prefix code (annex C)."""
-    counts = segment[at : at + CODE_LENGTHS]
-    code = 0
-    for length, count in enumerate(counts, start=1):
-        code += count
-        if code > 1 << length:
-            return 0
-        code <<= 1
-    total = sum(counts)
-    symbols = segment[at + CODE_LENGTHS : at + CODE_LENGTHS + total]
-    sound = total <= MOST_CODES and (kind or all(symbol < DC_SYMBOLS for symbol in symbols))
-    return CODE_LENGTHS + total if sound else 0
-
-
-def _orientation(exif: bytes) -> int:
-    """Return EXIF tag 0x0112; 1, upright, where it is missing or malformed."""
-    order = {b"II*\0": "<", b"MM\0*": ">"}.get(exif[:4])
-    if order is None or len(exif) < 10:
-        return 1
-    (start,) = struct.unpack_from(f"{order}L", exif, 4)
-    entries = exif[start : start + 2]
-    count = struct.unpack(f"{order}H", entries)[0] if len(entries) == 2 else 0
-    for at in range(start + 2, min(start + 2 + 12 * count, len(exif) - 11), 12):
-        tag, _, _, value = struct.unpack_from(f"{order}HHLH", exif, at)
-        if tag == ORIENTATION:
-            return int(value) if 1 <= value <= 8 else 1
-    return 1
-
-
-def _inspect_png(data: bytes) -> ImageInfo:
-    """Walk the chunks, each with its CRC (PNG specification, section 5)."""
-    info, oddities, at, kind, has_pixels = ImageInfo("png"), [], len(PNG), b"", False
-    while kind != b"IEND":
-        length, kind = struct.unpack_from(">L4s", data, at)
-        (crc,) = struct.unpack_from(">L", data, at + 8 + length)
-        if zlib.crc32(data[at + 4 : at + 8 + length]) != crc:
-            raise Defect("broken", f"its {kind.decode('latin-1')} chunk is damaged")
-        if kind == b"IHDR":
-            info.width, info.height, depth, colour = struct.unpack_from(">LLBB", data, at + 8)
-            info.settled = depth in PNG_DEPTHS.get(colour, ())
-            oddities += ["16 bits"] * (depth == 16) + ["gray"] * (colour in (0, 4))
-            oddities += ["transparent"] * (colour in (4, 6))
-        oddities += {b"acTL": ["animated"], b"tRNS": ["transparent"]}.get(kind, [])
-        at += 12 + length
-        has_pixels |= kind == b"IDAT"
-    if not info.width:
-        raise Defect("broken", "no header chunk")
-    info.settled &= has_pixels
-    info.oddities = tuple(oddities)
-    return info
-
-
-def _inspect_other(data: bytes) -> ImageInfo:
+def _opened(data: bytes, foreign: Sequence[str]) -> "Image.Image":
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with warnings.catch_warnings(action="ignore"), _opened(data) as image:
-            oddities = ("animated",) * getattr(image, "is_animated", False)
-            return ImageInfo(FORMATS[image.format or ""], *image.size, oddities, settled=False)
+        with warnings.catch_warnings(action="ignore"):
+            return Image.open(io.BytesIO(data), formats=(*FORMATS, *foreign))
     except UnidentifiedImageError:
+        if data[4:8] == HEIC_BOX and data[8:12] in HEIC_BRANDS and "HEIF" not in foreign:
+            raise Defect("heic") from None
+        if data.startswith((START, PNG)):
+            raise _undecodable(data, "its header is damaged") from None
         raise Defect("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError:
         raise Defect("too large", "more pixels than an image has") from None
     except UNDECODABLE as error:
-        raise Defect("broken", str(error)) from None
+        raise _undecodable(data, reason(error)) from None
 
 
-def _opened(data: bytes) -> "Image.Image":
-    from PIL import Image
+def _refuse_size(width: int, height: int, is_shrunk_jpeg: bool) -> None:
+    from shards.pillow import LARGEST_SHRUNK
 
-    return Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+    if not width or not height:
+        raise Defect("undecodable", f"{width}x{height} pixels")
+    is_photograph = is_shrunk_jpeg and width * height <= LARGEST_SHRUNK
+    if not too_large(width, height) or (is_photograph and not too_large(width // 8, height // 8)):
+        return
+    size = f"{width}x{height} pixels"
+    if width * height > MAX_PIXELS:
+        size += f", over {MAX_PIXELS / 1e6:.0f} million"
+    if MAX_PIXELS < width * height <= LARGEST_SHRUNK:
+        size += "; --short-side or --size admits such JPEGs"
+    raise Defect("too large", size)
+
+
+def _decoded_jpeg(data: bytes, mode: str) -> list[str]:
+    """Decode a JPEG at an eighth of its size; return what is odd about it."""
+    frame = jpeg_frame(data)
+    # Only a JPEG of several scans can have so many that a training step would wait for it.
+    if not (frame and frame.one_scan) and (count := scans(data)) > MAX_SCANS:
+        raise Defect("too large", f"{count:,} scans")
+    oddities = {"L": ["gray"], "CMYK": ["cmyk"]}.get(mode, [])
+    is_clean = _decodes_without_warning(data, "CMYK" if mode == "CMYK" else "GRAY")
+    if is_clean and frame:
+        return oddities
+    # The loader leaves to Pillow what libjpeg-turbo warns of, and all that is no usual frame.
+    _decoded(data, _opened(data, ()))
+    if not is_clean:
+        oddities = [*oddities, "no end" if _is_cut(data) else "warnings"]
+    return oddities
+
+
+def _decodes_without_warning(jpeg: bytes, colours: str) -> bool:
+    import simplejpeg
+
+    try:
+        simplejpeg.decode_jpeg(jpeg, colours, min_height=1, min_width=1, min_factor=8, strict=True)
+    except ValueError:
+        return False
+    return True
+
+
+def _decoded(data: bytes, image: "Image.Image") -> list[str]:
+    """Decode an image by Pillow, a JPEG at an eighth of its size; return what is odd about it."""
+    try:
+        with warnings.catch_warnings(record=True, action="always") as said:
+            image.draft(None, (1, 1))
+            image.load()
+    except UNDECODABLE as error:
+        raise _undecodable(data, reason(error)) from None
+    is_deep = image.mode.startswith("I") or (data.startswith(PNG) and data[PNG_DEPTH_AT] == 16)
+    is_transparent = image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
+    kinds = {
+        "16 bits": is_deep,
+        "gray": image.mode in GRAY_MODES,
+        "transparent": is_transparent,
+        "animated": getattr(image, "is_animated", False),
+        "warnings": bool(said),
+        "no end": _is_cut(data),
+    }
+    return [kind for kind, applies in kinds.items() if applies]
+
+
+def _undecodable(data: bytes, why: str) -> Defect:
+    if _is_cut(data):
+        return Defect("truncated", f"ends after {len(data):,} bytes")
+    return Defect("undecodable", why)
+
+
+def _is_cut(data: bytes) -> bool:
+    """Return True for a JPEG or a PNG that lacks its end."""
+    if data.startswith(START):
+        frame = jpeg_frame(data)
+        return data.find(END, frame.scan_at if frame else len(START)) < 0
+    return data.startswith(PNG) and PNG_END not in data[-12:]

@@ -3,23 +3,18 @@
 bytes -> decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0 -> bytes
 """
 
-import io
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.images.info import ImageInfo, reason
-from convert.readers.records import Defect
+from convert.images.info import ImageInfo
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
-from shards.images import FORMATS, UNDECODABLE
 from shards.index import Manifest
 
 if TYPE_CHECKING:
     from PIL import Image
 
 DEFAULT_QUALITY = 90
-FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many times the wanted side
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,7 @@ class Preset:
     size: int | None = None
     """Width and height in pixels; the aspect ratio is not kept."""
     short_side: int | None = None
-    """Length of the shorter side in pixels; smaller images are not changed."""
+    """Length of the shorter side in pixels; smaller JPEGs keep their bytes."""
     quality: int | None = None
     """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
 
@@ -63,39 +58,38 @@ class Preset:
         """Return True if every image is encoded again, also one of the right size."""
         return self.size is not None or self.gray or self.quality is not None
 
-    def apply(self, data: bytes, info: ImageInfo) -> tuple[bytes, ImageInfo]:
-        """Return the bytes to store and their facts; raise Defect if the image is damaged."""
-        size = self._target(info.width, info.height)
-        is_kept = info.extension == "jpg" and "cmyk" not in info.oddities
-        # A JPEG that need not shrink stays as it is: encoding it again would cost quality.
-        is_small_enough = size == (info.width, info.height) and is_kept and not self.encodes_all
-        if self.passes_through or is_small_enough:
-            return data, info
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                image = self._resized(data, FINE * min(size))
-        except UNDECODABLE as error:
-            raise Defect("undecodable", reason(error)) from None
-        stored = io.BytesIO()
-        quality = DEFAULT_QUALITY if self.quality is None else self.quality
-        image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
-        return stored.getvalue(), ImageInfo("jpg", *image.size, info.oddities)
+    @property
+    def shrinks(self) -> bool:
+        """Return True if large images become small."""
+        return self.size is not None or self.short_side is not None
 
-    def _resized(self, data: bytes, side: int) -> "Image.Image":
-        """Decode no finer than a shorter side of `side` pixels, and resize."""
-        from PIL import Image
+    @property
+    def jpeg_quality(self) -> int:
+        """Return the quality of images that are resized or made gray."""
+        return DEFAULT_QUALITY if self.quality is None else self.quality
 
-        image: Image.Image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
-        image.draft(None, (side, side))
-        image.load()
-        image = in_mode(image, "L" if self.gray else "RGB")
-        return image.resize(self._target(*image.size), Image.Resampling.BICUBIC)
+    def changes(self, size: tuple[int, int], image: ImageInfo) -> bool:
+        """Return True unless an image of that size, once upright, may keep its bytes.
 
-    def _target(self, width: int, height: int) -> tuple[int, int]:
+        A JPEG that need not shrink may: encoding it again would cost quality.
+        """
+        is_usual = image.extension == "jpg" and "cmyk" not in image.oddities
+        may_stay = is_usual and self.target(*size) == size and not self.encodes_all
+        return not (self.passes_through or may_stay)
+
+    def target(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size of what is made of an image."""
         if self.size is not None:
             return self.size, self.size
         scale = min(1.0, self.short_side / min(width, height)) if self.short_side else 1.0
         return max(1, round(width * scale)), max(1, round(height * scale))
+
+    def resized(self, image: "Image.Image") -> "Image.Image":
+        """Return an upright image, resized."""
+        from PIL.Image import Resampling
+
+        image = in_mode(image, "L" if self.gray else "RGB")
+        return image.resize(self.target(*image.size), Resampling.BICUBIC)
 
 
 def in_mode(image: "Image.Image", mode: str) -> "Image.Image":

@@ -1,19 +1,23 @@
-"""From an image of a source to what a shard stores: checked, turned upright, resized."""
+"""From an image of a source to what a shard stores: checked, turned, resized, encoded once."""
 
 import io
 import warnings
 import zlib
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 from convert.images.info import ImageInfo, inspect, reason
 from convert.images.resize import Preset, in_mode
-from convert.readers.records import READS_HEIC, REENCODED_SUFFIXES, Container, Defect, Record
-from shards.images import UNDECODABLE, too_large
+from convert.readers.records import Container, Defect, Record
+from shards.images import FORMATS, UNDECODABLE
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 UPRIGHT_QUALITY = 95  # of JPEGs made of images that are turned, or in other formats
+FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many times the wanted side
+NO_RANGE = ("F", "I")  # modes whose pixels may have any value
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,6 @@ class StoredImage:
     data: bytes
     info: ImageInfo
     crc: int
-    source: ImageInfo
-    """The facts before it was resized."""
 
 
 @dataclass(frozen=True)
@@ -32,60 +34,63 @@ class Treatment:
     """The steps that all images of a data set go through; equal bytes become equal bytes."""
 
     preset: Preset
-    check: str
     upright: bool
 
     def stored(self, record: Record, container: Container) -> StoredImage:
         """Return what is stored of a record; raise Defect if the image cannot be used."""
+        from shards.pillow import foreign_formats
+
         data = container.read(record)
         crc = zlib.crc32(data)
         # Wrong bytes among compressed pixels decode without an error: only this check sees them.
         if record.crc not in (None, crc):
             raise Defect("checksum")
-        stored, source = self._inspected(data, PurePosixPath(record.name).suffix.lower())
-        stored, info = self.preset.apply(stored, source)
+        suffix = PurePosixPath(record.name).suffix
+        source = inspect(data, suffix, foreign_formats(), self.preset.shrinks)
+        stored, info = self.encoded(data, source)
         if stored is not data:
             crc = zlib.crc32(stored)
-        return StoredImage(stored, info, crc, source)
+        return StoredImage(stored, info, crc)
 
-    def _inspected(self, data: bytes, suffix: str) -> tuple[bytes, ImageInfo]:
-        """Return an image and its facts; other formats, and what lies on its side, as a JPEG."""
-        decode, oddity = self.check == "decode", "re-encoded"
-        if suffix not in REENCODED_SUFFIXES:
-            info = inspect(data, suffix, decode)
-            if not self.upright or "rotated" not in info.oddities:
-                return data, info
-            oddity = "turned"
-        upright = as_upright_jpeg(data)
-        info = inspect(upright, ".jpg", decode)
-        return upright, replace(info, oddities=(*info.oddities, oddity))
+    def encoded(self, data: bytes, source: ImageInfo) -> tuple[bytes, ImageInfo]:
+        """Return the bytes to store and their facts; its own where nothing is to be changed."""
+        from shards.pillow import turned
 
-
-def as_upright_jpeg(data: bytes) -> bytes:
-    """Return an image as a JPEG, turned by its EXIF orientation; Defect if it is damaged."""
-    from PIL import Image, ImageOps
-
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(data), formats=_formats())
-            if not all(image.size) or too_large(*image.size):
-                raise Defect("too large", f"{image.width}x{image.height} pixels")
-            if image.mode in ("F", "I"):
-                raise Defect("undecodable", f"pixels of {image.mode} have no known range")
-            turned = ImageOps.exif_transpose(image)
-            stored = io.BytesIO()
-            mode = "L" if turned.mode == "L" else "RGB"
-            in_mode(turned, mode).save(stored, "JPEG", quality=UPRIGHT_QUALITY, subsampling="4:4:4")
-    except Image.DecompressionBombError:
-        raise Defect("too large", "more pixels than an image has") from None
-    except UNDECODABLE as error:
-        raise Defect("undecodable", reason(error)) from None
-    return stored.getvalue()
+        is_foreign = source.extension not in FORMATS.values()
+        turns = source.orientation > 1 and (self.upright or is_foreign)
+        sides = (source.width, source.height)
+        size = sides[::-1] if turns and source.orientation > 4 else sides
+        resizes = self.preset.changes(size, source)
+        if not (resizes or turns or is_foreign):
+            return data, source
+        stored, changed = io.BytesIO(), "re-encoded" if is_foreign else "turned"
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                image = _decoded(data, FINE * min(self.preset.target(*size)) if resizes else 0)
+                image = turned(image) if turns else image
+                if resizes:
+                    image, quality = self.preset.resized(image), self.preset.jpeg_quality
+                    image.save(stored, "JPEG", quality=quality, subsampling="4:2:0")
+                else:
+                    image = in_mode(image, "L" if image.mode == "L" else "RGB")
+                    image.save(stored, "JPEG", quality=UPRIGHT_QUALITY, subsampling="4:4:4")
+        except UNDECODABLE as error:
+            raise Defect("undecodable", reason(error)) from None
+        oddities = [kind for kind in source.oddities if not (turns and kind == "rotated")]
+        oddities += [changed] * (is_foreign or turns)
+        return stored.getvalue(), ImageInfo("jpg", *image.size, tuple(oddities))
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    if not READS_HEIC:
-        return "JPEG", "TIFF", "AVIF"
-    import_module("pillow_heif").register_heif_opener()
-    return "JPEG", "TIFF", "AVIF", "HEIF"
+def _decoded(data: bytes, side: int) -> "Image.Image":
+    """Decode an image, a JPEG no finer than a shorter side of `side` pixels unless that is 0."""
+    from PIL import Image
+
+    from shards.pillow import foreign_formats
+
+    image: Image.Image = Image.open(io.BytesIO(data), formats=(*FORMATS, *foreign_formats()))
+    if image.mode in NO_RANGE:
+        raise Defect("undecodable", f"pixels of {image.mode} have no known range")
+    if side:
+        image.draft(None, (side, side))
+    image.load()
+    return image

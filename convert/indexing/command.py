@@ -93,7 +93,7 @@ class Index:
         refuse_duplicates(listing, indexed)
         findings = sorted(chain.from_iterable(each.findings for each in indexed))
         stored = sum(each.samples for each in indexed)
-        save_report(folder / REPORT_NAME, findings, stored, "structure")
+        save_report(folder / REPORT_NAME, findings, stored)
         self._check_losses(findings, stored, folder)
         splits = by_split(listing, indexed, folder)
         rows = {split: rows_of(tars, numbers) for split, tars in splits.items()}
@@ -105,7 +105,7 @@ class Index:
             classes,
         )
         findings += copies_in(splits, rows, classes, listing.url)
-        save_report(folder / REPORT_NAME, findings, stored, "structure")
+        save_report(folder / REPORT_NAME, findings, stored)
         if "leaks" not in self.allow and (leaks := leaks_refused(findings)):
             raise DataError(
                 f"{folder}: {leaks}; write the tars again without them, or add --force --allow "
@@ -114,7 +114,7 @@ class Index:
         if not listing.url:
             link(splits, folder)
         self._write(folder, listing, classes, splits, rows, findings)
-        print_report(folder / REPORT_NAME, findings, stored, "structure")
+        print_report(folder / REPORT_NAME, findings, stored)
         print_use(folder, listing.dataset)
 
     def _write(

@@ -67,7 +67,7 @@ def close_folder(
             wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
     report = target.report(plan.version)
     if not plan.copied:
-        save_report(report, findings, stored, plan.check)
+        save_report(report, findings, stored)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {report}")
     counts = Counter(finding.kind for finding in findings)
@@ -81,7 +81,7 @@ def close_folder(
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
     if not plan.copied:
-        print_report(report, findings, stored, plan.check)
+        print_report(report, findings, stored)
     print_use(target.folder, plan.dataset)
 
 

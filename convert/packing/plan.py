@@ -64,7 +64,6 @@ class ShardPlan:
     classes: tuple[str, ...]
     seed: int
     preset: Preset
-    check: str
     needs_all: bool
     usual: tuple[str, ...]
     upright: bool
@@ -93,7 +92,7 @@ class ShardPlan:
     @property
     def treatment(self) -> Treatment:
         """How images become what is stored."""
-        return Treatment(self.preset, self.check, self.upright)
+        return Treatment(self.preset, self.upright)
 
     @property
     def images(self) -> int:
@@ -170,7 +169,6 @@ def make_plan(
         classes=listing.classes,
         seed=packing.seed,
         preset=packing.preset,
-        check=packing.check,
         needs_all=listing.needs_all,
         usual=listing.usual,
         upright=packing.exif == "apply" and not listing.as_published,

@@ -63,8 +63,8 @@ class _ShardFiller:
         except Defect as defect:
             self.findings.append(ImageDefect(record.name, defect.kind, defect.detail))
             return
-        unusual = (kind for kind in image.source.oddities if kind not in self.plan.usual)
-        self.findings += findings(record.name, replace(image.source, oddities=tuple(unusual)))
+        unusual = (kind for kind in image.info.oddities if kind not in self.plan.usual)
+        self.findings += findings(record.name, replace(image.info, oddities=tuple(unusual)))
         position = self.writer.add(record.key, record.label, image.data)
         row = Row(
             shard=self.shard.number,

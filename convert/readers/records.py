@@ -18,7 +18,7 @@ from shards.index import Origin
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",
     ".jpeg": "jpg",
-    ".jpe": "jpg",
+    **dict.fromkeys((".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo"), "jpg"),
     ".png": "png",
     ".gif": "gif",
     ".bmp": "bmp",
@@ -27,7 +27,10 @@ IMAGE_SUFFIXES = {
 READS_HEIC = find_spec("pillow_heif") is not None
 """Whether Pillow reads HEIC here: pillow-heif is installed."""
 HEIC_SUFFIXES = (".heic", ".heif")
-REENCODED_SUFFIXES = (".tif", ".tiff", ".avif", *HEIC_SUFFIXES * READS_HEIC)  # become JPEGs
+REENCODED_SUFFIXES = (  # become JPEGs
+    *(".tif", ".tiff", ".avif", ".ppm", ".pgm", ".pbm", ".pnm"),
+    *HEIC_SUFFIXES * READS_HEIC,
+)
 HIDDEN = re.compile(r"(?:^|/)(?:__MACOSX(?:/|$)|\.(?!\.?/))")  # . and .. are not
 SYSTEM_FOLDERS = (  # which a NAS (Synology, QNAP), a file system, Windows or macOS makes unasked
     *("@eaDir", "@tmp", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "@__thumb"),

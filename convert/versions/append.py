@@ -40,7 +40,7 @@ from shards.writer import MAX_KEY_BYTES
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
-OF_IMAGES = ("test_percent", "exif", "check", "follow_links")
+OF_IMAGES = ("test_percent", "exif", "follow_links")
 """Options that tars of other programs do not have."""
 COMPARED_AT_ONCE = 64  # images
 
@@ -72,9 +72,7 @@ class Append:
     label_field: str = LABEL_FIELD
     """Of other programs' tars: field of .json members that holds the class."""
     exif: Literal["apply", "ignore"] = "apply"
-    """apply: rotate JPEGs by their EXIF orientation."""
-    check: Literal["structure", "decode"] = "structure"
-    """decode: also decode every image, at some milliseconds of CPU each."""
+    """apply: turn images upright by their EXIF or XMP."""
     allow_left_out: int | None = None
     """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "dropped"], ...] = ()
@@ -135,7 +133,6 @@ class Append:
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,
             exif=self.exif,
-            check=self.check,
             allow_left_out=self.allow_left_out,
             allow=tuple(each for each in self.allow if each != "dropped"),
             workers=self.workers,
@@ -244,8 +241,7 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
 
     It is 0 for an image that cannot be used, which the conversion will name.
     """
-    upright = packing.exif == "apply"
-    treatment = Treatment(packing.preset, packing.check, upright)
+    treatment = Treatment(packing.preset, packing.exif == "apply")
 
     def compare(start: int, report: ReportProgress) -> list[int]:
         marks = []

@@ -112,7 +112,8 @@ def split(
             plain_words -= 1
         launcher_args.append(rest.pop(0))
         name = RENAMED.get(arg, arg)
-        parser.refuse_removed(name)  # whether it took a value is not known any more
+        if name not in names_of(settings):  # --check goes on here, and no longer in convert
+            parser.refuse_removed(name)  # whether it took a value is not known any more
         if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
             launcher_args.append(rest.pop(0))
     return launcher_args, rest

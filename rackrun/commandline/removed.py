@@ -10,6 +10,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--augmix": "type --trivial-augment or --rand-augment 9",
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
+        "--check": "leave it out: every image is decoded while it is converted",
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
         "--drain": "as root, write the reason into /etc/rackrun/drained on that host",

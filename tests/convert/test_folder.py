@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import struct
 import tarfile
 import warnings
 import zipfile
@@ -17,8 +18,9 @@ from convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
 from shards.index import Manifest
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, rotated, write_files, write_zip
+from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
 from tests.imagenet.archives import tar
+from training.data.decode import orientation
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -285,7 +287,7 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
     """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, and HEIC is
     not where pillow-heif is missing.
     """
-    monkeypatch.setattr("convert.images.treatment._formats", lambda: ("JPEG", "TIFF", "AVIF"))
+    monkeypatch.setattr("shards.pillow.foreign_formats", lambda: ("TIFF", "AVIF"))
     monkeypatch.setattr("convert.readers.records.READS_HEIC", False)
     odd = {
         "a/side.jpg": rotated("side"),
@@ -384,7 +386,7 @@ def test_what_pillow_does_not_recognize_has_a_reason_for_people(
     """Pillow's own text would be the address of a buffer."""
     folder = write_files(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
     report = (convert("folder", folder) / "report.json").read_text()
-    assert "BytesIO" not in report and '"detail": "not recognized"' in report
+    assert "BytesIO" not in report and "begins with b'no image'" in report
 
 
 def test_of_members_with_one_name_the_last_counts(tmp_path: Path, convert: Convert) -> None:
@@ -526,3 +528,74 @@ def test_classes_that_a_split_lacks_are_said(
     files = {f"train/{name}": data for name, data in classes(3, "a", "b", "c").items()}
     convert("folder", write_files(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
     assert "val has no image of 2 of 3 classes: b, c" in capsys.readouterr().err
+
+
+def test_an_orientation_stands_in_many_places(tmp_path: Path, convert: Convert) -> None:
+    """In EXIF of WebP and PNG, as a LONG, in XMP: what is stored is upright, as Pillow reads it.
+
+    So is what `predict` makes of the same file.
+    """
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    long = struct.pack(">LHHHLLL", 8, 1, 0x0112, 4, 1, 6, 0)
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="6"/></x:xmpmeta>'
+    odd = {
+        "a/x.webp": drawn(1, format="WEBP", exif=exif),
+        "a/y.png": drawn(2, format="PNG", exif=exif),
+        "b/x.jpg": drawn(3, exif=b"Exif\0\0MM\0*" + long),
+        "b/y.jpg": drawn(4, xmp=xmp),
+        "b/z.jpg": drawn(5, exif=b"Exif\0\0MM\0*" + long[:9]),
+    }
+    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
+    assert manifest_of(out).report["turned"] == 4
+    images = {sample.key: sample.image for sample in everything(out)}
+    for key in ("a_x", "a_y", "b_x", "b_y"):
+        assert Image.open(io.BytesIO(images[key])).size == (36, 48)
+    assert images["b_z"] == odd["b/z.jpg"]  # its EXIF is malformed
+    assert [orientation(data) for data in odd.values()] == [6, 6, 6, 6, 1]
+
+
+def test_the_bytes_tell_the_format(tmp_path: Path, convert: Convert) -> None:
+    """Names of crawled images lie, and JPEGs have more suffixes than two: nothing is left out."""
+    odd = {
+        "a/avif.jpg": drawn(1, format="AVIF"),
+        "a/tiff.png": drawn(2, format="TIFF"),
+        "a/png.tif": drawn(3, format="PNG"),
+        "b/webp.avif": drawn(4, format="WEBP"),
+        "b/sign.ppm": drawn(5, format="PPM"),
+        **{f"b/jpeg.{suffix}": drawn(suffix) for suffix in ("jfif", "pjpeg", "pjp", "mpo")},
+    }
+    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
+    assert manifest_of(out).report == {"other format": 2, "re-encoded": 3}
+    images = {sample.key: sample.image for sample in everything(out)}
+    assert len(images) == 15
+    assert images["a_png"] == odd["a/png.tif"] and images["b_jpeg"] == odd["b/jpeg.jfif"]
+    for key in ("a_avif", "a_tiff", "b_sign"):
+        assert Image.open(io.BytesIO(images[key])).format == "JPEG"
+
+
+def test_a_large_photograph_is_stored_small(tmp_path: Path, convert: Convert) -> None:
+    """108 megapixels of a telephone: too large as they are, and not with --short-side."""
+    stored = io.BytesIO()
+    Image.new("L", (12_000, 9_000), 90).save(stored, "JPEG")
+    source = write_files(tmp_path / "set", classes(3, "a", "b") | {"a/big.jpg": stored.getvalue()})
+    out = convert("folder", source)
+    detail = json.loads((out / "report.json").read_text())["findings"][0]["detail"]
+    assert detail.startswith("12000x9000 pixels, over 67 million; --short-side or --size admits")
+    small = convert("folder", source, "--short-side", 64, out="small")
+    images = {sample.key: Image.open(io.BytesIO(sample.image)) for sample in everything(small)}
+    assert images["a_big"].size == (85, 64)
+
+
+def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path: Path, convert: Convert) -> None:
+    """The stored pixels are those of one resize of the original, at the quality asked for."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = textured(1, (400, 300), exif=exif, quality=98)
+    source = write_files(tmp_path / "set", classes(3, "a", "b") | {"a/x.jpg": data})
+    out = convert("folder", source, "--short-side", 60)
+    (image,) = (sample.image for sample in everything(out) if sample.key == "a_x")
+    original = Image.open(io.BytesIO(data)).transpose(Image.Transpose.ROTATE_270)
+    expected = io.BytesIO()
+    original.resize((60, 80), Image.Resampling.BICUBIC).save(expected, "JPEG", quality=90)
+    assert image == expected.getvalue()

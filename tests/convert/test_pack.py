@@ -297,7 +297,7 @@ def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> N
         (("--task-index", 0, "--task-count", 2, "--force"), "other tasks"),
         (("--size", 0), "1 to 4096 pixels"),
         (("--size", 8, "--short-side", 8), "exclude each other"),
-        (("--check", "hope"), "--check hope: not one of "),
+        (("--exif", "hope"), "--exif hope: not one of "),
         (("--speed", 9), "--speed: no such option"),
     ],
 )

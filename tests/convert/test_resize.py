@@ -8,12 +8,13 @@ from PIL import Image
 
 from convert.images.info import inspect
 from convert.images.resize import Preset
+from convert.images.treatment import Treatment
 from rackrun.errors import UsageError
 from tests.convert.drawn import drawn
 
 
 def applied(preset: Preset, data: bytes) -> Image.Image:
-    stored, info = preset.apply(data, inspect(data, ".jpg"))
+    stored, info = Treatment(preset, upright=False).encoded(data, inspect(data, ".jpg"))
     image = Image.open(io.BytesIO(stored))
     assert (info.width, info.height) == image.size
     assert info.extension == "jpg" and image.format == "JPEG"
@@ -55,8 +56,9 @@ def test_small_jpegs_keep_their_bytes() -> None:
     """An image that need not shrink is not packed again; with a quality given, it is."""
     data = drawn(4, (50, 40))
     info = inspect(data, ".jpg")
-    assert Preset(short_side=40).apply(data, info)[0] is data
-    assert Preset(short_side=40, quality=50).apply(data, info)[0] != data
+    for quality, is_kept in ((None, True), (50, False)):
+        treatment = Treatment(Preset(short_side=40, quality=quality), upright=False)
+        assert (treatment.encoded(data, info)[0] is data) == is_kept
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])

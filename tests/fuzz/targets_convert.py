@@ -11,13 +11,16 @@ from convert import devkit
 from convert.imagenet import Choice, listing
 from convert.images.info import inspect
 from convert.images.resize import Preset
+from convert.images.treatment import Treatment
 from convert.packing.plan import ShardPlan
 from convert.readers.matlab import NotMatlab, structs
 from convert.readers.records import Defect
 from convert.readers.tars import Tar
 from convert.readers.zips import Zip
 from rackrun.errors import DataError, Problem
+from shards.pillow import foreign_formats
 
+TREATMENT = Treatment(Preset(size=8), upright=True)
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")
 EXIF = (
     b"\xff\xd8\xff\xe1%sExif\0\0%s\xff\xc0\0\x11\x08\0\x10\0\x10\3"
@@ -52,11 +55,6 @@ def fuzz_picture(data: bytes) -> None:
     """Fuzz an image after the magic bytes of each format."""
     for header in HEADERS:
         _inspected(header + data)
-
-
-def fuzz_decoded_image(data: bytes) -> None:
-    """Fuzz the decoding of such an image."""
-    _inspected(data, decode=True)
 
 
 def fuzz_exif(data: bytes) -> None:
@@ -106,11 +104,9 @@ def fuzz_plan(data: bytes) -> None:
     _refused(ShardPlan.parse, data)
 
 
-def _inspected(data: bytes, decode: bool = False) -> None:
+def _inspected(data: bytes) -> None:
     with contextlib.suppress(Defect):
-        info = inspect(data, ".jpg", decode)
-        if decode:
-            Preset(size=8).apply(data, info)
+        TREATMENT.encoded(data, inspect(data, ".jpg", foreign_formats(), shrinks=True))
 
 
 def _refused(decode: Callable[[bytes], object], data: bytes) -> None:

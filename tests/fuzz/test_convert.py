@@ -36,9 +36,9 @@ def headed(kind: bytes) -> bytes:
 SEEDS: dict[Callable[[bytes], None], tuple[bytes, ...]] = {
     targets.fuzz_zip: (zipped(zipfile.ZIP_STORED), zipped(zipfile.ZIP_DEFLATED)),
     targets.fuzz_tar: (tar({"a": b"1"}, "gnu"), headed(b"x"), headed(b"L")),
-    targets.fuzz_picture: (drawn(1)[2:], drawn(1, progressive=True)[2:]),
-    targets.fuzz_decoded_image: tuple(
-        drawn(1, (16, 12), name) for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+    targets.fuzz_picture: (
+        *(drawn(1)[2:], drawn(1, progressive=True)[2:]),
+        *(drawn(1, (16, 12), name) for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")),
     ),
     targets.fuzz_exif: (rotated(1)[12:100],),
     targets.fuzz_matlab: (META[128:], META),

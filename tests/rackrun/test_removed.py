@@ -16,6 +16,7 @@ OPTIONS: tuple[str, ...] = (
     "catdog --lr-power",
     "catdog --newer-data",
     "catdog --plateau-factor",
+    "convert folder photos shards --check",
     "convert folder photos shards --extension",
     "convert folder photos shards --long-side",
     "convert folder photos shards --no-tiles",

@@ -19,17 +19,17 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from importlib import import_module, util
+from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import simplejpeg
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
 from rackrun.errors import DataError
+from shards import pillow
 from shards.images import (
     END,
     FORMATS,
@@ -43,13 +43,13 @@ from shards.images import (
     scans,
     too_large,
 )
+from shards.pillow import foreign_formats, turned
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
 RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random crop
-CAMERA_MARKS = (b"II*\0", b"MM\0*")  # of TIFF
+CAMERA_MARKS = (b"II*\0", b"MM\0*", *(b"P%d" % kind for kind in range(1, 7)))  # of TIFF and PPM
 CAMERA_BOX = b"ftyp"  # from byte 4 on: AVIF and HEIC
-ORIENTATION = 0x0112  # the tag of EXIF
 UNKNOWN = 1 << 40  # bytes: more than any image that is decoded
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
@@ -202,21 +202,21 @@ def mirrored(pixels: Pixels) -> Pixels:
 
 
 def is_of_camera(data: bytes) -> bool:
-    """Return whether a file is a TIFF, AVIF or HEIC, which a conversion makes a JPEG of."""
+    """Return whether a file is a TIFF, AVIF, HEIC or PPM, which a conversion makes a JPEG of."""
     return data.startswith(CAMERA_MARKS) or data[4:8] == CAMERA_BOX
 
 
 def as_png(data: bytes) -> bytes:
-    """Return a TIFF, AVIF or HEIC as an upright PNG; DataError where that cannot be done."""
+    """Return a TIFF, AVIF, HEIC or PPM as an upright PNG; DataError where that cannot be done."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            image = Image.open(io.BytesIO(data), formats=_formats())
+            image = Image.open(io.BytesIO(data), formats=foreign_formats())
             _check_size(*image.size)
             if image.mode in ("F", "I"):
                 raise ValueError(f"pixels of {image.mode} have no known range")
-            pixels = _rgb(ImageOps.exif_transpose(image))
+            pixels = _rgb(turned(image))
     except UnidentifiedImageError as error:
-        needs = "" if "HEIF" in _formats() else "; for HEIC type pip install pillow-heif"
+        needs = "" if "HEIF" in foreign_formats() else "; for HEIC type pip install pillow-heif"
         raise DataError(f"not a TIFF, AVIF or HEIC image that can be read here{needs}") from error
     except PILLOW_ERRORS as error:
         raise DataError(f"not a whole image: {error}") from error
@@ -225,30 +225,19 @@ def as_png(data: bytes) -> bytes:
     return stored.getvalue()
 
 
-@cache
-def _formats() -> tuple[str, ...]:
-    if not util.find_spec("pillow_heif"):
-        return "TIFF", "AVIF"
-    import_module("pillow_heif").register_heif_opener()
-    return "TIFF", "AVIF", "HEIF"
-
-
 def orientation(data: bytes) -> int:
-    """Return the orientation in the EXIF of a JPEG; 1, upright, if there is none or a malformed."""
-    if not data.startswith(START):
-        return 1
+    """Return the orientation of an image file; 1, upright, if it names none."""
     try:
         with warnings.catch_warnings(action="ignore"):
-            value = Image.open(io.BytesIO(data), formats=("JPEG",)).getexif().get(ORIENTATION)
+            return pillow.orientation(Image.open(io.BytesIO(data), formats=tuple(FORMATS)))
     except PILLOW_ERRORS:
         return 1
-    return value if isinstance(value, int) else 1
 
 
 def upright(square: Pixels, data: bytes) -> Pixels:
-    """Return the centre of a JPEG, uint8 (side, side, channels), turned as its EXIF says."""
+    """Return the centre of an image, uint8 (side, side, channels), turned as its file says."""
     turn = orientation(data)
-    if not 2 <= turn <= 8:
+    if turn == 1:
         return square
     turned = square.transpose(1, 0, 2) if turn > 4 else square
     across = -1 if turn in (2, 3, 6, 7) else 1
