@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -28,6 +29,18 @@ def why_no_compiler() -> str:
         f"--compile needs a C++ compiler, and there is no {compiler!r};"
         " type sudo apt-get install g++ python3-dev, or leave --compile out"
     )
+
+
+def typed_folder() -> Path:
+    """Return the current folder by the name it was entered with, which may contain links.
+
+    Another machine may have it by that name only, as where an automounter or a home is linked.
+    """
+    typed = Path(os.environ.get("PWD", ""))
+    with contextlib.suppress(OSError):
+        if typed.is_absolute() and typed.samefile(Path.cwd()):
+            return typed
+    return Path.cwd()
 
 
 @functools.cache

@@ -28,6 +28,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.machine import typed_folder
 from rackrun.shapes import Misshapen
 from rackrun.tables import show_again_and_again
 from rackrun.terminal import one_line
@@ -98,7 +99,7 @@ class Rack:
 
     def _facts(self, pair: HostTransport) -> HostFacts:
         host, _ = pair
-        workdir = host.workdir or str(Path.cwd())
+        workdir = host.workdir or str(typed_folder())
         occupancy = self.ask(pair, "occupancy", workdir=workdir)
         gpus = self.ask(pair, "gpus", full=True) if occupancy["gpus"] else {}
         return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus})

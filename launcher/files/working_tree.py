@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import stat
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -45,6 +44,8 @@ PRIVATE_NAMES = (
     *(".databrickscfg", ".huggingface", ".wandb_api_key", "*accesskeys*", "*access_key*"),
 )
 """Names of files and folders that look private; see also `_SECRET_WORD`."""
+_NO_GIT = "git is not installed here; type: sudo apt-get install git"
+_UNKNOWN = "git does not know this folder; type: git init"
 _SECRET_WORD = re.compile(
     r"(.*[._-])?(o?auth|bearer|cookies?|jwt|vault|secrets?|token|api[._-]?keys?|(?<=[._-])(key|pat))"
     r"(\.(cfg|conf|ini|json|toml|txt|ya?ml))?"
@@ -83,10 +84,11 @@ def working_tree(
     its output goes. `say` gets what a user may want to change. Raises UsageError for what cannot
     be read.
     """
-    listed = _listing(folder)
+    listed, why = _listing(folder)
     if listed is None:
-        if (folder / ".git").exists():
-            say(f"warning: the hosts' code is not compared with this folder: {why_no_code()}")
+        is_in_one = any((parent / ".git").exists() for parent in (folder, *folder.parents))
+        if why != _UNKNOWN and (is_in_one or why != _NO_GIT):
+            say(f"warning: the hosts' code is not compared with this folder: {why}")
         return None
     ours: tuple[str, ...] = (MANIFEST, INCOMING, f"{INSTALLED}/")
     if runs:  # of a folder elsewhere, this begins with ../ and excludes nothing
@@ -107,22 +109,27 @@ def working_tree(
 
 def why_no_code() -> str:
     """Return why there is no working tree here, and what to type."""
-    if shutil.which("git") is None:
-        return "git is not installed here; type: sudo apt-get install git"
-    return "git does not know this folder; type: git init"
+    return _listing(Path.cwd())[1]
 
 
-def _listing(folder: Path) -> tuple[list[str], list[str]] | None:
+def _listing(folder: Path) -> tuple[tuple[list[str], list[str]] | None, str]:
+    """Return the tracked and the untracked files; or None, and why git lists nothing."""
     command = ["git", "-C", os.fspath(folder), *LISTING, "--exclude-standard"]
     try:
-        listed = subprocess.run(command, capture_output=True, check=False)
+        environment = {**os.environ, "LC_ALL": "C"}
+        listed = subprocess.run(command, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
-        return None
+        return None, _NO_GIT
     if listed.returncode:
-        return None
+        complaint = listed.stderr.decode(errors="replace").strip().splitlines()
+        if not complaint or "not a git repository" in complaint[0]:
+            return None, _UNKNOWN
+        remedy = next((line.strip() for line in complaint if "safe.directory" in line), "")
+        hint = f"; type: {remedy}" if remedy else ""
+        return None, one_line(f"git: {complaint[0].removeprefix('fatal: ')}{hint}")
     lines = [line.split(" ", 1) for line in os.fsdecode(listed.stdout).split("\0") if line]
     tracked = dict.fromkeys(path for tag, path in lines if tag != "?")  # unmerged ones come thrice
-    return list(tracked), [path for tag, path in lines if tag == "?"]
+    return (list(tracked), [path for tag, path in lines if tag == "?"]), ""
 
 
 def with_files(

@@ -9,7 +9,6 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from launcher.files.working_tree import WorkingTree
 from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
@@ -23,6 +22,7 @@ from launcher.transport.base import Transport
 from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, UsageError
+from rackrun.machine import typed_folder
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def resolved(
     check_allowed(options.ignore_check)
     jobs = jobs or options.jobs
     needs = Requirements(
-        workdir=options.workdir or str(Path.cwd()),
+        workdir=options.workdir or str(typed_folder()),
         python=options.python,
         environment=(*jobs.environment, *jobs.secrets),
         port=options.port,

@@ -15,7 +15,7 @@ from launcher.run.plan import Plan, PlannedHost, make_plan
 from launcher.run.result import Result
 from launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
 from rackrun.errors import MissingPackage
-from rackrun.machine import core_count
+from rackrun.machine import core_count, typed_folder
 
 NAME = "localhost"
 ADDRESS = "127.0.0.1"
@@ -58,7 +58,7 @@ def planned(
         address=address,
         processes=processes,
         python=python,
-        workdir=str(Path.cwd()),
+        workdir=str(typed_folder()),
         folder=folder,
         cores=core_count(),
         gpus=has_gpus,

@@ -20,6 +20,7 @@ TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_SECONDS = 10.0  # a rank may take its time to end: then the end shows it, once
 FLOOD_BYTES = 1 << 15  # more than this of one source at one moment is a flood
 DELUGE_BYTES = 1 << 18  # more than this of all: an eighth of that is one already
+BAR_SECONDS = 10.0  # between two looks at a progress bar that draws over itself
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen
 
 _UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
@@ -111,6 +112,8 @@ class LogMerger:
         self.raw: dict[LogSource, list[bytes]] = {}
         self.raw_bytes = 0
         self.rest: dict[LogSource, bytes] = {}
+        self.bars: dict[LogSource, float] = {}
+        """When a progress bar of a source was shown last, or first seen."""
         self.waiting: dict[str, _EqualLines] = {}
         self.number = 0
         self.held: dict[LogSource, _HeldLines] = {}
@@ -161,6 +164,9 @@ class LogMerger:
         if b"\r" in rest[:-1]:  # a progress bar that draws over itself
             rest = rest[rest.rindex(b"\r", 0, -1) + 1 :]
             self.last[source.node] = readable(rest)
+            if now - self.bars.setdefault(source, now) >= BAR_SECONDS:
+                self.bars[source] = now
+                self._wait(source, readable(rest), now)
         if rest:
             self.rest[source] = rest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -189,11 +190,30 @@ def spawn(
     def execute() -> None:
         try:
             os.chdir(workdir)
-            os.execvpe(argv[0], argv, environment)
+            # Programs read it, too; where sshd started, it would be the account's home.
+            os.execvpe(argv[0], argv, {**environment, "PWD": workdir})
         except OSError as error:
-            os.write(2, f"rackrun: cannot start {argv[0]}: {error.strerror}\n".encode())
+            reason = f"{error.strerror}{_why_no_program(argv[0], error)}"
+            os.write(2, f"rackrun: cannot start {argv[0]}: {reason}\n".encode())
 
     return fork(execute, streams, death_signal)
+
+
+def _why_no_program(path: str, error: OSError) -> str:
+    """Return why a file that is there could not be started, and what to type; empty if unknown."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return ""
+    if isinstance(error, PermissionError):
+        return f"; type there: chmod +x {path}"
+    if error.errno == errno.ENOEXEC:
+        return f"; its first line names no program: type -- bash {path}"
+    if line.rstrip(b"\n").endswith(b"\r"):
+        return f"; its lines end as on Windows: type sed -i 's/\\r$//' {path}"
+    program = line[2:].split()[:1] if line.startswith(b"#!") else []
+    return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
 
 
 def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signal: int) -> int:

@@ -123,9 +123,14 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
     """Return the hosts of a host file's text; raise HostsFileError that names all bad lines."""
     faults: list[Fault] = []
     located: list[tuple[int, int, Host]] = []
+    times: Counter[Host] = Counter()
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
         reading = _Line(number, line)
-        located += [(number, reading.start + 1, host) for host in reading.hosts()]
+        hosts = reading.hosts()
+        if len(hosts) == 1 and reading.is_bare:
+            times[hosts[0]] += 1
+        if not hosts or times[hosts[0]] < 2:  # else one more slot, as in $PBS_NODEFILE
+            located += [(number, reading.start + 1, host) for host in hosts]
         faults += reading.faults
         if len(located) > MOST_HOSTS:
             faults.append(Fault(number, 1, f"more than {MOST_HOSTS} hosts"))
@@ -135,7 +140,10 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
         faults = [Fault(1, 1, f"no host in this file; {ONE_A_LINE}")]
     if faults:
         raise HostsFileError(path, faults)
-    return _labelled([host for _, _, host in located])
+    counted = [
+        replace(host, slots=times[host]) if times[host] > 1 else host for _, _, host in located
+    ]
+    return _labelled(counted)
 
 
 def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
@@ -185,6 +193,12 @@ class _Line:
         self.text = text
         self.start = self._skip(0)
         self.faults: list[Fault] = []
+
+    @property
+    def is_bare(self) -> bool:
+        """Return whether the line has one plain word: a name, without range and settings."""
+        words = self.text.partition("#")[0].split()
+        return len(words) == 1 and "[" not in words[0]
 
     def hosts(self) -> list[Host]:
         """Return the hosts that this line names: none, one, or a range of them."""

@@ -46,6 +46,9 @@ _CONNECTION_ERROR = re.compile(
     r"|communicator was aborted|failed to recv|recvBytes|sendBytes|DistNetworkError"
 )
 
+_BETWEEN_RANKS = re.compile("gloo|NCCL|nccl")
+"""Libraries whose connections lead to other ranks; others may lead anywhere."""
+
 _TRACEBACK = "Traceback (most recent call last):"
 _PLACED_ERROR = re.compile(r"^error: (\S.*?:\d+(?: in \S+)?: .+)", re.MULTILINE)
 _TERMINATED = "terminate called without an active exception"
@@ -110,9 +113,15 @@ class FailureLog:
         """
         failure = find_root_failure(self._before, self._after, self._tail)
         cause = cause_of(failure, self._tail)
-        if not isinstance(failure, Hang) and not is_secondary(failure, self._tail):
+        secondary = is_secondary(failure, self._tail)
+        if not isinstance(failure, Hang) and not secondary:
             return cause
-        return replace(cause, text=f"{cause.text}{self._early_leavers()}")
+        left = self._early_leavers()
+        if secondary and not left and _BETWEEN_RANKS.search(cause.text):
+            text = f"a connection between ranks broke, and no rank or host was lost: {cause.text}"
+            advice = f"see firewall, MTU and cables; {_RETRY}"
+            return replace(cause, text=text, exit_code=LOST, advice=advice)
+        return replace(cause, text=f"{cause.text}{left}")
 
     def _early_leavers(self) -> str:
         """Return which ranks had ended with 0 before the run was done, as the end of a sentence."""

@@ -10,6 +10,7 @@ HostUnreachable, and so does a host that is silent, or slower than a trickle, fo
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
@@ -25,6 +26,16 @@ from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
 NOTHING = "no output; does the login shell there exit in its start-up file?"
+SIGNS = {
+    r"^-?(zsh|ksh|mksh|fish|tcsh|csh)\b": (
+        "; does ~/.bashrc there start another shell? write there before that: [[ $- == *i* ]] ||"
+        " return"
+    ),
+    "future feature annotations is not defined|invalid syntax": (
+        "; its Python is older than 3.8: name another with python= in hosts.txt"
+    ),
+}
+"""Signs in what a login shell or a Python printed last -> what they mean."""
 NOISE_BYTES = 1 << 16
 REPLY_BYTES = 1 << 23
 LISTING_BYTES = 1 << 25  # of all files of a folder
@@ -207,6 +218,7 @@ class RpcClient:
         # A login shell that fails may say why on either stream.
         printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
         last = last_words(printed) or NOTHING
+        last += next((hint for sign, hint in SIGNS.items() if re.search(sign, last)), "")
         if self._begun:
             end = f": {last}" if printed else ""
             return HostUnreachable(f"{self._transport.name}: {what}{end}")

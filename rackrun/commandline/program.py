@@ -112,6 +112,8 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
     """
     if isinstance(error, ModuleNotFoundError) and (needed := missing_package(error)):
         error = needed
+    if isinstance(error, FileNotFoundError) and not error.filename and _is_folder_gone():
+        error = UsageError("the folder that this was typed in is gone; type: cd to another one")
     if isinstance(error, Problem):
         sys.stderr.write(f"error: {cleaned(str(error))}\n")
         return error.exit_code
@@ -127,6 +129,14 @@ def report(error: Exception, cleaned: Callable[[str], str] = clean) -> int:
         return report(UserCodeError(f"{location}: {what}"), cleaned)
     sys.stderr.write("error: this is an internal error of rackrun, please report it\n")
     return Problem.exit_code
+
+
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - what Path.cwd() calls
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _refused_by_system(error: Exception) -> Problem | None:

@@ -83,7 +83,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpu01 slot=4", "1:7: slot= is not a setting; did you mean slots="),
         ("gpu01 np=4", "1:7: np= is not a setting; did you mean slots="),
         ("gpu01\n\ngpu03;rm -rf /", "3:1: ';' cannot be part of a host name"),
-        ("gpu01\ngpu01", "2:1: gpu01 is on line 1 already; for more processes write slots=N"),
+        (
+            "gpu01 slots=2\ngpu01",
+            "2:1: gpu01 is on line 1 already; for more processes write slots=N",
+        ),
         ("", "1:1: no host in this file; write one host a line"),
         ("gpu01, gpu02", "1:1: ',' cannot be part of a host name; write one host a line"),
         ("gpu01 gpu02", "1:7: 'gpu02' is not a setting (key=value); write one host a line"),
@@ -407,6 +410,22 @@ def test_a_host_key(lab: Lab, changed: bool, capsys: pytest.CaptureFixture[str])
     assert ("has CHANGED" if changed else "--accept-new") in message
     assert ("ssh-keygen" if changed else "SHA256:") in message
     assert code == 77
+
+
+def test_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Removed under the shell: no traceback, but a line."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    code, message = answer("./run-ssh --dry-run -H 127.0.0.9 -- true", capsys)
+    monkeypatch.chdir(tmp_path)
+    assert (code, message) == (
+        64,
+        "error: the folder that this was typed in is gone; type: cd to another one\n",
+    )
 
 
 def test_what_sync_would_bring_is_no_reason_to_refuse(

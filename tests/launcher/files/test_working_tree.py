@@ -53,6 +53,24 @@ def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
     assert remarks_on(tmp_path, ["small.py"]) == []
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_what_git_refuses_is_said_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A repository of another owner, as in a container: also from a folder in it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    project = tmp_path / "project"
+    (project / "src").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q", project], check=True)
+    os.chown(project, 1234, 1234)
+    os.chown(project / ".git", 1234, 1234)
+    lines: list[str] = []
+    assert working_tree(project / "src", lines.append) is None
+    (line,) = lines
+    assert "git: detected dubious ownership in repository at" in line
+    assert line.endswith(f"; type: git config --global --add safe.directory {project}")
+
+
 def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
     """`./run-ssh --sync ... | tee train.log` in the working tree: left out, unless asked for."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)

@@ -54,6 +54,23 @@ def test_a_line_waits_for_its_equals_a_moment_only() -> None:
     assert texts(merger.take(10.5)) == [("a", 1), ("b", 1), ("a", 1)]
 
 
+def test_a_progress_bar_is_shown_now_and_then() -> None:
+    """tqdm writes nothing but \\r for minutes: its newest state, every 10 s, and its end."""
+    merger = LogMerger(fold=False)
+    shown: list[Line | Flood] = []
+    for second in range(40):
+        feed(merger, b"\rstep %d/40" % second, stream="err")
+        shown += merger.take(float(second))
+    feed(merger, b"\rstep 40/40\n", stream="err")
+    shown += merger.take(40.0)
+    assert [text for text, _ in texts(shown)] == [
+        "step 10/40",
+        "step 20/40",
+        "step 30/40",
+        "step 40/40",
+    ]
+
+
 def test_repeated_lines_of_one_rank_all_stay() -> None:
     """Folding is over ranks: one rank that says the same thrice is shown thrice, and in time."""
     merger = LogMerger(fold=True)
@@ -105,7 +122,7 @@ def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
     merger = LogMerger(fold=False)
     for percent in range(100):
         feed(merger, b"\r%d%%" % percent)
-        assert merger.take(float(percent)) == []
+        assert merger.take(percent / 10) == []
     assert merger.last[0] == "99%"
     feed(merger, b"\r100%\n")
     assert texts(merger.take(200.0)) == [("100%", 1)]

@@ -167,6 +167,14 @@ def test_a_machine_may_stand_only_once() -> None:
     assert "line 1 already" in faults(text)[0][2]
 
 
+def test_equal_bare_lines_are_slots() -> None:
+    """$PBS_NODEFILE names a node once per slot; anything more in a line is a mistake."""
+    hosts = parse_hosts("n1\nn1\nn2\nn1\nn2\nn3\n")
+    assert [(host.name, host.slots) for host in hosts] == [("n1", 3), ("n2", 2), ("n3", None)]
+    for text in ("n1\nn1 slots=2\n", "n[1-2]\nn1\n", "n1 slots=1\nn1 slots=1\n"):
+        assert "line 1 already" in faults(text)[0][2]
+
+
 def test_labels_are_unique_where_one_name_has_several_ports() -> None:
     """Two sshd on one address have distinct labels in logs and tables."""
     hosts = parse_hosts("127.0.0.1:2201\n127.0.0.1:2202\ngpu01\n")

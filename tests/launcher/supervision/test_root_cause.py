@@ -1,10 +1,23 @@
 """The true first cause among everything that goes wrong within a second."""
 
+from pathlib import Path
+
 import pytest
 
 from launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
+from launcher.run.job import Command, Job
+from launcher.run.plan import PlannedHost, make_plan
+from launcher.run.state import RunState
 from launcher.supervision.hangs import Hang, Suspect
-from launcher.supervision.root_cause import Cause, Failure, Tail, cause_of, find_root_failure
+from launcher.supervision.root_cause import (
+    Cause,
+    Failure,
+    FailureLog,
+    Tail,
+    cause_of,
+    find_root_failure,
+)
+from rackrun.run_folder import RunFolder
 
 
 def find_root_cause(before: list[Failure], after: list[Failure], tail: Tail) -> Cause:
@@ -83,6 +96,19 @@ def test_only_broken_connections_leave_the_first_of_them() -> None:
     """When every rank blames the network, the first one to do so is named."""
     troubles = [RankEnded(0, 3, 1), RankEnded(0, 1, 1)]
     assert find_root_cause(troubles, [], tails(rank3=GLOO, rank1=GLOO)).rank == 3
+
+
+def test_a_connection_that_breaks_between_healthy_hosts_may_hold_next_time() -> None:
+    """A firewall's reset, or an MTU: 75, and not the 70 or 1 of the rank; not for other servers."""
+    job = Job(Command(("true",)), RunFolder(Path("/none")))
+    hosts = [PlannedHost(name, name, 1, "python3", "/w", "/w/run", 1) for name in ("a", "b")]
+    for tail, code in ((GLOO, 75), (OWN.replace("no such class", "Connection refused"), 70)):
+        log = FailureLog(RunState(make_plan(job, hosts, 1), 0.0), tails(rank0=tail, rank1=tail))
+        for rank in (0, 1):
+            log.take(RankEnded(rank, rank, 70), after_end=False)
+        cause = log.root_cause()
+        assert cause.exit_code == code
+        assert ("a connection between ranks broke" in cause.text) == (code == 75)
 
 
 def test_a_host_that_is_lost_explains_its_peers() -> None:

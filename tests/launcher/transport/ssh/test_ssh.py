@@ -714,6 +714,30 @@ def test_a_run_goes_through_a_proxy_command(start_lab: Labs) -> None:
     assert code == 0, out + err
 
 
+def test_a_rank_that_cannot_start_or_asks_where_it_is(start_lab: Labs) -> None:
+    """$PWD is the working directory, by the name that was typed; a script of Windows is named."""
+    lab = start_lab(1)
+    real, typed = lab.folder / "real", lab.folder / "typed"
+    real.mkdir()
+    typed.symlink_to(real)
+    (real / "run.sh").write_bytes(b"#!/bin/bash\r\necho here\r\n")
+    (real / "run.sh").chmod(0o755)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
+    more = {"cwd": typed, "env": {"PWD": str(typed)}}
+    code, out, err = lab.result_of(hosts, "--", "printenv", "PWD", **more)
+    assert code == 0 and str(typed) in out, out + err
+    code, out, err = lab.result_of(hosts, "--", "./run.sh", **more)
+    assert code == 127 and "its lines end as on Windows: type sed -i" in err, err
+
+
+def test_a_login_shell_that_starts_another_one_is_seen(start_lab: Labs) -> None:
+    """`exec zsh` in ~/.bashrc gets our program as commands; the start-up file is named."""
+    lab = start_lab(1)
+    (lab.hosts[0].folder / ".bashrc").write_text("echo 'zsh: = not found' >&2; exit 1\n")
+    code, _, err = lab.result_of(str(lab.write_hosts()), "--", "true")
+    assert code == 69 and "does ~/.bashrc there start another shell?" in err, err
+
+
 def test_a_shell_of_a_rank_does_not_read_bashrc_again(start_lab: Labs) -> None:
     """--env holds for `bash -c` too: below sshd, Debian's bash reads ~/.bashrc at SHLVL 0."""
     lab = start_lab(1)
