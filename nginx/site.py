@@ -15,12 +15,11 @@ from typing import Any
 
 from rackrun.commandline.options import Positional
 from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
-LARGEST_MANIFEST = 64 << 20  # bytes
 EARLIER_MANIFEST = re.compile(r"dataset\.v[0-9]+\.json")
 DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")

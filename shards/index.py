@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rackrun import npy
 from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
 
@@ -48,7 +48,6 @@ EARLIER = re.compile(r"dataset\.v[0-9]+\.json")
 NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
 TAR_END_BYTES = 1024  # two empty blocks after the last sample
 
-LARGEST_MANIFEST = 32 << 20  # bytes: 22,000 classes and 100,000 shards take 20 MB
 MOST_VERSIONS = 10_000
 MOST_PARTS = 1000  # of a name with braces
 

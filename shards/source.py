@@ -26,12 +26,11 @@ from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from rackrun.shard_folder import folder_and_version
 from shards.index import (
     INDEX_FIELDS,
-    LARGEST_MANIFEST,
     Manifest,
     Shard,
     Split,

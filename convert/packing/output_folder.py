@@ -24,10 +24,10 @@ from pathlib import Path
 from convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
 from convert.readers.records import ImageDefect
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from shards.folder import FolderSource
-from shards.index import LARGEST_MANIFEST, Manifest, Shard, manifest_name, read_version
+from shards.index import Manifest, Shard, manifest_name, read_version
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"

@@ -5,6 +5,9 @@ from typing import Literal, get_args
 MANIFEST_NAME = "dataset.json"
 """The manifest, written last: a folder of shards with this file is complete."""
 
+LARGEST_MANIFEST = 64 << 20
+"""Bytes of a manifest that is read: 22,000 classes and 100,000 shards take 20 MB."""
+
 RETURNED = "returned"
 """The folder in a run folder with what a function returned: a file rank-N.json of each rank."""
 

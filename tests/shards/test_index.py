@@ -127,6 +127,12 @@ def test_every_flipped_bit_of_a_manifest_is_found(tiny: Tiny) -> None:
             assert Manifest.parse(bytes(flipped), "here") == manifest, position
 
 
+def test_a_manifest_is_as_long_as_the_server_allows(tiny: Tiny) -> None:
+    """40 MiB, which the server and the preflight let through, reach the ranks as well."""
+    text = (tiny.folder / "dataset.json").read_bytes()
+    assert Manifest.parse(text + b" " * (40 << 20), "here") == Manifest.parse(text, "here")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -16,9 +16,10 @@ from convert.__main__ import main
 from convert.packing.output_folder import Target
 from nginx.serve import serving
 from nginx.site import Site
+from rackrun.contract.files import LARGEST_MANIFEST
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from shards.index import LARGEST_MANIFEST, Manifest, MissingVersion, index_name, manifest_name
+from shards.index import Manifest, MissingVersion, index_name, manifest_name
 from shards.open import open_source
 from shards.samples import samples
 from tests.convert.drawn import drawn, textured, write_files
