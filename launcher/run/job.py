@@ -95,10 +95,11 @@ Work: TypeAlias = TaskWork | Command
 
 RUN_ID = r"[0-9a-f]{32}"
 """The grammar of a run's id, which other machines may send."""
+START_SECONDS = 60.0
+"""For the agents of all hosts to answer after the start."""
 LEAST_SECONDS = {
     "lease_seconds": 1.0,
     "hang_seconds": 0.1,
-    "start_seconds": 1.0,
     "rendezvous_seconds": 1.0,
 }
 
@@ -113,14 +114,8 @@ class Limits:
     hang_seconds: float = 60.0
     """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
 
-    grace_seconds: float = 5.0
-    """Time between SIGTERM and SIGKILL when a run has failed."""
-
     checkpoint_seconds: float = 30.0
     """Time between SIGTERM and SIGKILL when the user stops the run, for its checkpoint."""
-
-    start_seconds: float = 60.0
-    """Time for the agents of all hosts to answer after the start."""
 
     rendezvous_seconds: float = 300.0
     """Time for the torchrun of every host to join the rendezvous."""

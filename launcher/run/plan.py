@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from launcher.run.job import TRAINING, Job, is_on_cpu
+from launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.terminal import clean_lines
@@ -191,7 +191,7 @@ def torchrun(
     # Unbuffered, as the ranks that are forked from it have to be.
     start = ("-uc", SERVED_TORCHRUN.format(script=shim)) if forks else ("-c", TORCHRUN)
     # Longer than the launcher takes to name a host that is missing.
-    timeout_seconds = limits.start_seconds + 2 * limits.rendezvous_seconds
+    timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
     return (
         host.python,
         *start,

@@ -68,9 +68,7 @@ class LaunchOptions(TypedDict, total=False):
     serve_image: str
     lease_seconds: float
     hang_seconds: float
-    grace_seconds: float
     checkpoint_seconds: float
-    start_seconds: float
     rendezvous_seconds: float
 
 

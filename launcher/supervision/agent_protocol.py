@@ -56,7 +56,6 @@ def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> byte
     return order(
         do="run",
         lease_seconds=limits.lease_seconds,
-        grace_seconds=limits.grace_seconds,
         **{**fields, "environment": (*plan.environment, *secrets)},
     )
 

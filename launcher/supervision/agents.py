@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from launcher.errors import HostLost
 from launcher.run.events import Closed, Event, Lost, Swept
-from launcher.run.job import Limits
+from launcher.run.job import START_SECONDS, Limits
 from launcher.run.plan import Environment, HostPlan, Plan
 from launcher.run.state import HostState, RunState
 from launcher.supervision import agent_protocol
@@ -256,8 +256,8 @@ class SilenceDetector:
             silent = 0.0 if client.blocked or client.heard_at != heard_at else silent + listened
             self._silent[client] = client.heard_at, silent
             reason = ""
-            if host.opened_at is None and now - host.started_at > limits.start_seconds:
-                reason = f"no agent answered within {limits.start_seconds:g} s"
+            if host.opened_at is None and now - host.started_at > START_SECONDS:
+                reason = f"no agent answered within {START_SECONDS:g} s"
             elif (
                 host.opened_at is not None
                 and silent > limits.lease_seconds

@@ -39,6 +39,7 @@ from rackrun.terminal import one_line
 if TYPE_CHECKING:
     from launcher.supervision.peers import Peers
 
+GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
 _TURN_SECONDS = 0.1
 EVENTS_PER_TURN = 128  # or two per host: ranks report once a second, and a turn looks at all
 _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts report all the time
@@ -206,7 +207,7 @@ class Supervisor:
             self.shutdown.order(signal.SIGKILL, 0, self.now)
         elif self.failures:
             self._fail(self.failures.root_cause())
-            self.shutdown.order(signal.SIGTERM, self.limits.grace_seconds, self.now)
+            self.shutdown.order(signal.SIGTERM, GRACE_SECONDS, self.now)
         elif hang := self._hang():
             self.failures.add(hang, after_end=False)
             self._fail(hang)

@@ -18,6 +18,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
+        "--grace-seconds": "ranks have 5 seconds to end after a failure; a run that you stop has"
+        " --checkpoint-seconds",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
         "--long-side": "add --short-side N",
@@ -34,6 +36,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
+        "--start-seconds": "the agents of all hosts have 60 seconds to answer; torchrun has"
+        " --rendezvous-seconds",
         "--tiles": "add --short-side 256, which makes reading twice as fast",
         "--undrain": "as root, remove /etc/rackrun/drained on that host",
         "--val-shards": "leave it out: shards that are not of train have about 64 MiB",

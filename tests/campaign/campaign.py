@@ -219,7 +219,7 @@ class ServedRound(Round):
             return super()._launch(*args)
         hosts = f"python={sys.executable} workdir={ROOT} slots=1"
         given = ("--serve", "--serve-native", *LIMITS, "--hang-seconds", "60")
-        given = (*given, "--grace-seconds", "3", "--runs", str(self.runs), *self.fault.options)
+        given = (*given, "--runs", str(self.runs), *self.fault.options)
         task = args[args.index("catdog") :]
         path = str(self.hosts.write_hosts(hosts))
         return self.hosts.run_ssh(

@@ -17,12 +17,12 @@ from tests.launcher.lab import children, command_line, with_signal
 if TYPE_CHECKING:
     from tests.campaign.hosts import Hosts
 
-LEASE_SECONDS, HANG_SECONDS, GRACE_SECONDS, CHECKPOINT_SECONDS = 3.0, 3.0, 1.0, 2.0
+LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = 3.0, 3.0, 2.0
 LIMITS = (
     *("--lease-seconds", str(LEASE_SECONDS), "--hang-seconds", str(HANG_SECONDS)),
-    *("--grace-seconds", str(GRACE_SECONDS), "--checkpoint-seconds", str(CHECKPOINT_SECONDS)),
+    *("--checkpoint-seconds", str(CHECKPOINT_SECONDS)),
 )
-SOON, LOST, STOP, HANG = 5.0, LEASE_SECONDS + 5.0, CHECKPOINT_SECONDS + 5.0, HANG_SECONDS + 13.0
+SOON, LOST, STOP, HANG = 9.0, LEASE_SECONDS + 9.0, CHECKPOINT_SECONDS + 5.0, HANG_SECONDS + 17.0
 
 
 class Scene:

@@ -12,7 +12,7 @@ from launcher.remote import run_manager
 from tests.launcher.lab import Lab, Sshd, children, processes_with, with_signal
 from tests.waiting import until
 
-SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "5")
+SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "5")
 SHORT += ("--detach-seconds", "0")
 WAIT = "import time; print('here', flush=True); time.sleep(999)"
 RANK = f"{sys.executable} -c"

@@ -26,8 +26,10 @@ from typing import Any
 import pyte
 
 from launcher.lifecycle.session import run
-from launcher.run.job import Command, Job, JobTemplate, Limits
+from launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
 from launcher.run.plan import PlannedHost, make_plan
+from launcher.supervision import agents as supervised
+from launcher.supervision import supervisor
 from launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests import warm
@@ -43,7 +45,7 @@ SERVED = (  # it forks the server of the ranks off, as torchrun does for a task
     " runpy.run_path(scratch + '/agent.py', run_name='rank_server');"
     f" runpy.run_path({FAKE[-1]!r}, run_name='__main__')",
 )
-SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "grace_seconds": 1.0, "checkpoint_seconds": 5.0}
+SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "checkpoint_seconds": 5.0}
 TIMEOUT_SECONDS = 240.0
 
 
@@ -61,8 +63,11 @@ def main(
     agents: list[str] | None = None,
     preload: list[str] | None = None,
     on_event: list[str] | None = None,
+    start_seconds: float = START_SECONDS,
 ) -> int:
     Path(folder).mkdir()
+    supervisor.GRACE_SECONDS = 1.0
+    supervised.START_SECONDS = start_seconds
     if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes, resource.RLIM_INFINITY))

@@ -33,6 +33,8 @@ OPTIONS: tuple[str, ...] = (
     "ssh --elastic",
     "ssh --polite",
     "ssh --scaling",
+    "ssh --start-seconds",
+    "local --grace-seconds",
     "rack hosts.txt --drain",
     "rack hosts.txt --undrain",
 )

@@ -46,7 +46,7 @@ def cosine(step: int, steps: int) -> float:
 """A schedule of the learning rate, after a warm-up of 10 steps."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SHORT = (
-    "--lease-seconds", "3", "--grace-seconds", "1", "--max-restarts", "2", "--name", "net",
+    "--lease-seconds", "3", "--max-restarts", "2", "--name", "net",
     "--env", "OMP_NUM_THREADS=1",
 )  # fmt: skip
 SECONDS = 240

@@ -113,7 +113,7 @@ class Agent:
         self.torchrun = Torchrun(order, launcher)
         self.host = HostWatch(launcher, self.torchrun, self.ranks, self.reports, order)
         self.reachability = Reachability(self.selector, launcher)
-        self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks, order["grace_seconds"])
+        self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks)
 
     def run(self, bundle: Any) -> list[str]:
         """Start, relay until the stop; return the names of processes that could not be ended."""

@@ -35,14 +35,10 @@ SHIM_GRACE_SECONDS = 1.0  # a shim that is alive reports within milliseconds
 class HostShutdown:
     """The steps to the end: `stop` or `abandon` begins them, `advance` takes them until done."""
 
-    def __init__(
-        self, launcher: Launcher, torchrun: Torchrun, ranks: LocalRanks, grace_seconds: float
-    ) -> None:
-        """Give ranks `grace_seconds` to save unless the launcher orders otherwise."""
+    def __init__(self, launcher: Launcher, torchrun: Torchrun, ranks: LocalRanks) -> None:
         self.launcher = launcher
         self.torchrun = torchrun
         self.ranks = ranks
-        self.grace_seconds = grace_seconds
         self.kill_at: float | None = None  # set by the first reason to stop
         self.strays_asked_at: float | None = None
         self.killing_since: float | None = None
@@ -66,7 +62,7 @@ class HostShutdown:
         if self.kill_at is None:
             self.launcher.send_event(event="stopping", reason=reason)
             self.launcher.stall_seconds = ABANDONED_SECONDS
-            self.stop(int(signal.SIGTERM), min(self.grace_seconds, ORPHAN_GRACE_SECONDS))
+            self.stop(int(signal.SIGTERM), ORPHAN_GRACE_SECONDS)
 
     def stop(self, signum: int, grace_seconds: float) -> None:
         """Signal the ranks, and set the time to kill them; a second call may only hasten it."""

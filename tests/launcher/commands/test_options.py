@@ -41,7 +41,7 @@ from tests.launcher.drive import ROOT
         ({"env": "A=1"}, "env='A=1': must be a list"),
         ({"nproc": "2"}, "nproc='2': must be of type int"),
         ({"name": 7}, "name=7: must be of type str"),
-        ({"grace_seconds": "5"}, "grace_seconds='5': must be of type float"),
+        ({"lease_seconds": "5"}, "lease_seconds='5': must be of type float"),
         ({"serve": 1}, "serve=1: must be of type bool"),
         ({"horses": 2}, "'horses'"),
     ],
@@ -55,10 +55,10 @@ def test_what_means_nothing_from_python_is_refused(options: dict[str, object], s
 
 def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
     """Paths may be words and words paths, a list is as good as a tuple, 5 is 5.0 seconds."""
-    values = {"runs": "out", "env": ["A=1"], "grace_seconds": 5, "dry_run": False, "nproc": 2}
+    values = {"runs": "out", "env": ["A=1"], "lease_seconds": 5, "dry_run": False, "nproc": 2}
     options = from_names(LocalOptions, {**values, "python": Path("/bin/python"), "serve": True})
     assert (options.runs, options.env, options.python) == (Path("out"), ("A=1",), "/bin/python")
-    assert (options.limits.grace_seconds, options.nproc, options.serving.serve) == (5.0, 2, True)
+    assert (options.limits.lease_seconds, options.nproc, options.serving.serve) == (5.0, 2, True)
     assert from_names(SshOptions, {"hosts": "hosts.txt"}).hosts == Path("hosts.txt")
 
 

@@ -133,7 +133,7 @@ def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
         "from launcher import launch\n"
         f"ranks = 'if [ $RANK = 0 ]; then touch first; else {second}; fi'\n"
         f"python = {str(warm.interpreter())!r}\n"
-        "ended = launch('--', 'bash', '-c', ranks, nproc=2, grace_seconds=1, python=python)\n"
+        "ended = launch('--', 'bash', '-c', ranks, nproc=2, python=python)\n"
         "print(ended.exit_code, dict(ended.codes), ended.rank, ended.folder.name[-4:])\n"
     )
     ended = warm.run(

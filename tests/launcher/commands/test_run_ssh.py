@@ -20,7 +20,7 @@ from tests.waiting import until
 
 Labs = Callable[..., Lab]
 
-SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
+SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
 BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
 WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
 

@@ -236,7 +236,7 @@ def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path: Path
         *(tmp_path, python("time.sleep(999)")),
         slots=[1, 1],
         agents=["python3", str(mute)],
-        limits={"start_seconds": 2.0},
+        start_seconds=2.0,
     )
     assert drive.wait() == 75
     assert drive.result["cause"] == "no agent answered within 2 s"

@@ -190,7 +190,7 @@ def test_the_server_ends_with_the_run(
     """However a run ends, no nginx is left, and its port is free. SSH-6: it never saw a secret."""
     lab = start_lab(2)
     args = (hosts_of(lab, shards), "catdog", "--data", str(shards), wish)
-    options = ("--serve", "--serve-native", "--grace-seconds", "1", "--secret", "TOKEN")
+    options = ("--serve", "--serve-native", "--secret", "TOKEN")
     env = {**with_stand_in(shards), "TOKEN": "canary-bird"}
     process = lab.run_ssh(*options, *args, cwd=shards.parent / "code", env=env)
     if sent:

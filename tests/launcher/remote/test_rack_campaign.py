@@ -186,7 +186,7 @@ class Campaign:
         """Start the launch of a job."""
         job.log = self.lab.folder / f"{job.name}.log"
         config = ("--ssh-config", str(self.lab.config), "--plain", "--name", job.name)
-        limits = ("--grace-seconds", "1", "--lease-seconds", "5")
+        limits = ("--lease-seconds", "5")
         rank = ("/usr/bin/python3", "-c", RANK, str(job.seconds), str(self.observed))
         args = (*config, *limits, *job.args, str(self.hosts[account]), "--", *rank)
         home = {"HOME": str(self.lab.home), "PYTHONPATH": str(ROOT)}

@@ -30,7 +30,7 @@ __all__ = ["account", "daemon"]
 
 LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
 BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
-SHORT = ("--lease-seconds", "3", "--grace-seconds", "1", "--checkpoint-seconds", "2")
+SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
 MARK = f"a rank of {os.getpid()}"
 AT_ONCE = ("--detach-seconds", "0")
 SLEEP = (sys.executable, "-c", f"import time; time.sleep(999) # {MARK}")

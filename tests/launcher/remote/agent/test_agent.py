@@ -34,7 +34,7 @@ from rackrun.run_folder import RunFolder
 from tests.launcher.drive import FAKE, peak_mib
 from tests.waiting import until
 
-LIMITS = Limits(lease_seconds=2.0, grace_seconds=0.5)
+LIMITS = Limits(lease_seconds=2.0)
 
 
 def plan_of(tmp_path: Path, *command: str) -> HostPlan:
