@@ -5,7 +5,7 @@
 A rank with gloo for each delay, a known time for each image, trains exact epochs on this machine:
 with the even cut and with --balance auto. Printed: images/s of all ranks from step 200 on, as a
 share of the sum of the speeds that the delays allow, and what a step takes beyond the delays;
-whether the ledger is exact; how far the weights are from those of the even cut; the steps after
+whether epochs are exact; how far the weights are from those of the even cut; the steps after
 which the cut moved; what ranks of equal speed, whose times vary by a tenth, do; and milliseconds a
 step that it costs.
 """
@@ -31,9 +31,9 @@ from shards.index import Manifest
 from tests import warm
 from tests.training.conftest import SHAPES, pack
 from tests.training.torchrun import output_of
+from tests.training.trained_rows import exact_epochs, trained_rows
 from training import checkpoint
 from training.ranks import Ranks
-from training.run import ledger
 
 EPOCHS = 4
 REACHED = 200  # steps in which the cut must have been found
@@ -110,8 +110,7 @@ def report(folder: Path, delays: list[float]) -> None:
     for name in ("auto", "noise"):
         cuts = [(line["step"], list(line["images"].values())) for line in shares(folder, name)]
         print(f"{name}: images of each rank after steps {', '.join(map(str, cuts))}")
-        verdicts = list(ledger.verdicts(ledger.read(folder / "runs" / name / "ledger")))
-        print(f"{name}: ledger {'exact' if all(v.exact for v in verdicts) else 'NOT EXACT'}")
+        exact_epochs(folder / "runs" / name)
     auto, even = (
         checkpoint.read(RunFolder(folder / "runs" / name).final)["model"]
         for name in ("auto", "weights")
@@ -129,8 +128,8 @@ def report(folder: Path, delays: list[float]) -> None:
 
 def full_step(folder: Path, name: str, first: int) -> tuple[int, float]:
     """Return the images of a full step, and the seconds of such steps from one on."""
-    intervals = ledger.read(folder / "runs" / name / "ledger")
-    by_step = [count for interval in intervals for count in interval.counts.sum(axis=0).tolist()]
+    steps = trained_rows(folder / "runs" / name).values()
+    by_step = [sum(map(len, of_ranks)) for of_ranks in steps]
     ends = left(folder, name)["ends"]
     full = [
         (count, after - before)

@@ -1,23 +1,20 @@
 """Measure what an exact epoch costs beside the images, up to hundreds of millions of samples.
 
-    python -m bench.order [--samples 1281167 14200000 100000000 400000000] [--ranks 8] [--files]
+    python -m bench.order [--samples 1281167 14200000 100000000 400000000] [--ranks 8] [--index]
 
 For each size, in a process of its own: CPU seconds and memory of the plan, which a rank makes once
 per epoch; then of one of its loader workers, which plans its share of the epoch part by part. There
 is no index: its rows are made on request, and the time for that is part of the first two columns.
 
-With --files, the same for the index as the first rank of a node reads, verifies and shares it, and
-for the ledger of one epoch as a rank that writes gathers and saves it.
+With --index, the same for the index as the first rank of a node reads, verifies and shares it.
 """
 
 import hashlib
 import multiprocessing
 import os
 import resource
-import tempfile
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +36,6 @@ from training.data.order.cut import Cut
 from training.data.order.epoch import portions, shuffled
 from training.data.order.reading import Reader, Reading
 from training.data.order.shared import SharedOrder
-from training.run.ledger import Interval, save
 
 PER_SHARD = 9000  # samples, of 110 KB on average: shards of 1 GB
 SAMPLE_BYTES = 110_080
@@ -55,8 +51,8 @@ class Settings:
     """Ranks, of 256 images per step each."""
     workers: int = 16
     """Loader workers of a rank."""
-    files: bool = False
-    """Measure index and ledger, which take 100 bytes of memory per sample and more."""
+    index: bool = False
+    """Measure the index, which takes 100 bytes of memory per sample and more."""
 
 
 class Rows:
@@ -81,15 +77,14 @@ def main(args: list[str]) -> None:
     """Print a line for each size."""
     settings = parse(Settings, "python -m bench.order", args)
     print(f"{settings.ranks} ranks with {settings.workers} workers each; seconds of a core, MB")
-    if not settings.files:
+    if not settings.index:
         print("    samples |  index  |  plan: s,  MB, kept | a worker: share s, whole epoch s,  MB")
     context = multiprocessing.get_context("spawn")
-    acts = (index_read, ledger_written) if settings.files else (measured,)
+    act = index_read if settings.index else measured
     for samples in settings.samples:
-        for act in acts:
-            process = context.Process(target=act, args=(samples, settings))
-            process.start()
-            process.join()
+        process = context.Process(target=act, args=(samples, settings))
+        process.start()
+        process.join()
 
 
 def measured(samples: int, settings: Settings) -> None:
@@ -150,21 +145,6 @@ def index_read(samples: int, settings: Settings) -> None:
     print(
         f"{samples:11,} | index  | {time.process_time() - begun:6.2f} s,"
         f" {stored:,.0f} MB in the file, {most.mb - held + stored:,.0f} MB at most"
-    )
-
-
-def ledger_written(samples: int, settings: Settings) -> None:
-    """Print what the page of an epoch costs on a rank that writes it, and on one that does not."""
-    steps = samples // (256 * settings.ranks)
-    counts = np.full((settings.ranks, steps), 256, np.int32)
-    rows = np.arange(counts.sum(), dtype=np.int32)
-    begun, held = time.process_time(), resident_mb()
-    with PeakMemory(resident_mb, 0.005) as most, tempfile.TemporaryDirectory() as folder:
-        save(Path(folder), Interval(0, steps, counts, rows, samples, steps))
-    print(
-        f"{samples:11,} | ledger | {time.process_time() - begun:6.2f} s,"
-        f" {rows.nbytes / 1e6:,.0f} MB in the file, {most.mb - held + rows.nbytes / 1e6:,.0f} MB at"
-        f" most; on other ranks {rows.nbytes / settings.ranks / 1e6:,.0f} MB"
     )
 
 

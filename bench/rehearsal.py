@@ -4,7 +4,7 @@
 
 The archives have the layout of the official ones: a tar of 1,000 tars, a tar of validation images
 and their labels. Each image is a JPEG of its own. nginx serves the shards, the ranks train
-one exact epoch of a small network with a ledger, and the ledger is compared with the data set.
+one exact epoch of a small network, and what they trained on is compared with the data set.
 Prints a line per step: seconds by the clock, CPU seconds, and the most memory that its processes
 held together (proportional set size, sampled every half second).
 """
@@ -28,6 +28,7 @@ from bench.usage import PeakMemory, children_mb
 from convert.devkit import MAPPING, SOLUTION
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from tests.training.trained_rows import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[1]
 CLASSES = 1000
@@ -59,6 +60,7 @@ def main(args: list[str]) -> None:
         print(f"{'':24}{'clock s':>10}{'CPU s':>10}{'peak MB':>10}", flush=True)
         for name, command in steps(root, settings):
             measured(name, command, root)
+        exact_epochs(root / "run")
         stored = sum(file.stat().st_size for file in (root / "shards").rglob("*.tar"))
         print(f"{stored / 1e9:.2f} GB of shards")
 
@@ -75,11 +77,10 @@ def steps(root: Path, settings: Settings) -> Iterator[tuple[str, list[str]]]:
     yield (
         f"train, {settings.ranks} ranks",
         [*python, "rackrun", "local", f"--nproc={settings.ranks}", "--serve", "imagenet"]
-        + [f"--data={shards}", "--exact-epochs", "--ledger", "--model=bench.small_net:net"]
+        + [f"--data={shards}", "--exact-epochs", "--model=bench.small_net:net"]
         + [f"--image-size={settings.side}", f"--batch-size={settings.batch_size}", "--lr=0.01"]
         + ["--epochs=1", "--warmup-epochs=0", f"--run-folder={trained}"],
     )
-    yield "ledger", [*python, "training", "ledger", trained, f"--data={shards}"]
 
 
 def measured(name: str, command: list[str], root: Path) -> None:
@@ -93,7 +94,7 @@ def measured(name: str, command: list[str], root: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},  # of the network
+            env=os.environ | NOTED | {"PYTHONPATH": str(ROOT)},  # of the network
         ).returncode
     seconds, cpu = time.monotonic() - begun, sum(os.times()[2:4]) - before
     print(f"{name:24}{seconds:10.1f}{cpu:10.1f}{memory.mb:10.0f}", flush=True)

@@ -98,8 +98,6 @@ class RunFolder:
     """The steps of --profile-steps, as torch.profiler traces them."""
     report = _File("report.html")
     """The report of the run as a page."""
-    ledger = _File("ledger")
-    """The folder of the pages with the samples that each rank trained on."""
 
     def log(self, host: str, rank: int | None, stream: str) -> Path:
         """Return the file for one stream of one rank, or of a host's torchrun."""

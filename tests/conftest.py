@@ -53,7 +53,6 @@ SLOW_FIRST = (
     "test_commands.py",
     "training/test_exact.py",
     "launcher/lifecycle/test_restart_policy.py",
-    "training/test_ledger.py",
     "test_venv.py",
     "launcher/detached/test_hostile.py",
     "launcher/detached/test_faults.py",

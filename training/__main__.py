@@ -1,4 +1,4 @@
-"""python -m training TASK: train, `TASK predict`, `TASK check`; ledger RUN: check exact epochs;
+"""python -m training TASK: train, `TASK predict`, `TASK check`;
 evaluate MODEL DATA; predict MODEL IMAGE...; export MODEL FILE;
 track wandb|mlflow RUN: send a run to a tracker; deep-check: measure hosts and GPUs.
 """
@@ -11,7 +11,6 @@ from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_tas
 from training.entry import enter, run_command
 
 COMMANDS = {
-    "ledger": "training.run.ledger_command",
     "evaluate": "training.judge.command",
     "predict": "training.predict",
     "export": "training.export.command",

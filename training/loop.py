@@ -22,6 +22,7 @@ from training.phases.regroup import regrouped, wait_for_order
 from training.phases.start import TrainingRun, started
 from training.phases.step import train_step, training_pictures
 from training.ranks import is_of_exchange
+from training.run.noted_rows import note_rows
 from training.run.recorder import RunRecorder
 from training.run.stop_requests import NOTHING, REGROUP, SAVE
 from training.schedule import Stage, due
@@ -54,7 +55,7 @@ def train(run: TrainingRun) -> int:
             if is_left_alone and log.is_in_run:
                 state.drop_step()
                 # Another rank has failed, or the launcher is gone: a restart goes on from here.
-                log.checkpoints.keep_step(state, others_go_on=is_fenced)
+                log.checkpoints.keep_step(state)
             raise
 
 
@@ -137,7 +138,8 @@ def train_stage(
         log.train()
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         for batch in stragglers.watched(islice(batches, epoch_end - state.step)):
-            run.begin_exchange(exchange, log, state.step, batch)  # travels while this step computes
+            exchange.begin()  # travels while this step computes
+            note_rows(log.folder.path, run.ranks, state.step, batch)
             # A function of the step, so that a run that resumes has nothing to restore.
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):

@@ -8,7 +8,7 @@ In an elastic run (--elastic) the world changes: a rank sets itself up alone, an
 group after another, each with `Ranks` of its own (docs/concepts/elastic.md).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
@@ -25,7 +25,6 @@ from torch.nn.parallel import DistributedDataParallel
 from rackrun.machine import core_count
 
 Numbers = npt.NDArray[np.integer[Any]]
-Rows = npt.NDArray[np.int32]
 
 EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 """Words in torch's errors of an exchange, most of which have no class of their own."""
@@ -125,15 +124,6 @@ class Ranks:
     def all_reduce_max_later(self, *numbers: int) -> "PendingMax":
         """Start the same for each of these numbers, between several ranks."""
         return PendingMax(numbers)
-
-    def all_gather_later(self, numbers: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Start to exchange as many numbers of each rank; return what waits for (world, n)."""
-        if self.world == 1:
-            return lambda: numbers[None]
-        parts = [torch.empty_like(numbers) for _ in range(self.world)]
-        exchange = dist.all_gather(parts, numbers, async_op=True)
-        assert exchange is not None
-        return lambda: torch.stack(parts) if exchange.wait() else numbers[None]
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0.

@@ -56,9 +56,6 @@ COMMANDS = {
         "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
     ),
     "track": ModuleCommand("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
-    "ledger": ModuleCommand(
-        "Runs", "Prove that each epoch was exactly the data set.", "training.run.ledger_command"
-    ),
     "evaluate": ModuleCommand("Models", "Evaluate a model on a split.", "training.judge.command"),
     "predict": ModuleCommand("Models", "Classify images with a model.", "training.predict"),
     "models": ModuleCommand("Models", "List published models.", "training.models.list_command"),

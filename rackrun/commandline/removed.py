@@ -20,6 +20,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         " with --short-side 256",
         "--grace-seconds": "ranks have 5 seconds to end after a failure; a run that you stop has"
         " --checkpoint-seconds",
+        "--ledger": "leave it out: with --exact-epochs, which samples a step has follows from seed,"
+        " epoch and step",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
         "--long-side": "add --short-side N",
@@ -49,6 +51,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "board": "type attach, or report --watch for a page that is drawn again and again",
         "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",
+        "ledger": "with --exact-epochs, which samples a step has follows from seed, epoch and step",
     }
 )
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""

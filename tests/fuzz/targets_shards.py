@@ -25,7 +25,6 @@ from shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from training import checkpoint
 from training.data import decode
 from training.data.transforms import Transforms
-from training.run import ledger
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3
@@ -114,12 +113,6 @@ def fuzz_peer_answer(data: bytes) -> None:
         with contextlib.suppress(PeerError, OSError):
             reply = client._received(ours, ours.recv(1), 5)
             assert reply is None or len(reply) == 5
-
-
-def fuzz_ledger_page(data: bytes) -> None:
-    """Fuzz a page of a ledger."""
-    with contextlib.suppress(DataError):
-        ledger.verdicts([ledger.as_interval(data, HERE)] if len(data) < 1 << 16 else [])
 
 
 def fuzz_checkpoint(data: bytes) -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import struct
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from shards.peers import protocol
 from tests.fuzz import targets_shards as targets
 from training import checkpoint
 from training.data.transforms import Transforms
-from training.run import ledger
 
 
 def manifest() -> bytes:
@@ -50,11 +48,6 @@ def answer() -> bytes:
     )
 
 
-def page() -> bytes:
-    counts, rows = np.array([[2, 1]], np.int32), np.array([0, 2, 1], np.int32)
-    return ledger.as_file(ledger.Interval(0, 2, counts, rows, 3, 2))
-
-
 def weights() -> bytes:
     return checkpoint.pack({"model": {"a": torch.zeros(2)}, "classes": ["x"], "n": 1.5})
 
@@ -79,7 +72,6 @@ SEEDS = {
         protocol.encoded(bytes(16), protocol.Request("0a" * 32, 1, 2))[16:]
     ],
     targets.fuzz_peer_answer: [b"wwh12345", b"n"],
-    targets.fuzz_ledger_page: [page()],
     targets.fuzz_checkpoint: [weights(), b"\x80\x02}q\x00."],
     targets.fuzz_final: [transforms(), b"{}"],
     targets.fuzz_picture: [jpeg(), jpeg(progressive=True)],
@@ -99,7 +91,6 @@ def test_every_target_has_a_seed_that_is_right() -> None:
     options = {value for name, value in vars(targets).items() if name.startswith("fuzz_")}
     assert options == set(SEEDS)
     Manifest.parse(manifest(), "here")
-    ledger.as_interval(page(), Path("here"))
     for target, seeds in SEEDS.items():
         for seed in seeds:
             target(seed)

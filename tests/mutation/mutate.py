@@ -77,7 +77,7 @@ PARTS = {
         *("training/test_reference.py", "training/test_elastic.py", "training/test_balance.py"),
     ),
     "training/run": (
-        *("training/test_checkpoint.py", "training/test_ledger.py", "training/test_progress.py"),
+        *("training/test_checkpoint.py", "training/test_progress.py"),
         *("training/test_data_versions.py", "training/test_trackers.py", "training/test_loop.py"),
         *("training/test_device.py", "training/test_precheck.py"),
     ),

@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
+from tests.training.trained_rows import NOTED, exact_epochs
 from training import checkpoint, loop, optimizer, world
 from training import state as states
 from training.config import Config
@@ -44,7 +45,6 @@ from training.loop import train
 from training.phases import begin, loss
 from training.phases.start import TrainingRun
 from training.ranks import Ranks
-from training.run import ledger
 from training.run.resume import resumed
 from training.run.stop_requests import StopRequests
 from training.schedule import make_schedule
@@ -56,6 +56,7 @@ from training.world import joined
 SIZE = 8
 FULL_PART = 16 / int(os.environ["WORLD_SIZE"])  # of a global batch
 FOLDER = Path(sys.argv[1])
+os.environ |= NOTED
 
 
 class Double(nn.Module):
@@ -191,7 +192,7 @@ def settings(samples: int, name: str, **options: Any) -> Config:
         "data": str(FOLDER / str(samples)), "run_folder": str(FOLDER / "runs" / name),
         "epochs": 2, "batch_size": 16, "global_batch": 16, "lr": 0.05, "momentum": 0.9,
         "clip_grad": 0.5, "ema_decay": 0.5, "weight_decay": 0.01, "workers": 0,
-        "tensorboard": False, "device": "cpu", "exact_epochs": True, "ledger": True,
+        "tensorboard": False, "device": "cpu", "exact_epochs": True,
         "precision": "fp32",
     }  # fmt: skip
     return Config(**{**values, **options})
@@ -263,8 +264,7 @@ def compared(
 
 
 def exact_everywhere(run: str) -> None:
-    verdicts = list(ledger.verdicts(ledger.read(FOLDER / "runs" / run / "ledger")))
-    assert verdicts and all(verdict.exact for verdict in verdicts), list(map(str, verdicts))
+    assert exact_epochs(FOLDER / "runs" / run)
 
 
 def sizes(ranks: Ranks) -> tuple[int, ...]:

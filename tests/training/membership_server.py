@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import warm
+from tests.training.trained_rows import NOTED
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("elastic_ranks.py")
@@ -100,6 +101,7 @@ class MembershipServer:
             "RACKRUN_ADDRESS": "127.0.0.1",
             "RACKRUN_RUN_FOLDER": str(host.folder / "run"),
             "STEPS": str(host.folder / f"steps-{local}"),
+            **NOTED,
         }
 
     def run(self, until: Callable[[], bool], seconds: float = 90) -> None:

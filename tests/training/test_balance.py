@@ -17,6 +17,7 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests.training.membership_server import MembershipServer
 from tests.training.torchrun import output_of
+from tests.training.trained_rows import exact_epochs, trained_rows
 from training import checkpoint
 from training.config import Config, from_command_line
 from training.data.open import Planned, open_data
@@ -26,7 +27,6 @@ from training.data.transforms import Transforms
 from training.monitor.stragglers import Waiting
 from training.phases.balance import Balance, fastest_counts, remedy, why_even
 from training.ranks import Ranks
-from training.run import ledger
 from training.world import WorldError
 
 BATCH = 28
@@ -266,10 +266,14 @@ def left(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def counts(folder: Path, name: str) -> np.ndarray:
-    """Return the samples of each rank by step, from the ledger, which must be exact."""
-    intervals = ledger.read(folder / "runs" / name / "ledger")
-    assert all(verdict.exact for verdict in ledger.verdicts(intervals))
-    return np.concatenate([interval.counts for interval in intervals], axis=1)
+    """Return the samples of each rank by step, in epochs that must be exact."""
+    return counted(folder / "runs" / name)
+
+
+def counted(*runs: Path) -> np.ndarray:
+    """Return the samples of each rank by step, of a run with equally many ranks throughout."""
+    assert exact_epochs(*runs)
+    return np.array([[len(rows) for rows in ranks] for ranks in trained_rows(*runs).values()]).T
 
 
 def lines(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
@@ -315,18 +319,18 @@ def test_a_resumed_run_begins_with_the_cut_it_had(folder: Path) -> None:
     final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "again")]
     for name, tensor in final[0]["model"].items():
         assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
-    counts(folder, "again")
+    counted(folder / "runs" / "auto", folder / "runs" / "again")
 
 
 def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
     make_shards: Callable[..., Path], tmp_path: Path
 ) -> None:
     """In an elastic run the fastest of three ranks is killed: the others go on evenly in the step
-    that it interrupted, find the cut by their speeds, and the ledger is exact."""
+    that it interrupted, find the cut by their speeds, and the epoch is exact."""
     options = {
         "data": str(make_shards(train=(500, 12 * 110 - 499), val=(3, 2))), "epochs": 1,
         "exact_epochs": True, "global_batch": 12, "batch_size": 4, "workers": 0, "lr": 0.01,
-        "image_size": 8, "ledger": True, "tensorboard": False, "log_every_steps": 10,
+        "image_size": 8, "tensorboard": False, "log_every_steps": 10,
         "balance": "auto", "delays": DELAYS, "looks": LOOKS,
     }  # fmt: skip
     server = MembershipServer(tmp_path, (1, 1, 1), **options)
@@ -337,16 +341,12 @@ def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
     finally:
         server.close()
     assert server.codes == {0: [0], 1: [0], 2: [-9]}, server.outputs()
-    intervals = ledger.read(tmp_path / "host0" / "run" / "ledger")
-    assert all(verdict.exact for verdict in ledger.verdicts(intervals)), server.outputs()
-    before, after = (
-        np.concatenate(
-            [interval.counts for interval in intervals if len(interval.counts) == ranks], axis=1
-        ).T
-        for ranks in (3, 2)
-    )
+    runs = [tmp_path / f"host{host}" / "run" for host in (2, 1, 0)]
+    assert exact_epochs(*runs) == [[3, 2]], server.outputs()
+    by_step = [[len(rows) for rows in ranks] for ranks in trained_rows(*runs).values()]
+    before, after = ([step for step in by_step if len(step) == ranks] for ranks in (3, 2))
     assert len(before) == 55 and before[-1][2] >= 6 > 3 >= before[-1][0]
-    assert after[0].tolist() == [6, 6] and after[-2].tolist() == pytest.approx([4, 8], abs=1)
+    assert after[0] == [6, 6] and after[-2] == pytest.approx([4, 8], abs=1)
 
 
 def test_batch_norms_end_equal(folder: Path) -> None:

@@ -131,7 +131,7 @@ with joined(Config(device="cpu")) as ranks:
     os.chdir(Path(sys.argv[1], f"host{ranks.rank}"))
     config = Config(device="cpu", data="shards", **json.loads(sys.argv[2]))
     earlier = earlier_run(config, "catdog", replace(ranks, local_rank=0, local_world=1))
-    print(earlier.path, earlier.content["state"]["step"], earlier.source, flush=True)
+    print(earlier.path, earlier.content["state"]["step"], flush=True)
     ranks.all_reduce_max(0)
 """
 
@@ -160,7 +160,7 @@ def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path: Path, how
     job = warm.ranks(2, *args, env=env, stdout=subprocess.PIPE)
     printed = [rank.communicate()[0].split() for rank in job]
     expected = str(tmp_path / "host1" / attempts[0] / "checkpoints" / "step-00000006.pt")
-    assert printed == [[expected, "6", "1"]] * 2
+    assert printed == [[expected, "6"]] * 2
 
 
 def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
@@ -481,9 +481,9 @@ def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(
     assert own_folder("catdog", "given", ranks).path == Path("given")
 
 
-@pytest.mark.parametrize(("by_run", "source"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(("by_run", "newest"), [(False, b"ours"), (True, b"other")])
 def test_of_what_two_nodes_have_the_newest_is_taken(
-    by_run: bool, source: int, monkeypatch: pytest.MonkeyPatch
+    by_run: bool, newest: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later step of the run that was named; with `latest`, that of the later run."""
     offered = np.frombuffer(b"20260102-000000-catdog/step-00000003.pth", np.uint8)
@@ -495,4 +495,4 @@ def test_of_what_two_nodes_have_the_newest_is_taken(
     )
     monkeypatch.setattr(resume, "parse", lambda data, path: {})
     earlier = resume._newest(lambda: (ours, b"ours"), cast(Ranks, ranks), by_run)
-    assert earlier and earlier.source == source
+    assert earlier and earlier.data == newest

@@ -20,12 +20,12 @@ from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.lab import children
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
+from tests.training.trained_rows import NOTED, exact_epochs
 from tests.waiting import until
 from training import checkpoint, ranks, world
 from training.config import Config
 from training.meeting_point import HELLO, MOST_STRANGERS
 from training.membership import GroupOrder, RankMembership
-from training.run import ledger
 from training.run.resume import Earlier
 
 SETTINGS: dict[str, Any] = {
@@ -36,7 +36,6 @@ SETTINGS: dict[str, Any] = {
     "workers": 0,
     "lr": 0.05,
     "image_size": 8,
-    "ledger": True,
     "tensorboard": False,
     "log_every_steps": 3,
 }
@@ -87,7 +86,7 @@ def trained_alone(data: Path, folder: Path, **options: Any) -> Path:
         SCRIPT,
         json.dumps(options),
         "{}",
-        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPS": os.devnull},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "STEPS": os.devnull, **NOTED},
     )
     assert result.returncode == 0, result.stderr
     return folder
@@ -111,11 +110,8 @@ def check(server: MembershipServer, undisturbed: Path) -> Path:
     folder = next(hosts).folder / "run"
     check_weights(folder, undisturbed)
     assert evaluations(folder) == pytest.approx(evaluations(undisturbed), abs=1e-5)
-    verdicts = ledger.verdicts(ledger.read(RunFolder(folder).ledger))
-    assert len(verdicts) == 2 and all(verdict.exact for verdict in verdicts), (
-        [str(verdict) for verdict in verdicts],
-        server.outputs(),
-    )
+    runs = [host.folder / "run" for host in server.hosts]
+    assert len(exact_epochs(*runs, folder)) == 2, server.outputs()
     for number, formed in server.formed.items():
         assert len({(each["step"], each["digest"]) for each in formed.values()}) == 1, number
     lines = [json.loads(line) for line in RunFolder(folder).metrics.read_text().splitlines()]
@@ -210,7 +206,7 @@ def test_a_silent_rank_is_left_behind_and_fenced_off(start: Start, undisturbed: 
 def test_ranks_whose_launcher_is_gone_keep_their_last_step(
     start: Start, undisturbed: Any, data: Path, tmp_path: Path
 ) -> None:
-    """Their ledger is in the checkpoint, as others may still write theirs to the same disk."""
+    """The furthest of them is what a restart goes on from."""
     server = start(pause=0.1)
     server.run(lambda: step(server, 0) >= 3)
     server.end()
@@ -219,19 +215,17 @@ def test_ranks_whose_launcher_is_gone_keep_their_last_step(
     kept = [RunFolder(host.folder / "run") for host in server.hosts]
     steps = [[path.name for path in checkpoint.steps_in(run.checkpoints)] for run in kept]
     assert all(len(names) == 1 and names[0] >= "step-00000003.pt" for names in steps), steps
-    assert not any(run.ledger.exists() for run in kept)
     furthest = max(
         kept, key=lambda run: [path.name for path in checkpoint.steps_in(run.checkpoints)]
     )
     after = trained_alone(data, tmp_path / "after", resume=str(furthest.path))
     check_weights(after, undisturbed)
-    verdicts = ledger.verdicts(ledger.read(RunFolder(after).ledger))
-    assert [verdict.exact for verdict in verdicts] == [True, True], [*map(str, verdicts)]
+    assert len(exact_epochs(*(run.path for run in kept), after)) == 2
 
 
 def test_a_restart_on_other_hosts_has_the_images_per_step_of_before() -> None:
     """Hosts are lost for good or were added: with --elastic the batch of the checkpoint stays."""
-    earlier = Earlier(Path("step-00000007.pt"), {"identity": {"global batch": 12}}, 0, b"")
+    earlier = Earlier(Path("step-00000007.pt"), {"identity": {"global batch": 12}}, b"")
     assert earlier.with_batch(Config(elastic=True)).global_batch == 12
     assert earlier.with_batch(Config(elastic=True, global_batch=8)).global_batch == 8
     assert not earlier.with_batch(Config()).global_batch
@@ -464,7 +458,7 @@ def test_survivors_of_a_run_that_ends_keep_its_last_whole_step(
     """A restart loses no step that was finished, and a spoiled copy is passed over."""
     options = {**SETTINGS, "data": str(data), "batch_size": 6, "save_steps": 2}
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    env["STEPS"] = os.devnull
+    env |= {"STEPS": os.devnull, **NOTED}
     first = RunFolder(tmp_path / "first")
     for folder, die, codes in (
         (first, {"rank": "1", "at": "loss", "step": 4}, [1, -9]),
@@ -480,7 +474,7 @@ def test_survivors_of_a_run_that_ends_keep_its_last_whole_step(
             flip_a_byte(first.checkpoint(4))
             options["earlier_attempts"] = str(first.path)
     check_weights(tmp_path / "second", undisturbed)
-    assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(folder.ledger)))
+    assert exact_epochs(first.path, folder.path) == [[2], [2]]
 
 
 def flip_a_byte(path: Path) -> None:

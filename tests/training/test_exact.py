@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,14 +25,15 @@ from catdog.recipes import CatDog
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from tests import warm
+from tests.training.trained_rows import exact_epochs, trained_rows
 from training import checkpoint, loop
 from training.config import Config, from_command_line
 from training.data.open import Planned
-from training.data.pool import SamplePool
+from training.data.pool import SamplePool, training_mixture, training_pool
 from training.data.samples import StoredSample
 from training.data.transforms import Transforms
 from training.ranks import Ranks
-from training.run import ledger
+from training.run.noted_rows import VARIABLE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -207,7 +209,7 @@ def far(run: Path, other: Path) -> float:
 @pytest.mark.long  # test_restarts.py: three restarts in an epoch
 @pytest.mark.parametrize("kills", [2, 10])
 def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder: Path) -> None:
-    """kill -9 at random steps, then on with other numbers of ranks and workers: the ledger is
+    """kill -9 at random steps, then on with other numbers of ranks and workers: epochs are
     exact, the loss curve has no gap, and the weights are those of one uninterrupted process."""
     (code, output), *_ = ended(started(1, folder, "train", options("calm", save_minutes=0)))
     assert code == 0, output
@@ -231,8 +233,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
         else:
             results = ended(job)
             assert all(code == 0 for code, _ in results), results
-    verdicts = list(ledger.verdicts(ledger.read(RunFolder(run).ledger)))
-    assert [verdict.exact and verdict.steps for verdict in verdicts] == [11, 11, 11], verdicts
+    assert len(exact_epochs(run)) == 3 and len(trained_rows(run)) == total
     lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
     trained = [line["step"] for line in lines if line["kind"] == "train"]
     assert trained == list(range(1, total + 1))
@@ -242,7 +243,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
 def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     """Three nodes with disks of their own: the first is new, the second has an older checkpoint
     (its newest is damaged), the third the newest. All go on from that one, and each of them
-    could go on alone afterwards: checkpoints and ledger are complete everywhere."""
+    could go on alone afterwards: it has the checkpoints."""
     runs = [folder / "runs" / name for name in ("new", "older", "newest")]
     for name, epochs in (("older", 1), ("newest", 2)):
         (code, output), *_ = ended(
@@ -262,8 +263,7 @@ def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
     assert "resumed after step 22" in results[0][1]
     for run in runs:
         assert {22, 33} <= {int(path.stem[5:]) for path in run.glob("checkpoints/step-*.pt")}
-        verdicts = ledger.verdicts(ledger.read(RunFolder(run).ledger))
-        assert [verdict.exact and verdict.ranks for verdict in verdicts] == [(1,), (1,), (3,)]
+    assert exact_epochs(*runs) == [[1], [1], [3]]
     states = [checkpoint.read(RunFolder(run).checkpoint(33))["state"]["model"] for run in runs]
     assert same(states[0], states[1]) and same(states[0], states[2])
     none = ended(started(1, folder, "train", options("none", resume=str(folder / "nowhere"))))
@@ -298,20 +298,41 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def test_any_step_and_any_number_of_workers_give_the_same_bits(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that goes on from any step, and one with other loader workers, ends with the weights
     of the run that did neither, bit for bit; --splitshards is another name of all this."""
     data = folder / "61"
-    every_step = ("--save-minutes", "1e-9", "--keep-checkpoints", "99", "--ledger")
+    monkeypatch.setenv(VARIABLE, "1")
+    every_step = ("--save-minutes", "1e-9", "--keep-checkpoints", "99")
     whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)
     assert same(whole, trained_alone(data, tmp_path / "three", "--splitshards", "--workers", "3"))
     for step in (1, 6, 7, 8, 13):  # 7 steps make an epoch
         origin = RunFolder(tmp_path / "whole").checkpoint(step)
         run = tmp_path / f"from-{step}"
-        went_on = trained_alone(data, run, "--exact-epochs", "--ledger", "--resume", str(origin))
+        went_on = trained_alone(data, run, "--exact-epochs", "--resume", str(origin))
         assert same(whole, went_on), step
-        assert all(verdict.exact for verdict in ledger.verdicts(ledger.read(RunFolder(run).ledger)))
+        assert exact_epochs(tmp_path / "whole", run) == [[1], [1]]
+
+
+def test_a_mixture_has_each_sample_as_often_as_its_weights_say(
+    make_shards: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two folders and classes with weights: one class twice, the other every other epoch."""
+    monkeypatch.setenv(VARIABLE, "1")
+    first, further = make_shards(train=(11, 2), val=(2, 2)), make_shards(train=(7,), val=(2, 2))
+    chosen = ("--class-weights", "disc=2,box=0.5", "--extra-data", f"{further}=0.5")
+    trained_alone(first, tmp_path / "run", "--exact-epochs", "--epochs", "3", *chosen)
+    config = Config(data=str(first), class_weights=chosen[1], extra_data=chosen[3])
+    mixture = training_mixture(config, training_pool(config))
+    times = {epoch: np.bincount(mixture.rows(epoch), minlength=20) for epoch in range(3)}
+    assert exact_epochs(tmp_path / "run", due=times) == [[1], [1], [1]]
+    labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]
+    ours, theirs = np.arange(20) < 13, np.arange(20) >= 13
+    assert times[0][ours & (labels == 0)].tolist() == [2] * 7
+    assert (times[0] + times[1])[ours & (labels == 1)].tolist() == [1] * 6
+    assert times[0][theirs & (labels == 0)].tolist() == [1] * 4
+    assert times[0][theirs & (labels == 1)].sum() == 1
 
 
 def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
@@ -351,7 +372,6 @@ def test_chosen_samples_are_all_that_is_trained_on(
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
-        (["--ledger"], "--ledger needs --exact-epochs"),
         (["--exact-epochs", "--steps-per-epoch", "9"], "how many steps an epoch has"),
         (["--only-classes", "dodo"], "no class 'dodo': there are disc, box"),
         (["--class-weights", "disc"], "'disc' is not NAME=WEIGHT"),

@@ -615,7 +615,7 @@ def test_a_report_that_cannot_be_drawn_fails_no_run(
     assert "model" in checkpoint.read(tmp_path / "final.pt")
 
 
-@pytest.mark.parametrize("options", [{}, {"exact_epochs": True, "ledger": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=str)
 def test_a_set_without_validation_trains_without_evaluation(
     make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
 ) -> None:

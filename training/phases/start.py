@@ -24,11 +24,9 @@ from training.phases.loss import class_weights
 from training.ranks import Ranks
 from training.run.data_version import pinned
 from training.run.progress import ProgressReporter, report_start
-from training.run.recorder import RunRecorder
 from training.run.resume import Earlier, earlier_run
 from training.run.stop_requests import NOTHING, REGROUP, StopRequests
 from training.schedule import Schedule, make_schedule
-from training.sync.step_exchange import StepExchange
 from training.task import Task
 from training.world import alone, joined, planned_world
 
@@ -86,16 +84,6 @@ class TrainingRun:
         It is an exchange: all ranks have to ask at the same point of the run.
         """
         return self.ranks.all_reduce_max(self.pending())
-
-    def begin_exchange(
-        self, exchange: StepExchange, log: RunRecorder, step: int, batch: Batch
-    ) -> None:
-        """Begin what ranks exchange during a step beside gradients."""
-        exchange.begin()
-        note = log.note_rows(step)
-        if note and batch.rows is not None:
-            most = int(self.data.cut(step).most(self.data.samples_in(step)).max())
-            exchange.send_rows(batch.rows, most, note)
 
     def check_group(self) -> None:
         """Raise ConnectionAbortedError if the launcher has given up the group of this rank."""

@@ -12,7 +12,6 @@ from training import checkpoint
 from training.checkpoint import BackgroundSaves, Content
 from training.counts import check_weights
 from training.ranks import Ranks
-from training.run.ledger import Ledger
 from training.run.progress import ProgressReporter
 from training.state import TrainingState
 
@@ -20,20 +19,18 @@ NOTHING, DUE, BEST = 0, 1, 2
 
 
 class RunCheckpoints:
-    """Saves the state of a run, and the pages of its ledger with it."""
+    """Saves the state of a run."""
 
     def __init__(
         self,
         folder: RunFolder,
         ranks: Ranks,
-        ledger: Ledger,
         progress: ProgressReporter,
         content: Content,
     ) -> None:
         """Take what is in every checkpoint beside the state: what the run is, its identity."""
         self._folder = folder
         self._ranks = ranks
-        self._ledger = ledger
         self._progress = progress
         self._content = content
         self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
@@ -71,7 +68,6 @@ class RunCheckpoints:
         self._progress.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait()  # for the save before: its copy of the state is written over now
-        self._ledger.write(state.step)
         # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
         # rank: a run that resumes goes on with the same numbers as one that was not interrupted.
         statistics = self._ranks.gather_statistics(state.model)
@@ -90,23 +86,16 @@ class RunCheckpoints:
         if owed := self._ranks.all_reduce_max(self.owed):
             self.save(state, owed == BEST)
 
-    def keep_step(self, state: TrainingState, others_go_on: bool) -> None:
+    def keep_step(self, state: TrainingState) -> None:
         """Save the last whole step without the other ranks, of which one is lost.
 
-        Batch norms keep the statistics of this rank, as nobody can take the mean any more. Where
-        others may go on, their ledger may be on the same disk: what this rank has noted of it is
-        then in the checkpoint, and in no page.
+        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
         """
         if not self._saves or not state.is_finite:
             return
         self.wait()
         if self._folder.checkpoint(state.step).exists():
             return
-        if others_go_on:
-            noted = self._ledger.state_dict().items()
-            self._content["noted"] = {name: torch.from_numpy(array) for name, array in noted}
-        else:
-            self._ledger.write(state.step)
         self._begin(self._saves, state, None, best=False)
         self.wait()
 

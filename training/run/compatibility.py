@@ -46,7 +46,7 @@ FREE = {
     *(field.name for field in fields(OutputSettings)),
     *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
     *("data", "cache", "cache_size", "cache_peers", "prefetch", "workers", "first_batch_seconds"),
-    *("ledger", "global_batch", "numa_binding"),
+    *("global_batch", "numa_binding"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
 NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}

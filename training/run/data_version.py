@@ -137,13 +137,6 @@ def with_locations(config: Config, folders: Sequence[str]) -> Config:
     return replace(config, data=folders[0], extra_data=extra)
 
 
-def at_recorded(config: Config, content: Mapping[str, Any]) -> Config:
-    """Return the settings with the versions that a run has recorded, where they are there."""
-    digests = chain(recorded_digests(content), repeat(""))
-    pairs = zip(locations(config), digests, strict=False)
-    return with_locations(config, [chosen(each, digest).location for each, digest in pairs])
-
-
 def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return type and shape of each tensor as text."""
     return {

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +20,9 @@ from training.config import Config
 from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
 from training.data.open import Data
 from training.monitor.stragglers import Waiting
-from training.ranks import Ranks, Rows
+from training.ranks import Ranks
 from training.run.checkpoints import RunCheckpoints
 from training.run.folder import run_name
-from training.run.ledger import Ledger, page_paths
 from training.run.metrics import MetricsWriter, lines_until
 from training.run.progress import Pace, ProgressReporter
 from training.run.resume import Earlier
@@ -52,11 +50,8 @@ class RunRecorder:
         self._described = described
         self._classes = len(described["classes"])
         self._identity = identity
-        digest = next(iter(data.versions.values()), "")
-        writes = False  # before `enter` says which rank of a group writes to which disk
-        self._ledger = Ledger(folder.ledger, ranks, writes, data.rows, data.epoch_steps, digest)
         self.checkpoints = RunCheckpoints(
-            folder, ranks, self._ledger, self.progress, {"identity": identity, **described}
+            folder, ranks, self.progress, {"identity": identity, **described}
         )
         # Accuracy on noise means nothing.
         self._judges = data.has_evaluation and not config.synthetic
@@ -102,7 +97,6 @@ class RunRecorder:
             self._config.synthetic or self.folder.first_batch.exists()
         )
         self.progress.enter(ranks)
-        self._ledger.enter(ranks, writes)
         self.checkpoints.enter(ranks, writes, self._config.keep_checkpoints)
         self._keep_files()
 
@@ -113,7 +107,6 @@ class RunRecorder:
             return
         if (best := files.pop(self.folder.best.name, None)) is not None:
             write_whole(self.folder.best, best.numpy().tobytes())
-        self._ledger.replace(page.numpy().tobytes() for page in files.values())
 
     def open(self, step: int, resolved: Content) -> None:
         """Write the settings and what they were resolved to, and all that came before."""
@@ -146,10 +139,6 @@ class RunRecorder:
         # So that this node could resume alone, it gets what others have.
         if self.checkpoints.writes:
             checkpoint.keep_best(earlier.folder, self.folder)
-        if self._config.ledger:
-            self._ledger.go_on(step, earlier.folder.ledger, earlier.source)
-            if noted := earlier.content.get("noted"):
-                self._ledger.load_state_dict({name: t.numpy() for name, t in noted.items()})
         # On every node: whichever survives can go on from here without those that saved it.
         path = self.folder.checkpoint(step)
         if self.checkpoints.writes and not path.exists():
@@ -157,10 +146,6 @@ class RunRecorder:
         if self.checkpoints.writes:
             self.progress.phase(phases.START, checkpoint=step)
         earlier.release()
-
-    def note_rows(self, step: int) -> Callable[[Rows, Rows], None] | None:
-        """Return what notes the samples of a step; None without --ledger."""
-        return partial(self._ledger.note, step) if self._config.ledger else None
 
     def step(self, step: int) -> None:
         """Report that a step is done."""
@@ -183,20 +168,15 @@ class RunRecorder:
         `files`: with those of the run folder, for a host that lacks them.
         """
         lines = self._metrics.lines if self._metrics else []
-        ledger = {
-            name: torch.from_numpy(array) for name, array in self._ledger.state_dict().items()
-        }
-        earlier = self._earlier.folder if self._earlier else self.folder
-        paths = [*page_paths(earlier.ledger), earlier.best] if files else []
+        best = (self._earlier.folder if self._earlier else self.folder).best
         return {
             "lines": lines,
-            "ledger": ledger,
             "resolved": json.dumps(self.resolved),
             "pace": self._pace.state_dict(),
             "steps": [self.logged, self.checkpoints.owed],
             "files": {
                 path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-                for path in paths
+                for path in ([best] if files else [])
                 if path.exists()
             },
         }
@@ -206,7 +186,6 @@ class RunRecorder:
         self._earlier = None
         if self._metrics:
             self._metrics.lines[:] = record["lines"]
-        self._ledger.load_state_dict({name: t.numpy() for name, t in record["ledger"].items()})
         self.resolved = json.loads(record["resolved"])
         self._pace.load_state_dict(record["pace"])
         logged, owed = record["steps"]

@@ -29,7 +29,6 @@ class Earlier:
 
     path: Path
     content: Content
-    source: int  # a rank whose node has it
     data: bytes  # the whole file
 
     @property
@@ -108,7 +107,7 @@ def _newest(
     own_text = str(own_path).encode() if own_path else None
     path = Path(ranks.broadcast_bytes(own_text, source).decode())
     data = ranks.broadcast_bytes(own_data, source)
-    return Earlier(path, parse(data, path), source, data)
+    return Earlier(path, parse(data, path), data)
 
 
 def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:

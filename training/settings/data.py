@@ -12,7 +12,6 @@ from rackrun.errors import UsageError
 from rackrun.shapes import Between
 from training.settings import Slice, option
 
-EXACT_ONLY = ("global_batch", "ledger")
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""
 Patience = Annotated[float, Between(0.001, 1e6, "more than 0, and at most 1,000,000")]
@@ -56,8 +55,6 @@ class DataSettings(Slice):
     elastic: Annotated[bool, Hidden] = False
     """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
     is in the group."""
-    ledger: bool = False
-    """Exact epochs: record which samples each rank trained on (`rackrun ledger`)."""
     only_classes: str = ""
     """Train only on these classes, by name or number: cat,dog."""
     class_weights: str = ""
@@ -117,13 +114,9 @@ class DataSettings(Slice):
                 f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
                 " and chosen samples plan otherwise: type --aug-repeats 1"
             )
-        if not self.exact_epochs:
-            problems += [
-                f"{option(name)} needs --exact-epochs"
-                for name in EXACT_ONLY
-                if getattr(self, name)
-                and not (name == "global_batch" and (self.elastic or self.balance == "auto"))
-            ]
+        can_choose = self.exact_epochs or self.elastic or self.balance == "auto"
+        if self.global_batch and not can_choose:
+            problems.append("--global-batch needs --exact-epochs")
         return problems
 
     def require_data(self, task: str) -> None:

@@ -1,28 +1,18 @@
-"""What ranks exchange in a step beside gradients: requests, times, rows for the ledger.
+"""What ranks exchange in a step beside gradients: requests, and times with them.
 
-An exchange begins with a step and overlaps with it. That of rows is complete on every rank before
-anything of the step counts: what a rank knows of a step that it has taken, it knows of all ranks,
-also of one that is lost a moment later.
-
-That of requests, with which other numbers travel, is read some steps later, so that no step waits
-for it: among 64 ranks, a message of 1 ms becomes a sum after 126 of them, and a step of a GPU takes
-a few. How many steps later is agreed in the exchange before, since all ranks must follow a request
-after the same step: twice as many as any of them lately took. Where exchanges are complete within
-their step, that is none.
+An exchange begins with a step, overlaps with it, and is read some steps later, so that no step
+waits for it: among 64 ranks, a message of 1 ms becomes a sum after 126 of them, and a step of a GPU
+takes a few. How many steps later is agreed in the exchange before, since all ranks must follow a
+request after the same step: twice as many as any of them lately took. Where exchanges are complete
+within their step, that is none.
 """
 
 from collections import deque
 from collections.abc import Callable
 
-import numpy as np
-import torch
-
-from training.ranks import PendingMax, Ranks, Rows
+from training.ranks import PendingMax, Ranks
 
 RECENT = 32  # exchanges whose duration counts
-
-Note = Callable[[Rows, Rows], None]
-"""Takes the number of samples of each rank, and their rows in the index, by rank."""
 
 
 class StepExchange:
@@ -46,8 +36,6 @@ class StepExchange:
         self._lag = 0  # steps after which it is read, on all ranks
         self._durations = deque([0], RECENT)
         self._agreed = 0
-        self._rows: Callable[[], torch.Tensor] | None = None
-        self._note: Note | None = None
 
     def begin(self) -> None:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
@@ -56,13 +44,6 @@ class StepExchange:
             lag = 2 * max(self._durations)
             self._requests = self._ranks.all_reduce_max_later(self._pending(), lag, *self._others())
             self._steps, self._took = 0, None
-
-    def send_rows(self, rows: torch.Tensor, most: int, note: Note) -> None:
-        """Exchange rows as well, `most` of a rank at most; `note` takes those of all ranks."""
-        sent = torch.zeros(1 + most, dtype=torch.int32)
-        sent[0] = len(rows)
-        sent[1 : 1 + len(rows)] = rows
-        self._rows, self._note = self._ranks.all_gather_later(sent), note
 
     def complete(self) -> None:
         """Wait until all that this step needs is here."""
@@ -74,10 +55,6 @@ class StepExchange:
                 self._durations.append(self._steps + 1 if self._took is None else self._took)
                 (self._agreed, self._lag, *self.largest), self._requests = requests.wait(), None
             self._steps += 1
-        if self._rows and self._note:
-            table, self._rows = self._rows().numpy(), None
-            counts, rows = table[:, 0].copy(), table[:, 1:]  # (world,), (world, most)
-            self._note(counts, rows[np.arange(rows.shape[1]) < counts[:, None]])
 
     @property
     def request(self) -> int:
