@@ -15,7 +15,7 @@ LAUNCHES = ("local", "ssh", "ray", "node", "check")
 
 NAMES = (
     *(*LAUNCHES, "rack", "ps", "rerun", "report", "attach", "logs", "status", "stop"),
-    *("track", "evaluate", "predict", "models", "export"),
+    *("evaluate", "predict", "models", "export"),
     *("convert", "doctor", "serve", "completion"),
 )
 """All commands; rackrun/cli/dispatch.py has the module of each."""

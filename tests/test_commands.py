@@ -41,7 +41,6 @@ from tests.mnist import digits
 from training.config import from_command_line
 from training.export.command import Export
 from training.predict import Predict
-from training.track.command import TrackOptions
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 TAKE_MINUTES = (
@@ -69,7 +68,6 @@ OURS = re.compile(r"(?:\./run-(?:local|ssh|ray)|(?<!install )rackrun)(?!\S).*")
 TESTED_ELSEWHERE = (
     *("examples/mnist", r"hosts\.txt mnist", "--exclude", r"\.onnx", r"\.pt2", "--track"),
     *(
-        "local track",
         "index 'https",
         "index tars/",
         "append tars",
@@ -261,7 +259,6 @@ READ: dict[str, Callable[[list[str]], object]] = {
     "export": lambda words: parser.parse(Export, "export", words),
     "predict": lambda words: parser.parse(Predict, "predict", words),
     "serve": lambda words: nginx._read(nginx.Serve, "", words),
-    "track": lambda words: parser.parse(TrackOptions, "track", words),
 }
 """Command -> what reads the words that follow its name."""
 

@@ -1,6 +1,6 @@
 """python -m training TASK: train, `TASK predict`, `TASK check`;
 evaluate MODEL DATA; predict MODEL IMAGE...; export MODEL FILE;
-track wandb|mlflow RUN: send a run to a tracker; deep-check: measure hosts and GPUs.
+track wandb|mlflow RUN: follow a run for a tracker; deep-check: measure hosts and GPUs.
 """
 
 from importlib import import_module

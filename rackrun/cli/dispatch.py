@@ -55,7 +55,6 @@ COMMANDS = {
     "stop": ModuleCommand(
         "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
     ),
-    "track": ModuleCommand("Runs", "Send a run to W&B or MLflow.", "training.track.command"),
     "evaluate": ModuleCommand("Models", "Evaluate a model on a split.", "training.judge.command"),
     "predict": ModuleCommand("Models", "Classify images with a model.", "training.predict"),
     "models": ModuleCommand("Models", "List published models.", "training.models.list_command"),

@@ -52,6 +52,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "board": "type attach, or report --watch for a page that is drawn again and again",
         "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",
         "ledger": "with --exact-epochs, which samples a step has follows from seed, epoch and step",
+        "track": "type --track wandb,mlflow with the run",
     }
 )
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""

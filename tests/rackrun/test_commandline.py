@@ -242,7 +242,7 @@ def test_a_command_keeps_its_own_default_of_a_shared_option() -> None:
 
 
 def test_train_is_answered_by_how_to_train() -> None:
-    """The closest name, track, is something else."""
+    """There is no such command: the task is named after the way to launch."""
     with pytest.raises(errors.UsageError, match="type: rackrun local TASK, or rackrun ssh"):
         dispatch.run(["train", "--data", "data/shards"])
 

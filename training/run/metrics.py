@@ -5,7 +5,6 @@ the same weight.
 """
 
 import json
-import shlex
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.commands import called
 from rackrun.errors import MissingPackage
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
@@ -190,7 +188,7 @@ class Tracker:
             self._warn(str(error.strerror))
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        command = ["-m", "training", "track", self._name, str(self._folder), "--follow"]
+        command = ["-m", "training", "track", self._name, str(self._folder)]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *command],
@@ -236,8 +234,8 @@ class Tracker:
             with suppress(OSError):
                 self._process.stdin.close()
         self._process = None
-        later = f"{called('track')} {self._name} {shlex.quote(str(self._folder))}"
-        self._say(f"--track {self._name}: {why}; to send the rest later, type: {later}")
+        rest = f"what it has not got is in {RunFolder(self._folder).metrics}"
+        self._say(f"--track {self._name}: {why}; {rest}")
 
 
 def check_trackers(names: list[str]) -> None:

@@ -2,10 +2,10 @@
 
     config.json, metrics.jsonl, report.html  ->  wandb, mlflow
 
-    rackrun track wandb RUN             send what was not sent yet
-    rackrun track wandb RUN --follow    and what comes, until standard input ends
+    python -m training track wandb RUN
 
-The first rank starts it. A run writes these files anyway and never waits for who reads them: so
+The first rank starts it. It sends what was not sent yet and what comes, until standard input ends
+with the outcome of the run. A run writes these files anyway and never waits for who reads them: so
 a tracker that fails, or hangs, harms no step, and one that is slow loses nothing.
 """
 
@@ -13,22 +13,15 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Protocol
 
-from rackrun.commandline.options import Examples, Positional
-from rackrun.commandline.parser import parse
-from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.contract.files import TrackerName
-from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.errors import MissingPackage, Problem
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import MetricsReader, read_settings
-from rackrun.runs import folder_of_run
-from rackrun.terminal import one_line, say
-from rackrun.units import plural
+from rackrun.terminal import one_line
 from training.track.lines import END_SECONDS, Line, Sent, read_sent, summary, write_sent
 
 POLL_SECONDS = 1.0
@@ -38,23 +31,6 @@ QUIET = {  # these libraries report how they are used, which a closed network wo
     "WANDB_ERROR_REPORTING": "false",
     "WANDB_SILENT": "true",
 }
-
-
-@dataclass(frozen=True)
-class TrackOptions:
-    """Options of `track`."""
-
-    examples: ClassVar[Examples] = (
-        ("{prog} wandb runs/latest", "to Weights & Biases"),
-        ("{prog} mlflow runs/latest", "to MLflow"),
-    )
-
-    tracker: Positional[TrackerName]
-    """Where to send the run."""
-    run: Positional[Path]
-    """Run folder, such as runs/20260102-030405-catdog."""
-    follow: bool = False
-    """Continue until standard input ends with the outcome of the run."""
 
 
 class TrackedRun(Protocol):
@@ -71,33 +47,24 @@ class TrackedRun(Protocol):
 
 
 def main(args: list[str]) -> None:
-    """Send a run to a tracker."""
-    options = parse(TrackOptions, called("track"), args)
-    options = replace(options, run=folder_of_run(options.run))
-    if not RunFolder(options.run).config.exists():
-        raise UsageError(f"{options.run}: not the folder of a run: config.json is missing")
+    """Send a run to a tracker: `args` are its name and the folder of the run."""
+    tracker, folder = args[0], Path(args[1])
     os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
     try:
-        count = send(options.tracker, options.run, RunEnding(options))
+        send(tracker, folder, RunEnding())
     except (Problem, MemoryError):
         raise
     except Exception as error:  # of a library that talks to a server: any
-        raise Problem(f"{options.tracker}: {one_line(str(error)) or repr(error)}") from error
-    if not options.follow:
-        lines = plural(count, "new line")
-        say(f"{options.run}: {lines} of metrics.jsonl sent to {options.tracker}")
+        raise Problem(f"{tracker}: {one_line(str(error)) or repr(error)}") from error
 
 
 class RunEnding:
-    """How the run ended, once it has: a word on standard input; or what its folder shows."""
+    """How the run ended, once it has: a word on standard input."""
 
-    def __init__(self, options: TrackOptions) -> None:
-        self.verdict = "finished" if RunFolder(options.run).final.exists() else "failed"
+    def __init__(self) -> None:
+        self.verdict = "failed"
         self._over = threading.Event()
-        if options.follow:
-            threading.Thread(target=self._listen, daemon=True).start()
-        else:
-            self._over.set()
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def wait(self, seconds: float) -> bool:
         """Return whether the run has ended, waiting for `seconds` at most."""
@@ -109,14 +76,14 @@ class RunEnding:
         self._over.set()
 
 
-def send(tracker: str, folder: Path, ending: RunEnding) -> int:
-    """Send what a tracker lacks of a run, until the run has ended; return the number of lines."""
+def send(tracker: str, folder: Path, ending: RunEnding) -> None:
+    """Send what a tracker lacks of a run, until the run has ended."""
     sent, metrics = read_sent(folder, tracker), MetricsReader(RunFolder(folder).metrics)
     run = opened(tracker, folder, sent)
     steps = sent.steps if run.id == sent.id else {}  # a new run has none of those of another one
     sent = Sent(run.id, run.location, steps)
     write_sent(folder, tracker, sent)
-    over, count, result = False, 0, dict[str, float]()
+    over, result = False, dict[str, float]()
     while not over:
         over = ending.wait(POLL_SECONDS)
         while new := metrics.next_lines():
@@ -124,11 +91,9 @@ def send(tracker: str, folder: Path, ending: RunEnding) -> int:
             if lacking := [line for line in new if sent.lacks(line)]:
                 run.log(lacking)
                 sent = sent.plus(lacking)
-                count += len(lacking)
                 write_sent(folder, tracker, sent)
     run.end(ending.verdict, result, RunFolder(folder).report)
     write_sent(folder, tracker, sent)
-    return count
 
 
 def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:

@@ -124,7 +124,6 @@ USAGE = [
     ("./run-ssh python train.py", "comes first: ./run-ssh hosts.txt -- python train.py"),
     ("./run-ssh --hostfile hosts.txt catdog", "without an option: ./run-ssh hosts.txt catdog"),
     ("./run-local report runs/latest", "runs/latest: no such run; ./run-ssh ps lists the runs"),
-    ("./run-local track wandb a3f2", "no run a3f2 is known here; ./run-ssh ps lists all"),
     ("./run-local predict a3f2 a.jpg", "a3f2: no such run or file; type another; ./run-ssh ps"),
     ("./run-local doctor --out . a3f2 a3f2", "a3f2: no such run or file; type another; ./run-ssh"),
     ("./run-local completion fish", "not for fish; type: ./run-local completion bash|zsh"),

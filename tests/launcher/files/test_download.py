@@ -199,7 +199,7 @@ ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 @pytest.mark.parametrize("path", [*OURS, *ONLY_HERE])
 def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
     """Neither settings, which `rerun` would run here, nor a page for our browser, nor the id of
-    another run of a tracker, which `track` would continue."""
+    another run of a tracker, which a resumed run would continue."""
     data = replies(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
     host = Recorded(data + replies(b"{}", b"{}"))
     with pytest.raises(Problem, match="a file that is not a host's is offered"):
