@@ -204,7 +204,7 @@ def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
         compute = set_up(config, ranks)
         earlier = resumed(config.resume, task.name, ranks) if config.resume else None
         if earlier:
-            config = earlier.with_batch(config)
+            config = earlier.resolved(config)
         data = open_data(
             config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
         )

@@ -226,9 +226,9 @@ def test_ranks_whose_launcher_is_gone_keep_their_last_step(
 def test_a_restart_on_other_hosts_has_the_images_per_step_of_before() -> None:
     """Hosts are lost for good or were added: with --elastic the batch of the checkpoint stays."""
     earlier = Earlier(Path("step-00000007.pt"), {"identity": {"global batch": 12}}, b"")
-    assert earlier.with_batch(Config(elastic=True)).global_batch == 12
-    assert earlier.with_batch(Config(elastic=True, global_batch=8)).global_batch == 8
-    assert not earlier.with_batch(Config()).global_batch
+    assert earlier.resolved(Config(elastic=True)).global_batch == 12
+    assert earlier.resolved(Config(elastic=True, global_batch=8)).global_batch == 8
+    assert not earlier.resolved(Config()).global_batch
 
 
 def is_running(pid: int) -> bool:
