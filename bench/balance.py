@@ -27,13 +27,13 @@ from rackrun.atomic import write_whole
 from rackrun.commandline.parser import parse
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.run_folder import RunFolder
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
+from rackrun.training import checkpoint
+from rackrun.training.ranks import Ranks
 from tests import warm
 from tests.training.conftest import SHAPES, pack
 from tests.training.torchrun import output_of
 from tests.training.trained_rows import exact_epochs, trained_rows
-from training import checkpoint
-from training.ranks import Ranks
 
 EPOCHS = 4
 REACHED = 200  # steps in which the cut must have been found

@@ -31,15 +31,15 @@ import torch
 
 from bench.images import write_shards
 from bench.usage import cpu_seconds
-from imagenet.model import TASK
-from imagenet.recipes import ImageNet
-from nginx.serve import NginxServer, serving
-from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.nginx.serve import NginxServer, serving
+from rackrun.nginx.site import Site
+from rackrun.training.data.open import open_data
+from rackrun.training.world import joined
 from tests.launcher.netlab import Cables
-from training.data.open import open_data
-from training.world import joined
 
 CLONE_NEWNET = 0x40000000
 STEP_IMAGES = 16  # of each host

@@ -91,7 +91,7 @@ def contestants(archives: dict[str, Path], out: Path) -> dict[str, list[str]]:
 
     def convert(source: str) -> list[str]:
         sizes = (f"--shards={SHARDS}", f"--workers={CORES}")
-        return [sys.executable, "-m", "convert", "catdog", source, str(out), *sizes]
+        return [sys.executable, "-m", "rackrun.convert", "catdog", source, str(out), *sizes]
 
     def shard_writer(source: str, workers: int) -> list[str]:
         return [sys.executable, "-m", "bench.convert", SHARD_WRITER, source, str(out), str(workers)]

@@ -35,18 +35,18 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from bench.images import commented, jpeg
-from convert.doctor.checks import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding, copied
-from convert.doctor.command import Doctor, examined
-from convert.doctor.fingerprints import FINGERPRINT, Fingerprints, fingerprint
-from convert.doctor.near_copies import NearPair, Prints, near_pairs
-from convert.folder import FolderOfClasses
-from convert.options import Packing
 from rackrun.commandline.options import Positional
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from shards.open import open_source
+from rackrun.convert.doctor.checks import LABEL, LEAK, NEAR_COPY, NEAR_LEAK, Finding, copied
+from rackrun.convert.doctor.command import Doctor, examined
+from rackrun.convert.doctor.fingerprints import FINGERPRINT, Fingerprints, fingerprint
+from rackrun.convert.doctor.near_copies import NearPair, Prints, near_pairs
+from rackrun.convert.folder import FolderOfClasses
+from rackrun.convert.options import Packing
+from rackrun.shards.open import open_source
+from rackrun.training.judge.labels import suspects
 from tests.mnist.digits import TRAINED_ON, digits
-from training.judge.labels import suspects
 
 ROOT = Path(__file__).parents[1]
 TILE = 240  # pixels

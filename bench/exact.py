@@ -35,20 +35,20 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.images import write_shards
 from bench.turns import in_turn
 from bench.usage import family_cpu_seconds
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from shards.open import open_source
+from rackrun.shards.open import open_source
+from rackrun.training.config import Config
+from rackrun.training.data.open import open_data
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.order.epoch import shuffled
+from rackrun.training.data.order.reading import Reader, Reading
+from rackrun.training.ranks import Ranks
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.uneven_inputs import joined_by_all
 from tests.launcher.lab import free_port
-from training.config import Config
-from training.data.open import open_data
-from training.data.order.cut import Cut
-from training.data.order.epoch import shuffled
-from training.data.order.reading import Reader, Reading
-from training.ranks import Ranks
-from training.state import TrainingState
-from training.sync.uneven_inputs import joined_by_all
 
 IMAGES = 1600  # that the loader makes in a round
 RANKS, WORKERS, BATCH = 4, 2, 16  # of the comparison of samples; the batch is each rank's
@@ -184,7 +184,15 @@ def speed(shards: Path, rounds: int) -> None:
                 "--device", "cpu", "--crop-area", "0.5", "--no-tensorboard",
                 "--log-every-steps", "1000", *(["--exact-epochs"] if exact else []),
             ]  # fmt: skip
-            command = [sys.executable, "-c", REAPER, sys.executable, "-m", "catdog", *options]
+            command = [
+                sys.executable,
+                "-c",
+                REAPER,
+                sys.executable,
+                "-m",
+                "rackrun.catdog",
+                *options,
+            ]
             before = sum(os.times()[2:4])
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             cpu = sum(os.times()[2:4]) - before

@@ -36,25 +36,25 @@ from torch.nn.functional import cross_entropy
 from bench.images import write_shards
 from bench.loop import WARM_UP_STEPS, bare, looped
 from bench.turns import in_turn
-from catdog.demo import main as draw
-from catdog.model import TASK as CATDOG
-from catdog.recipes import DemoRecipe
-from imagenet.model import TASK
-from imagenet.recipes import ImageNet
+from rackrun.catdog.demo import main as draw
+from rackrun.catdog.model import TASK as CATDOG
+from rackrun.catdog.recipes import DemoRecipe
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.errors import UsageError
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import ImageNet
 from rackrun.run_folder import RunFolder
 from rackrun.tables import table
+from rackrun.training.data.loader import on_device
+from rackrun.training.data.open import Synthetic, open_data
+from rackrun.training.data.samples import Batch
+from rackrun.training.device import set_up
+from rackrun.training.loop import run as train
+from rackrun.training.ranks import Ranks
+from rackrun.training.state import TrainingState
+from rackrun.training.world import joined
 from rackrun.user_code.sources import nearest
-from training.data.loader import on_device
-from training.data.open import Synthetic, open_data
-from training.data.samples import Batch
-from training.device import set_up
-from training.loop import run as train
-from training.ranks import Ranks
-from training.state import TrainingState
-from training.world import joined
 
 PRECISIONS = ("bf16", "fp16")
 LISTED = 12  # operations

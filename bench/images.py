@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from convert.folder import FolderOfClasses
-from convert.options import Packing
+from rackrun.convert.folder import FolderOfClasses
+from rackrun.convert.options import Packing
 
 CLASSES = 10
 COPIES = 8  # of each photograph, unlike by a comment only: drawing all would take too long

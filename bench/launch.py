@@ -44,11 +44,11 @@ import psutil
 
 from bench.turns import in_turn
 from bench.usage import cpu_seconds
-from launcher.transport.parallel import each
-from launcher.transport.ssh import ConnectSettings, Machine, Network
 from rackrun.commandline.options import Positional
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network
 from rackrun.units import plural
 from tests.launcher.lab import ROOT, Lab, children, free_port
 from tests.waiting import until
@@ -303,7 +303,7 @@ def step_by_hand(script: Path, mark: Path) -> None:
 
 def task(lab: Lab, counts: tuple[int, ...]) -> None:
     """Print how long a task takes to start with forked ranks, and with fresh ones."""
-    demo = [sys.executable, "-m", "catdog", "demo", str(lab.folder), "--images", "400"]
+    demo = [sys.executable, "-m", "rackrun.catdog", "demo", str(lab.folder), "--images", "400"]
     subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
     print(f"seconds until the first step (CPU of the whole run), medians of {ROUNDS}")
     for count in counts or (1, 2):
@@ -321,7 +321,15 @@ def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
     runs = lab.folder / "runs"
     options = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
     options += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
-    command = [sys.executable, "-m", "launcher", "local", *options, "--log-every-steps", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "rackrun.launcher",
+        "local",
+        *options,
+        "--log-every-steps",
+        "1",
+    ]
     cpu, began = sum(os.times()[2:4]), time.monotonic()
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

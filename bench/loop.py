@@ -4,7 +4,7 @@
     OMP_NUM_THREADS=1 python -m bench.loop --width 8 --image-size 32 --batch-size 8 --steps 300
                                                                                  the loop alone
 
-Both train the same model on the same fixed random batch. The loop is `python -m catdog
+Both train the same model on the same fixed random batch. The loop is `python -m rackrun.catdog
 --synthetic` with all it does between two steps: lr, seeds, counting, reports, metrics,
 TensorBoard, requests to stop. The bare one does forward, backward and step on the batch, already
 normalised. They take turns in one process. On a busy machine, use CPU seconds; what a step takes
@@ -26,22 +26,22 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from bench.turns import in_turn
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from training.config import Config
-from training.data.open import Synthetic
-from training.data.samples import Batch
-from training.device import set_up
-from training.loop import train
-from training.optimizer import make_optimizer
-from training.phases.start import TrainingRun
-from training.ranks import Ranks
-from training.run.stop_requests import StopRequests
-from training.schedule import make_schedule
-from training.task import Task
-from training.world import joined
+from rackrun.training.config import Config
+from rackrun.training.data.open import Synthetic
+from rackrun.training.data.samples import Batch
+from rackrun.training.device import set_up
+from rackrun.training.loop import train
+from rackrun.training.optimizer import make_optimizer
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.schedule import make_schedule
+from rackrun.training.task import Task
+from rackrun.training.world import joined
 
 WARM_UP_STEPS = 5
 
@@ -51,7 +51,7 @@ class Settings:
     """Compare the loop with a bare one."""
 
     model: str = "catdog"
-    """As for `python -m catdog`."""
+    """As for `python -m rackrun.catdog`."""
     width: int = 64
     """Channels of the catdog model's first stage."""
     image_size: int = 128

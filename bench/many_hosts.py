@@ -23,18 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.lifecycle.session import Session
-from launcher.output.console import PlainOutput
-from launcher.remote.agent import frames
-from launcher.remote.service import MARKER
-from launcher.run.events import Event, RankStarted
-from launcher.run.job import Command, Job
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.transport.local import SocketChannel
-from launcher.transport.ssh.network import allow_connections
 from rackrun.commandline.options import Positional
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.launcher.lifecycle.session import Session
+from rackrun.launcher.output.console import PlainOutput
+from rackrun.launcher.remote.agent import frames
+from rackrun.launcher.remote.service import MARKER
+from rackrun.launcher.run.events import Event, RankStarted
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.transport.local import SocketChannel
+from rackrun.launcher.transport.ssh.network import allow_connections
 from rackrun.run_folder import RunFolder
 
 RANKS = 8

@@ -22,8 +22,8 @@ import numpy.typing as npt
 from bench.usage import PeakMemory, resident_mb
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from shards.folder import FolderSource
-from shards.index import (
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.index import (
     INDEX_FIELDS,
     TAR_END_BYTES,
     Manifest,
@@ -32,10 +32,10 @@ from shards.index import (
     index_bytes,
     serialise_index,
 )
-from training.data.order.cut import Cut
-from training.data.order.epoch import portions, shuffled
-from training.data.order.reading import Reader, Reading
-from training.data.order.shared import SharedOrder
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.order.epoch import portions, shuffled
+from rackrun.training.data.order.reading import Reader, Reading
+from rackrun.training.data.order.shared import SharedOrder
 
 PER_SHARD = 9000  # samples, of 110 KB on average: shards of 1 GB
 SAMPLE_BYTES = 110_080

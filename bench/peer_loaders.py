@@ -68,13 +68,13 @@ TRANSFORMS = {"stock": stock, "uint8": uint8}
 
 def ours(location: str, exact: bool) -> Iterable[Any]:
     """Load with rackrun, from a folder or a URL."""
-    from training.data.worker_server import start_worker_server
+    from rackrun.training.data.worker_server import start_worker_server
 
-    start_worker_server("imagenet.model")  # as training does before it imports all the rest
-    from imagenet.model import TASK
-    from imagenet.recipes import ImageNet
-    from training.data.open import open_data
-    from training.ranks import Ranks
+    start_worker_server("rackrun.imagenet.model")  # as training does before it imports all the rest
+    from rackrun.imagenet.model import TASK
+    from rackrun.imagenet.recipes import ImageNet
+    from rackrun.training.data.open import open_data
+    from rackrun.training.ranks import Ranks
 
     config = ImageNet(
         data=location, workers=WORKERS, batch_size=BATCH, device="cpu", exact_epochs=exact

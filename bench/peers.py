@@ -26,13 +26,13 @@ from statistics import median
 
 from bench.images import write_images
 from bench.turns import in_turn
-from convert.folder import FolderOfClasses
-from convert.options import Packing
-from nginx.serve import serving
-from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.convert.folder import FolderOfClasses
+from rackrun.convert.options import Packing
 from rackrun.errors import UsageError
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
 from rackrun.user_code.sources import nearest
 
 LOADERS = Path(__file__).with_name("peer_loaders.py")

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 from torchvision.models.resnet import BasicBlock, conv1x1
 
-from convert.mnist import MnistFiles
-from imagenet.model import TASK
-from imagenet.recipes import RECIPES, ImageNet
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.convert.mnist import MnistFiles
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import RECIPES, ImageNet
+from rackrun.training import loop
 from tests.mnist.digits import TRAINED_ON, files, write
-from training import loop
 
 SIDE = 24  # of evaluated images; those of training are in the recipe's proportion to it (pixels)
 LARGE = 256

@@ -25,9 +25,9 @@ import numpy as np
 
 from bench.images import small
 from bench.usage import PeakMemory, children_mb
-from convert.devkit import MAPPING, SOLUTION
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
+from rackrun.convert.devkit import MAPPING, SOLUTION
 from tests.training.trained_rows import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[1]

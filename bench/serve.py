@@ -28,14 +28,22 @@ from zlib import crc32
 import numpy as np
 
 from bench.turns import in_turn
-from nginx.serve import serving
-from nginx.site import Site
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.open import open_source
-from shards.samples import portions, samples
-from shards.writer import write_shard
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
+from rackrun.shards.index import (
+    Manifest,
+    Row,
+    Split,
+    index_name,
+    pack_rows,
+    serialise_index,
+    shard_name,
+)
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import portions, samples
+from rackrun.shards.writer import write_shard
 
 FORK = multiprocessing.get_context("fork")
 CLIENTS = (1, 8, 64)

@@ -31,9 +31,9 @@ import torch
 import torch.distributed as dist
 
 from rackrun.commandline.parser import parse
-from training.ranks import Ranks
-from training.run.stop_requests import NOTHING
-from training.sync.step_exchange import StepExchange
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.stop_requests import NOTHING
+from rackrun.training.sync.step_exchange import StepExchange
 
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000

@@ -19,16 +19,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from imagenet.recipes import ImageNet
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from shards.folder import FolderSource
-from shards.index import INDEX_FIELDS, Manifest, Shard, Split
-from shards.source import Range, Stored
-from shards.writer import write_shard
-from training.data.pool import TRAIN
-from training.data.resampled import LanePlan, ResampledStream
-from training.data.transforms import Prepared, Transforms
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.index import INDEX_FIELDS, Manifest, Shard, Split
+from rackrun.shards.source import Range, Stored
+from rackrun.shards.writer import write_shard
+from rackrun.training.data.pool import TRAIN
+from rackrun.training.data.resampled import LanePlan, ResampledStream
+from rackrun.training.data.transforms import Prepared, Transforms
 
 IMAGE_BYTES, IMAGES, PER_SHARD = 110_000, 1_281_167, 9000
 BATCH, WORKERS = 256, 16  # of each GPU

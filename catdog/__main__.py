@@ -1,10 +1,10 @@
-"""python -m catdog: train; `demo` draws data, `predict` names animals, `check` judges options."""
+"""python -m rackrun.catdog: train; `demo` draws data, `predict` names animals, `check` judges options."""
 
 from functools import partial
 
-from training.entry import enter, run_command
+from rackrun.training.entry import enter, run_command
 
-main = partial(run_command, "catdog", "python -m catdog")
+main = partial(run_command, "catdog", "python -m rackrun.catdog")
 
 if __name__ == "__main__":
     enter(main)

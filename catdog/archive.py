@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from zipfile import ZipFile, ZipInfo
 
-from catdog.drawing import KINDS, jpeg
 from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.catdog.drawing import KINDS, jpeg
 from rackrun.errors import Problem
 from rackrun.machine import core_count
 

@@ -63,8 +63,8 @@ class Demo:
 
 
 def main(args: list[str]) -> int:
-    """Make what is missing, as `python -m catdog demo OUT`; return the exit code."""
-    demo = parse(Demo, "python -m catdog demo", args)
+    """Make what is missing, as `python -m rackrun.catdog demo OUT`; return the exit code."""
+    demo = parse(Demo, "python -m rackrun.catdog demo", args)
     if not (_has_drawn(demo) and demo.manifest.exists()):
         with translated_os_errors(demo.out):
             demo.out.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def _has_drawn(demo: Demo) -> bool:
 
 
 def _draw(demo: Demo) -> None:
-    from catdog.archive import write_archive  # costs --help too much
+    from rackrun.catdog.archive import write_archive  # costs --help too much
 
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
@@ -138,7 +138,7 @@ def _convert(demo: Demo) -> int:
     # By its command line: the command that is shown is the one that runs.
     args = ["catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {called('convert')} {shlex.join(args)}")
-    with subprocess.Popen([sys.executable, "-m", "convert", *args]) as converter:
+    with subprocess.Popen([sys.executable, "-m", "rackrun.convert", *args]) as converter:
         try:
             return converter.wait()
         except KeyboardInterrupt:  # reached the converter too: it has its own way to end

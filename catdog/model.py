@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from catdog.recipes import OWN_MODELS, CatDog
+from rackrun.catdog.recipes import OWN_MODELS, CatDog
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms, augmented
-from training.models.named import named_model, normalised_for
-from training.task import Task
+from rackrun.training.data.transforms import Transforms, augmented
+from rackrun.training.models.named import named_model, normalised_for
+from rackrun.training.task import Task
 
 
 class ReferenceNet(nn.Module):

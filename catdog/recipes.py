@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 
 from rackrun.commandline.conditions import Condition
 from rackrun.shapes import Between
-from training.config import Config
-from training.settings.data import CropArea
-from training.settings.optim import Optimizer, Shape
+from rackrun.training.config import Config
+from rackrun.training.settings.data import CropArea
+from rackrun.training.settings.optim import Optimizer, Shape
 
 OWN_MODELS = ("catdog", "reference")
 OF_THE_MODEL = ("width", "gray")

@@ -1,13 +1,13 @@
-"""python -m convert: raw data sets become folders of shards."""
+"""python -m rackrun.convert: raw data sets become folders of shards."""
 
 from typing import NoReturn
 
-from convert.signals import while_importing
+from rackrun.convert.signals import while_importing
 
 
 def main(args: list[str]) -> None:
     """Run the command that the command line names."""
-    from convert.commands import read
+    from rackrun.convert.commands import read
 
     read(args).run()
 
@@ -21,6 +21,6 @@ def run_script(command: str) -> NoReturn:
 
 if __name__ == "__main__":
     with while_importing():
-        import convert.commands  # noqa: F401
+        import rackrun.convert.commands  # noqa: F401
         from rackrun.commandline.program import run
     run(main)

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.readers.directories import Folder
-from convert.readers.names import safe_key
-from convert.readers.records import ImageDefect, Record, RecordListing, images
-from convert.readers.zips import Zip
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.names import safe_key
+from rackrun.convert.readers.records import ImageDefect, Record, RecordListing, images
+from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
 from rackrun.units import data_size
@@ -117,6 +117,6 @@ def _key_of(name: str, label: int) -> str:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("catdog")

@@ -1,4 +1,4 @@
-"""The commands of `python -m convert`; a class of settings is imported only when it is called."""
+"""The commands of `python -m rackrun.convert`; a class of settings is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol
 
-from convert.signals import while_importing
 from rackrun.commandline.help_page import Head, show
 from rackrun.commandline.options import HELP
 from rackrun.commandline.parser import parse, unknown_command
 from rackrun.commands import called
+from rackrun.convert.signals import while_importing
 from rackrun.errors import UsageError
 
 
@@ -40,46 +40,61 @@ RAW, SHARDS = "From raw data to shards", "Folders of shards"
 VERSIONS = "Versions of a folder of shards"
 
 COMMANDS = {
-    "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "convert.catdog", "Catdog"),
-    "imagenet": Subcommand(
-        RAW, "ImageNet-1k, in any of its usual layouts.", "convert.imagenet", "Imagenet"
+    "catdog": Subcommand(
+        RAW, "Kaggle's or Microsoft's cats and dogs.", "rackrun.convert.catdog", "Catdog"
     ),
-    "mnist": Subcommand(RAW, "MNIST, from its four files.", "convert.mnist", "MnistFiles"),
+    "imagenet": Subcommand(
+        RAW, "ImageNet-1k, in any of its usual layouts.", "rackrun.convert.imagenet", "Imagenet"
+    ),
+    "mnist": Subcommand(RAW, "MNIST, from its four files.", "rackrun.convert.mnist", "MnistFiles"),
     "folder": Subcommand(
-        RAW, "One folder of images per class.", "convert.folder", "FolderOfClasses"
+        RAW, "One folder of images per class.", "rackrun.convert.folder", "FolderOfClasses"
     ),
     "imagefolder": Subcommand(
-        RAW, "The same as folder: torchvision's name for it.", "convert.folder", "FolderOfClasses"
+        RAW,
+        "The same as folder: torchvision's name for it.",
+        "rackrun.convert.folder",
+        "FolderOfClasses",
     ),
     "csv": Subcommand(
-        RAW, "A CSV or Parquet file of paths and labels.", "convert.table", "ImageTable"
+        RAW, "A CSV or Parquet file of paths and labels.", "rackrun.convert.table", "ImageTable"
     ),
-    "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "convert.hf", "HuggingFace"),
+    "hf": Subcommand(
+        RAW, "A Hugging Face data set on this machine.", "rackrun.convert.hf", "HuggingFace"
+    ),
     "index": Subcommand(
-        RAW, "An index for tars in WebDataset's layout.", "convert.indexing.command", "Index"
+        RAW,
+        "An index for tars in WebDataset's layout.",
+        "rackrun.convert.indexing.command",
+        "Index",
     ),
-    "append": Subcommand(VERSIONS, "Add images.", "convert.versions.append", "Append"),
-    "drop": Subcommand(VERSIONS, "Take samples out.", "convert.versions.edit", "Drop"),
+    "append": Subcommand(VERSIONS, "Add images.", "rackrun.convert.versions.append", "Append"),
+    "drop": Subcommand(VERSIONS, "Take samples out.", "rackrun.convert.versions.edit", "Drop"),
     "relabel": Subcommand(
-        VERSIONS, "Give samples another class.", "convert.versions.edit", "Relabel"
+        VERSIONS, "Give samples another class.", "rackrun.convert.versions.edit", "Relabel"
     ),
-    "log": Subcommand(VERSIONS, "List versions.", "convert.versions.log", "Log"),
-    "diff": Subcommand(VERSIONS, "Compare two versions.", "convert.versions.diff", "Diff"),
+    "log": Subcommand(VERSIONS, "List versions.", "rackrun.convert.versions.log", "Log"),
+    "diff": Subcommand(VERSIONS, "Compare two versions.", "rackrun.convert.versions.diff", "Diff"),
     "squash": Subcommand(
-        VERSIONS, "Write a version as a folder of its own.", "convert.versions.squash", "Squash"
+        VERSIONS,
+        "Write a version as a folder of its own.",
+        "rackrun.convert.versions.squash",
+        "Squash",
     ),
     "prune": Subcommand(
-        VERSIONS, "Remove versions that no run needs.", "convert.versions.prune", "Prune"
+        VERSIONS, "Remove versions that no run needs.", "rackrun.convert.versions.prune", "Prune"
     ),
     "finish": Subcommand(
         SHARDS,
         "Complete the shards of an array job.",
-        "convert.packing.pack",
+        "rackrun.convert.packing.pack",
         "Finish",
     ),
-    "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "convert.summary", "Summary"),
+    "summary": Subcommand(
+        SHARDS, "Print counts, bytes and classes.", "rackrun.convert.summary", "Summary"
+    ),
     "verify": Subcommand(
-        SHARDS, "Read everything again and check every byte.", "convert.verify", "Verify"
+        SHARDS, "Read everything again and check every byte.", "rackrun.convert.verify", "Verify"
     ),
 }
 """A line here adds a command; its module is imported only when it is called."""

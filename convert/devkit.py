@@ -16,8 +16,8 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from convert.readers.matlab import NotMatlab, Value, structs
-from convert.readers.records import opened, reading
+from rackrun.convert.readers.matlab import NotMatlab, Value, structs
+from rackrun.convert.readers.records import opened, reading
 from rackrun.errors import DataError, UsageError
 
 DEVKIT = "ILSVRC2012_devkit_t12"

@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
-from convert.readers.archives import open_images
-from convert.readers.directories import Folder
-from convert.readers.names import dataset_name, free_key
-from convert.readers.records import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.packing.plan import SPLITS, TEST, TRAIN, VAL
+from rackrun.convert.readers.archives import open_images
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.names import dataset_name, free_key
+from rackrun.convert.readers.records import (
     HELD_OUT,
     HIDDEN,
     IMAGE_SUFFIXES,
@@ -32,9 +33,8 @@ from convert.readers.records import (
     reading,
     system_folder,
 )
-from convert.readers.tars import Tar
-from convert.readers.zips import Zip
-from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import plural
@@ -256,6 +256,6 @@ def _records(
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("folder")

@@ -12,12 +12,19 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.packing.plan import SPLITS, TRAIN, VAL
-from convert.readers.directories import ListedFiles
-from convert.readers.names import class_names, class_table, dataset_name, is_class_name, safe_key
-from convert.readers.records import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
+from rackrun.convert.readers.directories import ListedFiles
+from rackrun.convert.readers.names import (
+    class_names,
+    class_table,
+    dataset_name,
+    is_class_name,
+    safe_key,
+)
+from rackrun.convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
     MAX_IMAGE_BYTES,
@@ -28,10 +35,9 @@ from convert.readers.records import (
     RecordListing,
     as_text,
 )
-from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
-from shards.index import Origin
 
 BATCH = 1000  # rows that are listed at once
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
@@ -328,6 +334,6 @@ class ArrowImages:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("hf")

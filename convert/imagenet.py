@@ -21,13 +21,14 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
-from convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
-from convert.images.info import LEFT_OUT
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.readers.directories import Folder
-from convert.readers.names import safe_key
-from convert.readers.records import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
+from rackrun.convert.images.info import LEFT_OUT
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.names import safe_key
+from rackrun.convert.readers.records import (
     Container,
     Defect,
     Record,
@@ -36,10 +37,9 @@ from convert.readers.records import (
     is_image,
     reading,
 )
-from convert.readers.tars import Tar
-from convert.readers.webdataset_tars import MOST_CLASSES
-from convert.readers.zips import Zip
-from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.webdataset_tars import MOST_CLASSES
+from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.units import whole_number
 
@@ -340,6 +340,6 @@ def _counted(
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("imagenet")

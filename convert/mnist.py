@@ -19,10 +19,11 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, ClassVar, cast
 
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.packing.plan import TEST
-from convert.readers.records import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.packing.plan import TEST
+from rackrun.convert.readers.records import (
     HELD_OUT,
     Record,
     RecordListing,
@@ -30,10 +31,9 @@ from convert.readers.records import (
     open_archive,
     reading,
 )
-from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import Origin
 from rackrun.terminal import say
-from shards.index import Origin
 
 IMAGES, LABELS = 2051, 2049
 IMAGE_HEAD, LABEL_HEAD = struct.Struct(">4L"), struct.Struct(">2L")
@@ -168,6 +168,6 @@ def _check_length(path: Path, data: bytes, expected: int) -> None:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("mnist")

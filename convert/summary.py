@@ -4,13 +4,13 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from convert.images.info import KEPT, LEFT_OUT
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.images.info import KEPT, LEFT_OUT
+from rackrun.shards.index import Manifest, Split, brace_name
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Source
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.index import Manifest, Split, brace_name
-from shards.open import open_source
-from shards.source import Source
 
 CLASSES_NAMED = 20  # with more classes only the range of their counts is shown
 
@@ -69,6 +69,6 @@ def _split_lines(source: Source, split: Split) -> list[str]:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("summary")

@@ -10,11 +10,12 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.packing.plan import SPLITS, TRAIN, VAL
-from convert.readers.directories import ListedFiles
-from convert.readers.names import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
+from rackrun.convert.readers.directories import ListedFiles
+from rackrun.convert.readers.names import (
     MAX_NAME,
     class_names,
     class_table,
@@ -22,7 +23,7 @@ from convert.readers.names import (
     free_key,
     is_class_name,
 )
-from convert.readers.records import (
+from rackrun.convert.readers.records import (
     HELD_OUT,
     ImageDefect,
     Record,
@@ -30,10 +31,9 @@ from convert.readers.records import (
     as_text,
     images,
 )
-from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.shards.index import Origin
 from rackrun.terminal import clean
-from shards.index import Origin
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,6 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("csv")

@@ -11,22 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from convert.packing.copies import SplitRows, copies
-from convert.packing.output_folder import Target, shard_files
-from convert.packing.quality_report import report_lines
-from convert.packing.stored_samples import StoredShard, shards_of
-from convert.packing.workers import ReportProgress, in_parallel, working_on
-from convert.progress import Progress
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.packing.copies import SplitRows, copies
+from rackrun.convert.packing.output_folder import Target, shard_files
+from rackrun.convert.packing.quality_report import report_lines
+from rackrun.convert.packing.stored_samples import StoredShard, shards_of
+from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
+from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
+from rackrun.shards.index import Shard
+from rackrun.shards.open import sources_of
+from rackrun.shards.samples import sample_of, stored_samples
+from rackrun.shards.source import Source
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.index import Shard
-from shards.open import sources_of
-from shards.samples import sample_of, stored_samples
-from shards.source import Source
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,6 @@ def _verify_shard(stored: StoredShard, report: ReportProgress) -> list[str]:
 
 
 if __name__ == "__main__":
-    from convert.__main__ import run_script
+    from rackrun.convert.__main__ import run_script
 
     run_script("verify")

@@ -12,7 +12,7 @@
 # after the start; the other nodes wait for it.
 
 set -euo pipefail
-data=${DATA:-/data/shards}          # shard folder made by python -m convert
+data=${DATA:-/data/shards}          # shard folder made by python -m rackrun.convert
 runs=${RUNS:-/results/runs}         # NGC keeps this folder after the job
 name=${NAME:-ngc}                   # name of the run
 if [ "${1:-}" = bcprun ]; then # bcprun starts this script once on each node of the job
@@ -25,7 +25,7 @@ task=("${@:-catdog}")               # the task and its options
 
 # --name and --auto-resume: a restarted job with the same name and results folder resumes.
 run() {
-    python -m launcher node --runs "$runs" --name "$name" --auto-resume \
+    python -m rackrun.launcher node --runs "$runs" --name "$name" --auto-resume \
         "${task[@]}" --data "$data"
 }
 

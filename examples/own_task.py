@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from training.config import Config
-from training.data.transforms import Transforms
-from training.task import Task
+from rackrun.training.config import Config
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.task import Task
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from torch import nn
 from torch.distributions import Beta
 from torch.nn.functional import conv2d, one_hot
 
-from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms, augmented
-from training.models.extended import begin_as_identity
-from training.models.named import named_model, normalised_for, takes_one_size
-from training.task import Task
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.training.data.transforms import Transforms, augmented
+from rackrun.training.models.extended import begin_as_identity
+from rackrun.training.models.named import named_model, normalised_for, takes_one_size
+from rackrun.training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
 GRID = 32  # sides of training images are multiples of it (pixels)

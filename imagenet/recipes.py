@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal
 from rackrun.commandline.conditions import Condition
 from rackrun.commandline.ranges import Count
 from rackrun.shapes import Between
-from training.config import Config
-from training.models.registered import has_one_size
-from training.settings.data import CropArea
-from training.settings.optim import Optimizer, Shape
+from rackrun.training.config import Config
+from rackrun.training.models.registered import has_one_size
+from rackrun.training.settings.data import CropArea
+from rackrun.training.settings.optim import Optimizer, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
 Size = Annotated[int, Between(0, 4096, "between 0 and 4096 pixels")]

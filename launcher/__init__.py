@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from launcher.run.python_launch import LaunchOptions, LaunchResult
-    from launcher.run.result import Result
+    from rackrun.launcher.run.python_launch import LaunchOptions, LaunchResult
+    from rackrun.launcher.run.result import Result
 
 
 def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
@@ -23,7 +23,7 @@ def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     A function, or its import path as "my_module:train", is called by every rank with the further
     arguments, which travel as JSON; `returned` of the result has what it returned on each rank.
     """
-    from launcher.run.python_launch import function_call, launched
+    from rackrun.launcher.run.python_launch import function_call, launched
 
     call = function_call(args)
     typed = ("--", *call.args) if call else tuple(map(str, args))
@@ -33,13 +33,13 @@ def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
 def _launch(args: tuple[str, ...], options: LaunchOptions) -> Result:
     """Launch here, on hosts, or on a Ray cluster, depending on the options."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
-        from launcher.commands.ssh import launch as launch_there
+        from rackrun.launcher.commands.ssh import launch as launch_there
 
         return launch_there(args, options)
     if "address" in options:
-        from launcher.commands.ray import launch as launch_on_ray
+        from rackrun.launcher.commands.ray import launch as launch_on_ray
 
         return launch_on_ray(args, options)
-    from launcher.commands.local import launch as launch_here
+    from rackrun.launcher.commands.local import launch as launch_here
 
     return launch_here(args, options)

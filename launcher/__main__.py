@@ -1,4 +1,4 @@
-"""`python -m launcher local|ssh|node|ray ...`: the launcher's commands, called by their module."""
+"""`python -m rackrun.launcher local|ssh|node|ray ...`: the launcher's commands, called by their module."""
 
 import sys
 

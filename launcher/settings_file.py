@@ -27,11 +27,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from launcher.run.job import Command, TaskWork, Work
-from launcher.run.settings import Options
 from rackrun.commandline import removed
 from rackrun.commandline.options import options
 from rackrun.errors import UsageError
+from rackrun.launcher.run.job import Command, TaskWork, Work
+from rackrun.launcher.run.settings import Options
 from rackrun.user_code.tasks import find_task, known_tasks
 
 KEYS = ("launch", "typed", "command", "launcher")

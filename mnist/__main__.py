@@ -1,10 +1,10 @@
-"""python -m mnist: train; `predict` reads digits in images, `check` judges options."""
+"""python -m rackrun.mnist: train; `predict` reads digits in images, `check` judges options."""
 
 from functools import partial
 
-from training.entry import enter, run_command
+from rackrun.training.entry import enter, run_command
 
-main = partial(run_command, "mnist", "python -m mnist")
+main = partial(run_command, "mnist", "python -m rackrun.mnist")
 
 if __name__ == "__main__":
     enter(main)

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from mnist.recipes import Mnist
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms, augmented
-from training.task import Task
+from rackrun.mnist.recipes import Mnist
+from rackrun.training.data.transforms import Transforms, augmented
+from rackrun.training.task import Task
 
 SIDE = 28
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from training.config import Config
-from training.settings.optim import Optimizer, Shape
+from rackrun.training.config import Config
+from rackrun.training.settings.optim import Optimizer, Shape
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Serve a folder of shards over HTTP.
 
-python -m nginx SHARDS             serve in the foreground; Ctrl-C ends it
-python -m nginx SHARDS --detach    serve until stopped
-python -m nginx status             what this user serves
-python -m nginx stop [SHARDS]      end the servers of a folder, or all of this user's
+python -m rackrun.nginx SHARDS             serve in the foreground; Ctrl-C ends it
+python -m rackrun.nginx SHARDS --detach    serve until stopped
+python -m rackrun.nginx status             what this user serves
+python -m rackrun.nginx stop [SHARDS]      end the servers of a folder, or all of this user's
 """
 
 import json
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn, TypeVar
 
-from nginx.serve import NginxServer, servers, serving, start, stop
-from nginx.site import Site
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
+from rackrun.nginx.serve import NginxServer, servers, serving, start, stop
+from rackrun.nginx.site import Site
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 

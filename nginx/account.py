@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from nginx.site import ServeRefused, Site
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.nginx.site import ServeRefused, Site
 
 NUMBERS = range(61184, 65520)  # for users that come and go (systemd's DynamicUser takes them, too)
 

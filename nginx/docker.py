@@ -6,10 +6,10 @@ import os
 import subprocess
 from pathlib import Path
 
-from nginx.account import Account
-from nginx.native import arguments
-from nginx.site import ServeRefused, Site
 from rackrun.errors import Problem
+from rackrun.nginx.account import Account
+from rackrun.nginx.native import arguments
+from rackrun.nginx.site import ServeRefused, Site
 
 # The official image at the version of the digest; what was tested is what runs.
 IMAGE = (

@@ -4,8 +4,8 @@ import os
 import shutil
 from pathlib import Path
 
-from nginx import logs
-from nginx.account import Account
+from rackrun.nginx import logs
+from rackrun.nginx.account import Account
 
 INSTALL = "sudo apt-get install nginx-light"
 PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"

@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from nginx.site import Site
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.errors import DataError, Problem
 from rackrun.machine import boot_id
+from rackrun.nginx.site import Site
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between, Matches, Misshapen, parsed
 
 GRACE_SECONDS = 5.0

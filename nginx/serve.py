@@ -18,11 +18,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from nginx import docker, native, registry
-from nginx.account import Account, account_of
-from nginx.logs import Logs, ServerTraffic
-from nginx.registry import ServerProcess, ServerRecord
-from nginx.site import (
+from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
+from rackrun.errors import Problem
+from rackrun.nginx import docker, native, registry
+from rackrun.nginx.account import Account, account_of
+from rackrun.nginx.logs import Logs, ServerTraffic
+from rackrun.nginx.registry import ServerProcess, ServerRecord
+from rackrun.nginx.site import (
     FolderError,
     PortTaken,
     ServeRefused,
@@ -32,9 +35,6 @@ from nginx.site import (
     free_port,
     user_and_password,
 )
-from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import Problem
 
 READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
 ANSWER_SECONDS = 5.0

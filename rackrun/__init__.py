@@ -6,10 +6,10 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "launch": "launcher",
-    "load_model": "training.trained:load_of_any_task",
+    "load_model": "rackrun.training.trained:load_of_any_task",
     "report": "rackrun.reports",
-    "open_source": "shards.open",
-    "samples": "shards.samples",
+    "open_source": "rackrun.shards.open",
+    "samples": "rackrun.shards.samples",
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 

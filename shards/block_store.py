@@ -25,7 +25,7 @@ from pathlib import Path
 
 from rackrun.errors import UsageError
 from rackrun.machine import boot_id
-from shards.source import Stored
+from rackrun.shards.source import Stored
 
 PIECE_BYTES = 128 << 10
 USAGE = struct.Struct("<QI")  # the file `usage`: the bytes of all blocks, and their CRC-32

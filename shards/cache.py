@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rackrun.errors import DataError
-from shards.block_store import BlockStore
-from shards.index import Shard, index_bytes, is_manifest
-from shards.samples import sample_at
-from shards.source import Range, Source, Stored, verified
-from shards.traffic import Traffic
+from rackrun.shards.block_store import BlockStore
+from rackrun.shards.index import Shard, index_bytes, is_manifest
+from rackrun.shards.samples import sample_at
+from rackrun.shards.source import Range, Source, Stored, verified
+from rackrun.shards.traffic import Traffic
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from shards.index import Shard
-from shards.source import Range, Source, Stored, verified
+from rackrun.shards.index import Shard
+from rackrun.shards.source import Range, Source, Stored, verified
 
 if TYPE_CHECKING:
-    from shards.http.source import HttpSource
+    from rackrun.shards.http.source import HttpSource
 
 _READ_BYTES = 4 << 20  # at once
 
@@ -33,7 +33,7 @@ class FolderSource(Source):
     def _tars(self) -> HttpSource | None:  # the server that has them, if the folder has not
         if not self.manifest.tars:
             return None
-        from shards.http.source import HttpSource
+        from rackrun.shards.http.source import HttpSource
 
         return HttpSource(self.manifest.tars)
 

@@ -3,11 +3,11 @@
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the manifest, written last: a folder with a manifest is complete
-dataset.v1.json ...         the manifests of earlier versions (`python -m convert append`)
+dataset.v1.json ...         the manifests of earlier versions (`python -m rackrun.convert append`)
 cats-train.v2.index.npy     the index of a later version; tars that versions share exist once
 
 Tars of other programs can be adopted: they keep their names and bytes, and get an index and a
-manifest (`python -m convert index`). Their samples may have additional members in any order.
+manifest (`python -m rackrun.convert index`). Their samples may have additional members in any order.
 """
 
 import hashlib

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
-from shards.folder import FolderSource
-from shards.index import MissingVersion
-from shards.source import Source
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.index import MissingVersion
+from rackrun.shards.source import Source
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
@@ -33,11 +33,11 @@ def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
     With a folder as `cache`, blocks are kept there for all processes, up to `cache_bytes`.
     """
     if cache:
-        from shards.cache import CachedSource
+        from rackrun.shards.cache import CachedSource
 
         return CachedSource(open_source(location), cache, cache_bytes)
     if location.startswith(("http://", "https://")):
-        from shards.http.source import HttpSource
+        from rackrun.shards.http.source import HttpSource
 
         return HttpSource(location)
     if SCHEME.match(location):

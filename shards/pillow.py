@@ -6,7 +6,7 @@ from importlib import import_module, util
 
 from PIL import Image, PngImagePlugin
 
-from shards.images import MAX_PIXELS, UNDECODABLE
+from rackrun.shards.images import MAX_PIXELS, UNDECODABLE
 
 MAX_TEXT_BYTES = 64 << 20  # unpacked: an editor's history, a colour profile
 LARGEST_SHRUNK = 4 * MAX_PIXELS  # pixels of a JPEG that is decoded at an eighth, as of a telephone

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rackrun.errors import DataError, Unavailable
-from shards.index import Row, Shard
-from shards.source import Range, Source, Stored
-from shards.writer import BLOCK
+from rackrun.shards.index import Row, Shard
+from rackrun.shards.source import Range, Source, Stored
+from rackrun.shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np

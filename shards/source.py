@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable
 from rackrun.shard_folder import folder_and_version
-from shards.index import (
+from rackrun.shards.index import (
     INDEX_FIELDS,
     Manifest,
     Shard,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rackrun.atomic import atomic_write, translated_os_errors
-from shards.index import Shard
+from rackrun.shards.index import Shard
 
 BLOCK = 512
 EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes

@@ -21,26 +21,33 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-import nginx.__main__ as nginx
+import rackrun.nginx.__main__ as nginx
 from bench.doctor import write_messy
-from catdog.demo import Demo
-from catdog.drawing import jpeg
-from convert.commands import read as read_convert
-from convert.doctor.command import Doctor
-from launcher.commands.parse import RENAMED, names_of, parse, read_work, split, with_settings
-from launcher.commands.ray import RayOptions
-from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.run.job import TaskWork
-from launcher.run.settings import LocalOptions, Options
-from launcher.settings_file import NO_FILE, file_in, read_settings
+from rackrun.catdog.demo import Demo
+from rackrun.catdog.drawing import jpeg
 from rackrun.commandline import parser
 from rackrun.commands import LAUNCHES, is_command
 from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.convert.commands import read as read_convert
+from rackrun.convert.doctor.command import Doctor
+from rackrun.launcher.commands.parse import (
+    RENAMED,
+    names_of,
+    parse,
+    read_work,
+    split,
+    with_settings,
+)
+from rackrun.launcher.commands.ray import RayOptions
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.run.job import TaskWork
+from rackrun.launcher.run.settings import LocalOptions, Options
+from rackrun.launcher.settings_file import NO_FILE, file_in, read_settings
+from rackrun.training.config import from_command_line
+from rackrun.training.export.command import Export
+from rackrun.training.predict import Predict
 from tests.clone import ROOT, Clone
 from tests.mnist import digits
-from training.config import from_command_line
-from training.export.command import Export
-from training.predict import Predict
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 TAKE_MINUTES = (

@@ -13,10 +13,10 @@ import pytest
 import torch
 from PIL import Image
 
-from catdog.drawing import draw, jpeg
+from rackrun.catdog.drawing import draw, jpeg
+from rackrun.training import checkpoint
 from tests import warm
 from tests.training.conftest import draw as shape
-from training import checkpoint
 
 PROJECT = Path(__file__).parents[1]
 IMAGES, EPOCHS = 300, 6

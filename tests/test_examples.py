@@ -157,7 +157,16 @@ def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
         check=False,
     )
     assert output.returncode == 0
-    args = ["-m", "launcher", "node", "--runs", "/results/runs", "--name", "ngc", "--auto-resume"]
+    args = [
+        "-m",
+        "rackrun.launcher",
+        "node",
+        "--runs",
+        "/results/runs",
+        "--name",
+        "ngc",
+        "--auto-resume",
+    ]
     args += ["catdog", "--model", "a 'b'; c", "--data", "/data/my shards"]
     assert [(log / node).read_text().splitlines() for node in "01"] == [args, args]
 

@@ -38,10 +38,10 @@ MAY_NAME = {
 """Package or file -> the packages it names without importing them, to start a program of theirs."""
 
 PROGRAMS = (
-    "launcher.remote.agent.rank_server",
-    "launcher.remote.agent.shim",
-    "launcher.detached",
-    "training.data.worker_preload",
+    "rackrun.launcher.remote.agent.rank_server",
+    "rackrun.launcher.remote.agent.shim",
+    "rackrun.launcher.detached",
+    "rackrun.training.data.worker_preload",
 )
 """What runs in a process of its own: whoever starts it by its name does not import it."""
 
@@ -378,10 +378,10 @@ def test_circles_are_found() -> None:
 @pytest.mark.parametrize(
     ("text", "modules", "packages"),
     [
-        ("import_module('convert.commands').main()", {"convert.commands"}, set()),
-        ("TABLE = {'load': 'training.trained:load'}", {"training.trained"}, set()),
+        ("import_module('rackrun.convert.commands').main()", {"rackrun.convert.commands"}, set()),
+        ("TABLE = {'load': 'rackrun.training.trained:load'}", {"rackrun.training.trained"}, set()),
         ("run([sys.executable, '-m', 'training', task])", set(), {"training"}),
-        ("('python', '-m', 'convert.commands')", {"convert.commands"}, {"convert"}),
+        ("('python', '-m', 'rackrun.convert.commands')", {"rackrun.convert.commands"}, {"convert"}),
         ("args = ['convert', 'training', '-m', 'pip']", set(), set()),
     ],
 )
@@ -425,7 +425,7 @@ def test_the_roof_is_imported_by_nothing() -> None:
     assert not {module: needs for module, needs in users.items() if needs}
 
 
-SENT = ("launcher.remote", "rackrun.contract")
+SENT = ("rackrun.launcher.remote", "rackrun.contract")
 SENT_FILES = sorted(path for name, path in MODULES.items() if name.startswith(SENT))
 
 

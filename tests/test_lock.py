@@ -12,7 +12,7 @@ import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 
-from launcher.files.found_torch import OF_A_BUILD
+from rackrun.launcher.files.found_torch import OF_A_BUILD
 from tests.test_venv import ROOT
 
 LOCKS = ("base", "ray", "fuzz", "dev")

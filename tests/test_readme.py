@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from convert.commands import COMMANDS as CONVERT
 from rackrun.commands import NAMES
 from rackrun.contract.tasks import TASKS
+from rackrun.convert.commands import COMMANDS as CONVERT
 from tests import warm
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ SCRIPTS = {
     ("./run-ray",): ["-m", "rackrun", "ray"],
     ("./run-ssh",): ["-m", "rackrun", "ssh"],
 }
-TASK_HELP = {(task,): ["-m", "training", task] for task in TASKS}
+TASK_HELP = {(task,): ["-m", "rackrun.training", task] for task in TASKS}
 ASKED = {**VERBS, **SCRIPTS, **TASK_HELP}
 
 LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh")
@@ -140,7 +140,7 @@ def test_printed_commands_are_understood(
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_are_spelled_by_their_scripts_or_by_name(page: Path) -> None:
     """No page calls a command by its module, except as the program of a torchrun."""
-    text = re.sub(r" -- python -m training evaluate\b", "", page.read_text())
+    text = re.sub(r" -- python -m rackrun.training evaluate\b", "", page.read_text())
     assert not BY_MODULE.findall(text)
 
 

@@ -18,7 +18,7 @@ NEEDED = ("rackrun", "launcher", "nginx", "shards", "training")
 RECIPES = '''
 from dataclasses import dataclass
 
-from training.config import Config
+from rackrun.training.config import Config
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ MODEL = """
 from torch import nn
 
 from toy.recipes import Toy
-from training.data.transforms import Transforms
-from training.task import Task
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.task import Task
 
 
 def build(config: Toy, classes: int) -> nn.Module:

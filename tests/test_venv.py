@@ -14,8 +14,8 @@ from pathlib import Path
 import pip
 import pytest
 
-from launcher.files import found_torch, pip_settings, working_tree
 from rackrun.cuda import BUILDS
+from rackrun.launcher.files import found_torch, pip_settings, working_tree
 from tests import warm
 from tests.wheels import only_here
 

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from launcher.transport.local import free_port
+from rackrun.launcher.transport.local import free_port
 from tests import warm_server, warm_shell
 
 ROOT = Path(__file__).parents[1]
@@ -94,7 +94,7 @@ class Python(subprocess.Popen[str]):
 
 
 class Launcher(Python):
-    """The same for `python -m launcher ...`, whose imports are those of this tree."""
+    """The same for `python -m rackrun.launcher ...`, whose imports are those of this tree."""
 
     kind = "launcher"
 

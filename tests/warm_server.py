@@ -39,7 +39,12 @@ TORCH = (
 )
 """torch._dynamo is what the first optimizer imports."""
 
-OURS = ("training.entry", "training.loop", "training.config", "rackrun.run_report.page")
+OURS = (
+    "rackrun.training.entry",
+    "rackrun.training.loop",
+    "rackrun.training.config",
+    "rackrun.run_report.page",
+)
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[1]
 NOT_THE_LAUNCHERS = ("__main__", "remote", "ray")  # hosts' programs, and heavy libraries
@@ -60,9 +65,9 @@ def libraries(kind: str) -> list[str]:
 
 def rehearse_a_rank() -> None:
     """Do what each rank does, for what it imports and keeps on the way."""
-    from catdog.recipes import RECIPES
+    from rackrun.catdog.recipes import RECIPES
     from rackrun.run_report.template import _engine
-    from training.config import from_command_line
+    from rackrun.training.config import from_command_line
 
     from_command_line(RECIPES, "catdog", ["--synthetic"])
     for template in ("run.html", "compare.html"):
@@ -71,11 +76,11 @@ def rehearse_a_rank() -> None:
 
 def rehearse_a_launch() -> None:
     """Do what each launcher does, for what it imports and keeps on the way."""
-    from launcher.commands.parse import parse
-    from launcher.commands.settings import SshOptions
-    from launcher.remote import probe, relay, run_manager, transfer
-    from launcher.supervision.agent_protocol import program
-    from launcher.transport.bundle import packed
+    from rackrun.launcher.commands.parse import parse
+    from rackrun.launcher.commands.settings import SshOptions
+    from rackrun.launcher.remote import probe, relay, run_manager, transfer
+    from rackrun.launcher.supervision.agent_protocol import program
+    from rackrun.launcher.transport.bundle import packed
 
     parse(SshOptions, "ssh", ["--check", "hosts.txt"], "")
     program()
@@ -181,7 +186,7 @@ def forget_another_tree() -> None:
     packages = ("catdog", "rackrun", "shards", "training")
     by_file = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
     elsewhere = [spec for spec in by_file if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
-    if elsewhere and "training.loop" in sys.modules:
+    if elsewhere and "rackrun.training.loop" in sys.modules:
         for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
             del sys.modules[name]
 

@@ -1,4 +1,4 @@
-"""python -m training TASK: train, `TASK predict`, `TASK check`;
+"""python -m rackrun.training TASK: train, `TASK predict`, `TASK check`;
 evaluate MODEL DATA; predict MODEL IMAGE...; export MODEL FILE;
 track wandb|mlflow RUN: follow a run for a tracker; deep-check: measure hosts and GPUs.
 """
@@ -7,15 +7,15 @@ from importlib import import_module
 
 from rackrun.commandline.program import typed_command
 from rackrun.errors import UsageError
+from rackrun.training.entry import enter, run_command
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
-from training.entry import enter, run_command
 
 COMMANDS = {
-    "evaluate": "training.judge.command",
-    "predict": "training.predict",
-    "export": "training.export.command",
-    "track": "training.track.command",
-    "deep-check": "training.deep_check",
+    "evaluate": "rackrun.training.judge.command",
+    "predict": "rackrun.training.predict",
+    "export": "rackrun.training.export.command",
+    "track": "rackrun.training.track.command",
+    "deep-check": "rackrun.training.deep_check",
 }
 """Commands that belong to no task -> the module with their `main`."""
 

@@ -31,7 +31,7 @@ from rackrun.atomic import (
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import clean, say
-from training.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
+from rackrun.training.weights_file import FOOTER, FOOTER_BYTES, ZIP, kind_of
 
 Content = dict[str, Any]
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")

@@ -18,8 +18,8 @@ from rackrun.commandline.conditions import (
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from training.config import OTHER_SPELLINGS, Config
-from training.settings.optim import BODY
+from rackrun.training.config import OTHER_SPELLINGS, Config
+from rackrun.training.settings.optim import BODY
 
 Settings = TypeVar("Settings", bound=Config)
 

@@ -17,11 +17,11 @@ from rackrun.commandline.help_page import Head, show_options
 from rackrun.commandline.options import HELP
 from rackrun.commandline.parser import parse
 from rackrun.errors import UsageError
+from rackrun.training.settings.data import DataSettings, ImageSettings
+from rackrun.training.settings.optim import OptimSettings, TuningSettings
+from rackrun.training.settings.ranks import DeviceSettings, SyncSettings
+from rackrun.training.settings.run import OutputSettings, RunSettings
 from rackrun.user_code.sources import nearest
-from training.settings.data import DataSettings, ImageSettings
-from training.settings.optim import OptimSettings, TuningSettings
-from training.settings.ranks import DeviceSettings, SyncSettings
-from training.settings.run import OutputSettings, RunSettings
 
 OTHER_SPELLINGS = {
     "--learning-rate": "--lr",

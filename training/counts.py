@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from rackrun.errors import Problem
 
 if TYPE_CHECKING:
-    from training.ranks import Ranks
+    from rackrun.training.ranks import Ranks
 
 MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something

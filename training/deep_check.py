@@ -22,11 +22,11 @@ import torch
 import torch.distributed as dist
 
 from rackrun.commandline.parser import parse
-from shards.open import open_source
-from training.config import Config
-from training.device import set_up
-from training.ranks import Ranks
-from training.world import joined
+from rackrun.shards.open import open_source
+from rackrun.training.config import Config
+from rackrun.training.device import set_up
+from rackrun.training.ranks import Ranks
+from rackrun.training.world import joined
 
 LEAST_BLOCK, LARGEST_BLOCK = 1 << 16, 1 << 26  # bytes
 EXCHANGE_SECONDS = 0.05  # which a block should take

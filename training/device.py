@@ -16,10 +16,10 @@ from rackrun.cuda import driver_here, gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.machine import bind_near, why_no_compiler
 from rackrun.terminal import one_line
+from rackrun.training.config import Config
+from rackrun.training.ranks import Ranks, usual_workers
+from rackrun.training.settings.ranks import Precision
 from rackrun.units import plural
-from training.config import Config
-from training.ranks import Ranks, usual_workers
-from training.settings.ranks import Precision
 
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16

@@ -14,8 +14,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from rackrun.commandline.program import leave, run
+from rackrun.training.data.worker_server import start_worker_server
 from rackrun.user_code.tasks import TaskSource
-from training.data.worker_server import start_worker_server
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -35,7 +35,7 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 def run_command(task: str, prog: str, args: list[str]) -> int:
     """Run the command in the first word, the task's own or `predict`; without one, train."""
-    from training.tasks.definition import require_task
+    from rackrun.training.tasks.definition import require_task
 
     source = require_task(task)
     name = args[0] if args else ""
@@ -43,7 +43,7 @@ def run_command(task: str, prog: str, args: list[str]) -> int:
         code: int = import_module(f"{source.model.rpartition('.')[0]}.{name}").main(args[1:])
         return code
     if name == "predict":
-        from training import predict
+        from rackrun.training import predict
 
         return predict.main(args[1:], source.name, f"{prog} predict")
     return train(source, prog, args)
@@ -54,20 +54,20 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
 
     A check prints what else must be true of the machines that are to train.
     """
-    from training.conditions import (
+    from rackrun.training.conditions import (
         refuse_ineffective,
         typed_options,
         with_weights_or_all_layers,
     )
-    from training.config import from_command_line
-    from training.tasks.definition import recipes_of, task_of
+    from rackrun.training.config import from_command_line
+    from rackrun.training.tasks.definition import recipes_of, task_of
 
     only_check = args[:1] == ["check"]
     config = from_command_line(recipes_of(source), prog, args[only_check:])
     typed = typed_options(args)
     config = with_weights_or_all_layers(config, typed)
     if only_check:
-        from training.precheck import precheck
+        from rackrun.training.precheck import precheck
 
         config.require_data(source.name)
         needs = precheck(source, config, typed)
@@ -78,6 +78,6 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
     if config.workers and not config.synthetic:
         start_worker_server(source.model)
     task = task_of(source)
-    from training import loop
+    from rackrun.training import loop
 
     return loop.run(task, config)

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from torch import nn
 
 from rackrun.errors import UsageError
+from rackrun.training.settings.optim import BODY
 from rackrun.user_code.sources import nearest
-from training.settings.optim import BODY
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 FEWEST_BLOCKS = 3  # in a container of blocks; fewer are branches of one block

@@ -9,27 +9,27 @@ from dataclasses import replace
 from itertools import islice
 
 from rackrun.errors import Problem
-from training.config import Config
-from training.data.samples import Batch
-from training.monitor.stragglers import StragglerMonitor
-from training.monitor.trace import StepTrace
-from training.phases.balance import Balance, begin_balance, remedy
-from training.phases.begin import begin, new_state
-from training.phases.evaluate import evaluate
-from training.phases.finish import finish
-from training.phases.prefetch import prefetch
-from training.phases.regroup import regrouped, wait_for_order
-from training.phases.start import TrainingRun, started
-from training.phases.step import train_step, training_pictures
-from training.ranks import is_of_exchange
-from training.run.noted_rows import note_rows
-from training.run.recorder import RunRecorder
-from training.run.stop_requests import NOTHING, REGROUP, SAVE
-from training.schedule import Stage, due
-from training.state import TrainingState
-from training.sync.gradient_sync import GradientSync
-from training.sync.step_exchange import StepExchange
-from training.task import Task
+from rackrun.training.config import Config
+from rackrun.training.data.samples import Batch
+from rackrun.training.monitor.stragglers import StragglerMonitor
+from rackrun.training.monitor.trace import StepTrace
+from rackrun.training.phases.balance import Balance, begin_balance, remedy
+from rackrun.training.phases.begin import begin, new_state
+from rackrun.training.phases.evaluate import evaluate
+from rackrun.training.phases.finish import finish
+from rackrun.training.phases.prefetch import prefetch
+from rackrun.training.phases.regroup import regrouped, wait_for_order
+from rackrun.training.phases.start import TrainingRun, started
+from rackrun.training.phases.step import train_step, training_pictures
+from rackrun.training.ranks import is_of_exchange
+from rackrun.training.run.noted_rows import note_rows
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.run.stop_requests import NOTHING, REGROUP, SAVE
+from rackrun.training.schedule import Stage, due
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.gradient_sync import GradientSync
+from rackrun.training.sync.step_exchange import StepExchange
+from rackrun.training.task import Task
 
 
 def run(task: Task, config: Config) -> int:

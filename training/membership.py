@@ -26,7 +26,7 @@ from rackrun.contract import variables
 from rackrun.errors import Problem, UsageError
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
 from rackrun.terminal import clean
-from training.meeting_point import TOKEN_BYTES, MeetingPoint, store_port
+from rackrun.training.meeting_point import TOKEN_BYTES, MeetingPoint, store_port
 
 MOST_BYTES = 1 << 16
 MOST_RANKS = 1 << 16

@@ -14,10 +14,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, AdamW, Optimizer
 
 from rackrun.errors import SaveError, UsageError
+from rackrun.training.counts import Scaling
+from rackrun.training.layers import blocks_of
+from rackrun.training.settings.optim import OptimSettings
 from rackrun.user_code.imports import imported, is_import_path
-from training.counts import Scaling
-from training.layers import blocks_of
-from training.settings.optim import OptimSettings
 
 SPARED = ("token", "embed", "embedding", "bias_table", "scale")  # ends of a weight's own name
 

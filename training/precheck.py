@@ -14,18 +14,18 @@ from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
 from rackrun.shard_folder import why_no_splits
+from rackrun.shards.open import open_source
+from rackrun.training.conditions import refuse_evaluations
+from rackrun.training.config import Config
+from rackrun.training.data.mixture import class_number, class_weights_in, weights_in
+from rackrun.training.models.registered import TIMM, refuse_unknown, refuse_unpublished, registered
+from rackrun.training.run.compatibility import check_settings, own_models
+from rackrun.training.run.data_version import is_local_folder
+from rackrun.training.schedule import most_ranks
+from rackrun.training.weights_file import why_no_weights
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
-from shards.open import open_source
-from training.conditions import refuse_evaluations
-from training.config import Config
-from training.data.mixture import class_number, class_weights_in, weights_in
-from training.models.registered import TIMM, refuse_unknown, refuse_unpublished, registered
-from training.run.compatibility import check_settings, own_models
-from training.run.data_version import is_local_folder
-from training.schedule import most_ranks
-from training.weights_file import why_no_weights
 
 TRAIN = "train"
 

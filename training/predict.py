@@ -24,9 +24,9 @@ from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
 
 if TYPE_CHECKING:
-    from training.data.decode import Pixels
-    from training.data.transforms import Transforms
-    from training.trained import Trained
+    from rackrun.training.data.decode import Pixels
+    from rackrun.training.data.transforms import Transforms
+    from rackrun.training.trained import Trained
 
 SUFFIXES = (  # what a folder is searched for
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo", ".png", ".gif", ".bmp", ".webp"),
@@ -107,7 +107,7 @@ def show(given: Predict, task: str) -> int:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
     weights = final_weights(given.checkpoint)
-    from training.trained import load_of_any_task
+    from rackrun.training.trained import load_of_any_task
 
     trained = load_of_any_task(weights, given.model, task or given.task)
     trained = trained.on_best_device() if given.device == "auto" else trained.on(given.device)

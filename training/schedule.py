@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rackrun.errors import UsageError
+from rackrun.training.config import Config
+from rackrun.training.settings.optim import BODY
 from rackrun.user_code.imports import imported, is_import_path
-from training.config import Config
-from training.settings.optim import BODY
 
 SCALED_BATCH = 8192
 """Images per step up to which a ResNet-50 kept its accuracy when SGD's learning rate was scaled

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
-from training.config import Config
-from training.counts import Counts
-from training.layers import frozen_weights, resting_modules
-from training.optimizer import LossScale, make_optimizer, regrouped
-from training.settings.optim import TuningSettings
+from rackrun.training.config import Config
+from rackrun.training.counts import Counts
+from rackrun.training.layers import frozen_weights, resting_modules
+from rackrun.training.optimizer import LossScale, make_optimizer, regrouped
+from rackrun.training.settings.optim import TuningSettings
 
 PLATEAU_FACTOR = 0.1  # of the learning rate, with --lr-schedule plateau
 

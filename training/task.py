@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from training.data.transforms import Transforms
+from rackrun.training.data.transforms import Transforms
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Task:
             if (typed := config.normalization) and typed[0][0] != transforms.mean[0]:
                 raise UsageError(
                     f"task {self.name}: {_called(self.transforms)} does not use --mean and --std;"
-                    " return augmented(Transforms(...), config), of training.data.transforms"
+                    " return augmented(Transforms(...), config), of rackrun.training.data.transforms"
                 )
             return transforms
         raise UsageError(
             f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"
-            " return Transforms(size), of training.data.transforms"
+            " return Transforms(size), of rackrun.training.data.transforms"
         )
 
 

@@ -19,16 +19,16 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.runs import final_weights
 from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line
+from rackrun.training import checkpoint
+from rackrun.training.config import Config
+from rackrun.training.data.decode import Pixels
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.differences import table_differences
+from rackrun.training.models.named import is_own
+from rackrun.training.models.weights import are_weights
+from rackrun.training.task import Task
+from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from rackrun.user_code.tasks import OWN_TASK
-from training import checkpoint
-from training.config import Config
-from training.data.decode import Pixels
-from training.data.transforms import Transforms
-from training.differences import table_differences
-from training.models.named import is_own
-from training.models.weights import are_weights
-from training.task import Task
-from training.tasks.definition import recipes_of, require_task, task_of
 
 ClassNames = Annotated[list[str], AtMost(1_000_000)]
 

@@ -24,10 +24,10 @@ from torch._C._distributed_c10d import TCPStore
 
 from rackrun.contract import variables
 from rackrun.errors import Problem
-from training.device import rank_device
-from training.membership import FORMING_SECONDS, GroupOrder, RankMembership
-from training.ranks import Numbers, Ranks
-from training.settings.ranks import DeviceSettings
+from rackrun.training.device import rank_device
+from rackrun.training.membership import FORMING_SECONDS, GroupOrder, RankMembership
+from rackrun.training.ranks import Numbers, Ranks
+from rackrun.training.settings.ranks import DeviceSettings
 
 ROOT = Path(__file__).parents[1]
 COLLECTIVE_TIMEOUT = timedelta(minutes=20)  # a launcher notices hangs earlier

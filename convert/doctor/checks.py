@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints, ImagePosition
-from convert.doctor.near_copies import NearPair, Prints, near_pairs
-from convert.packing.copies import SplitRows, groups_of_copies
-from convert.packing.plan import TRAIN
-from convert.readers.names import similar
+from rackrun.convert.doctor.fingerprints import SOUND, UNDECODED, Fingerprints, ImagePosition
+from rackrun.convert.doctor.near_copies import NearPair, Prints, near_pairs
+from rackrun.convert.packing.copies import SplitRows, groups_of_copies
+from rackrun.convert.packing.plan import TRAIN
+from rackrun.convert.readers.names import similar
+from rackrun.shards.source import Source
 from rackrun.units import plural
-from shards.source import Source
 
 COLUMNS = (
     *("split", "shard", "key", "class", "problem", "action", "new_class", "score", "reason"),

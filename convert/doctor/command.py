@@ -20,8 +20,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from convert.doctor import checks
-from convert.doctor.checks import (
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.parser import parse
+from rackrun.commands import called
+from rackrun.contract.suspects import FindSuspects, Question
+from rackrun.convert.doctor import checks
+from rackrun.convert.doctor.checks import (
     COLUMNS,
     DROP,
     EXACT,
@@ -31,26 +35,22 @@ from convert.doctor.checks import (
     Finding,
     ordered,
 )
-from convert.doctor.fingerprints import (
+from rackrun.convert.doctor.fingerprints import (
     HAS_HASHES,
     SOUND,
     Fingerprints,
     ImagePosition,
     fingerprints_of,
 )
-from convert.doctor.page import is_unchanged, write_page
-from convert.progress import Progress, meter
-from rackrun.commandline.options import Examples, Positional
-from rackrun.commandline.parser import parse
-from rackrun.commands import called
-from rackrun.contract.suspects import FindSuspects, Question
+from rackrun.convert.doctor.page import is_unchanged, write_page
+from rackrun.convert.progress import Progress, meter
 from rackrun.errors import UsageError, install_command
 from rackrun.machine import core_count
 from rackrun.runs import final_weights
 from rackrun.shard_folder import folder_and_version
+from rackrun.shards.open import open_source
 from rackrun.tables import as_cell, table, write_table
 from rackrun.terminal import clean, say
-from shards.open import open_source
 
 
 @dataclass(frozen=True)

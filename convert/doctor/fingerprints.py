@@ -15,14 +15,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from convert.images.resize import in_mode
-from convert.packing.stored_samples import StoredShard, shards_of
-from convert.packing.workers import ReportProgress, in_parallel, working_on
-from convert.progress import Progress
+from rackrun.convert.images.resize import in_mode
+from rackrun.convert.packing.stored_samples import StoredShard, shards_of
+from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
+from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Unavailable
-from shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
-from shards.samples import sample_of, stored_samples
-from shards.source import Source
+from rackrun.shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
+from rackrun.shards.samples import sample_of, stored_samples
+from rackrun.shards.source import Source
 
 SIDE = 64  # pixels of the gray square that is hashed
 HASH_SIDE = 16  # of the hash: the lowest frequencies across and down

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from convert.doctor.fingerprints import THUMB
-from convert.packing.workers import ReportProgress, in_parallel
-from convert.progress import Progress
+from rackrun.convert.doctor.fingerprints import THUMB
+from rackrun.convert.packing.workers import ReportProgress, in_parallel
+from rackrun.convert.progress import Progress
 
 MOST_BITS = 90  # of 256 in which two hashes may differ; those of unrelated images differ in 128
 FARTHEST = 0.2  # distance (1 - correlation) of a copy, whatever its neighbours are

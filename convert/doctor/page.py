@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from convert.doctor.checks import DROP, PROBLEMS, RELABEL, Finding
-from convert.doctor.fingerprints import UNREADABLE, Fingerprints, ImagePosition, opened
-from convert.images.resize import in_mode
 from rackrun.atomic import write_whole
+from rackrun.convert.doctor.checks import DROP, PROBLEMS, RELABEL, Finding
+from rackrun.convert.doctor.fingerprints import UNREADABLE, Fingerprints, ImagePosition, opened
+from rackrun.convert.images.resize import in_mode
 from rackrun.errors import DataError
 from rackrun.run_report.template import data_url, rendered
 from rackrun.terminal import one_line

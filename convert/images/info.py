@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
-from shards.images import (
+from rackrun.convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
+from rackrun.shards.images import (
     END,
     FORMATS,
     MAX_PIXELS,
@@ -86,7 +86,7 @@ def inspect(
     _refuse_size(*image.size, shrinks and extension == "jpg")
     oddities = _decoded_jpeg(data, image.mode) if extension == "jpg" else _decoded(data, image)
     # Only now: the EXIF of a PNG may follow its pixels.
-    from shards.pillow import orientation
+    from rackrun.shards.pillow import orientation
 
     turn = orientation(image)
     oddities += ["rotated"] * (turn > 1)
@@ -130,7 +130,7 @@ def _opened(data: bytes, foreign: Sequence[str]) -> "Image.Image":
 
 
 def _refuse_size(width: int, height: int, is_shrunk_jpeg: bool) -> None:
-    from shards.pillow import LARGEST_SHRUNK
+    from rackrun.shards.pillow import LARGEST_SHRUNK
 
     if not width or not height:
         raise Defect("undecodable", f"{width}x{height} pixels")

@@ -6,10 +6,10 @@ bytes -> decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from convert.images.info import ImageInfo
+from rackrun.convert.images.info import ImageInfo
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from convert.images.info import ImageInfo, inspect, reason
-from convert.images.resize import Preset, in_mode
-from convert.readers.records import Container, Defect, Record
-from shards.images import FORMATS, UNDECODABLE
+from rackrun.convert.images.info import ImageInfo, inspect, reason
+from rackrun.convert.images.resize import Preset, in_mode
+from rackrun.convert.readers.records import Container, Defect, Record
+from rackrun.shards.images import FORMATS, UNDECODABLE
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -38,7 +38,7 @@ class Treatment:
 
     def stored(self, record: Record, container: Container) -> StoredImage:
         """Return what is stored of a record; raise Defect if the image cannot be used."""
-        from shards.pillow import foreign_formats
+        from rackrun.shards.pillow import foreign_formats
 
         data = container.read(record)
         crc = zlib.crc32(data)
@@ -54,7 +54,7 @@ class Treatment:
 
     def encoded(self, data: bytes, source: ImageInfo) -> tuple[bytes, ImageInfo]:
         """Return the bytes to store and their facts; its own where nothing is to be changed."""
-        from shards.pillow import turned
+        from rackrun.shards.pillow import turned
 
         is_foreign = source.extension not in FORMATS.values()
         turns = source.orientation > 1 and (self.upright or is_foreign)
@@ -85,7 +85,7 @@ def _decoded(data: bytes, side: int) -> "Image.Image":
     """Decode an image, a JPEG no finer than a shorter side of `side` pixels unless that is 0."""
     from PIL import Image
 
-    from shards.pillow import foreign_formats
+    from rackrun.shards.pillow import foreign_formats
 
     image: Image.Image = Image.open(io.BytesIO(data), formats=(*FORMATS, *foreign_formats()))
     if image.mode in NO_RANGE:

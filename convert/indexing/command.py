@@ -15,7 +15,11 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from convert.indexing.split_index import (
+from rackrun.atomic import translated_os_errors, write_whole
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
+from rackrun.convert.indexing.split_index import (
     Splits,
     by_split,
     copies_in,
@@ -24,23 +28,19 @@ from convert.indexing.split_index import (
     refuse_duplicates,
     rows_of,
 )
-from convert.indexing.tar_index import classes_of, index_tars
-from convert.indexing.tar_listing import TarListing, list_tars
-from convert.packing.copies import leaks_refused
-from convert.packing.finalize import may_be_lost, print_use, write_split
-from convert.packing.output_folder import REPORT_NAME
-from convert.packing.plan import say_missing_classes
-from convert.packing.quality_report import print_report, save_report
-from convert.readers.names import refuse_unique_labels
-from convert.readers.records import ImageDefect
-from convert.readers.webdataset_tars import LABEL_FIELD
-from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.commandline.options import Examples, Positional
-from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.convert.indexing.tar_index import classes_of, index_tars
+from rackrun.convert.indexing.tar_listing import TarListing, list_tars
+from rackrun.convert.packing.copies import leaks_refused
+from rackrun.convert.packing.finalize import may_be_lost, print_use, write_split
+from rackrun.convert.packing.output_folder import REPORT_NAME
+from rackrun.convert.packing.plan import say_missing_classes
+from rackrun.convert.packing.quality_report import print_report, save_report
+from rackrun.convert.readers.names import refuse_unique_labels
+from rackrun.convert.readers.records import ImageDefect
+from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.indexing.tar_index import TarIndex
-from convert.indexing.tar_listing import TarListing
-from convert.packing.copies import SplitRows, copies, local_files
-from convert.packing.plan import TRAIN, VAL
-from convert.readers.records import ImageDefect
-from convert.readers.webdataset_tars import Label
 from rackrun.atomic import translated_os_errors
+from rackrun.convert.indexing.tar_index import TarIndex
+from rackrun.convert.indexing.tar_listing import TarListing
+from rackrun.convert.packing.copies import SplitRows, copies, local_files
+from rackrun.convert.packing.plan import TRAIN, VAL
+from rackrun.convert.readers.records import ImageDefect
+from rackrun.convert.readers.webdataset_tars import Label
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, pack_rows, shard_name
 from rackrun.terminal import clean, say
 from rackrun.units import plural
-from shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, pack_rows, shard_name
 
 
 class IndexedTar(NamedTuple):
@@ -126,7 +126,7 @@ def copies_in(
     paths = {tar.name: tar.path for tar in chain.from_iterable(splits.values())}
     read = local_files(paths.__getitem__)
     if url:
-        from shards.http.source import HttpSource
+        from rackrun.shards.http.source import HttpSource
 
         read = HttpSource(url).read
     parts = [

@@ -8,18 +8,24 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
 
-from convert.images.info import findings, inspect
-from convert.indexing.tar_listing import ListedTar, TarListing
-from convert.packing.workers import ReportProgress, in_parallel, working_on
-from convert.progress import Progress
-from convert.readers.names import refuse_similar
-from convert.readers.records import MAX_IMAGE_BYTES, Defect, ImageDefect, open_archive, reading
-from convert.readers.tars import Tar
-from convert.readers.webdataset_tars import Label, label_of, samples_in
-from convert.readers.zips import nameless_file
 from rackrun.atomic import translated_os_errors
+from rackrun.convert.images.info import findings, inspect
+from rackrun.convert.indexing.tar_listing import ListedTar, TarListing
+from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
+from rackrun.convert.progress import Progress
+from rackrun.convert.readers.names import refuse_similar
+from rackrun.convert.readers.records import (
+    MAX_IMAGE_BYTES,
+    Defect,
+    ImageDefect,
+    open_archive,
+    reading,
+)
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.webdataset_tars import Label, label_of, samples_in
+from rackrun.convert.readers.zips import nameless_file
 from rackrun.errors import DataError, UsageError
-from shards.index import PACKED_ROW, Row
+from rackrun.shards.index import PACKED_ROW, Row
 
 LARGEST_TAR = 1 << 38  # bytes of a tar on a server
 LARGEST_SAMPLE = 1 << 32  # bytes with all other members: the index has 32 bits for it
@@ -109,7 +115,7 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
 
 
 def _copied(url: str, name: str, scratch: Path) -> int:
-    from shards.http.source import HttpSource
+    from rackrun.shards.http.source import HttpSource
 
     descriptor = nameless_file(scratch)
     with os.fdopen(descriptor, "wb", closefd=False) as file:

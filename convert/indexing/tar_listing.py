@@ -8,12 +8,12 @@ from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from convert.packing.plan import SPLITS, TEST, TRAIN, VAL
+from rackrun.convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
 from rackrun.shapes import LARGEST_NUMBER
+from rackrun.shards.index import ADOPTED_NAME
 from rackrun.terminal import one_line
 from rackrun.units import whole_number
-from shards.index import ADOPTED_NAME
 
 LETTERS = re.compile(r"[a-z]+")
 BRACES = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")

@@ -13,12 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from convert.packing.plan import TRAIN
-from convert.readers.records import ImageDefect, pread_exactly, reading
+from rackrun.convert.packing.plan import TRAIN
+from rackrun.convert.readers.records import ImageDefect, pread_exactly, reading
+from rackrun.shards.index import Shard
+from rackrun.shards.source import Stored
+from rackrun.shards.writer import BLOCK
 from rackrun.units import first_few
-from shards.index import Shard
-from shards.source import Stored
-from shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np

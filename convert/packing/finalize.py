@@ -10,18 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.images.info import LEFT_OUT
-from convert.packing.copies import SplitRows, copies, leaks_refused, local_files
-from convert.packing.output_folder import ShardResult, Target
-from convert.packing.plan import ShardPlan, records_of
-from convert.packing.quality_report import print_report, save_report
-from convert.readers.records import ImageDefect
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
+from rackrun.convert.images.info import LEFT_OUT
+from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused, local_files
+from rackrun.convert.packing.output_folder import ShardResult, Target
+from rackrun.convert.packing.plan import ShardPlan, records_of
+from rackrun.convert.packing.quality_report import print_report, save_report
+from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError
-from rackrun.terminal import say
-from shards.index import (
+from rackrun.shards.index import (
     INDEX_FIELDS,
     PACKED_ROW,
     Manifest,
@@ -32,7 +31,8 @@ from shards.index import (
     manifest_name,
     serialise_index,
 )
-from shards.source import Source
+from rackrun.shards.source import Source
+from rackrun.terminal import say
 
 LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets

@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
-from convert.readers.records import ImageDefect
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
 from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
+from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError, UsageError
-from shards.folder import FolderSource
-from shards.index import Manifest, Shard, manifest_name, read_version
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.index import Manifest, Shard, manifest_name, read_version
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"

@@ -12,21 +12,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from convert.options import Packing
-from convert.packing.finalize import close_folder, objection, print_use
-from convert.packing.output_folder import Target
-from convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
-from convert.packing.shard_job import write_one
-from convert.packing.workers import ReportProgress, in_parallel
-from convert.progress import metered
-from convert.readers.directories import Folder
-from convert.readers.records import Container, RecordListing
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.finalize import close_folder, objection, print_use
+from rackrun.convert.packing.output_folder import Target
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
+from rackrun.convert.packing.shard_job import write_one
+from rackrun.convert.packing.workers import ReportProgress, in_parallel
+from rackrun.convert.progress import metered
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.records import Container, RecordListing
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.source import Source
 from rackrun.terminal import say
 from rackrun.units import first_few
-from shards.source import Source
 
 NAMED = 5  # missing shards that a message names
 

@@ -17,16 +17,16 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.images.resize import Preset
-from convert.images.treatment import Treatment
-from convert.options import Packing
-from convert.readers.names import refuse_similar, refuse_unique_labels
-from convert.readers.records import ImageDefect, Record, RecordListing
 from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.options import Packing
+from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
+from rackrun.convert.readers.records import ImageDefect, Record, RecordListing
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import Origin, index_name, shard_name
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
-from shards.index import Origin, index_name, shard_name
 
 TRAIN, VAL, TEST = "train", "val", "test"
 SPLITS = {  # as they are called in names of folders, tars and tables

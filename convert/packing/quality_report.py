@@ -5,9 +5,9 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from convert.images.info import KEPT, LEFT_OUT
-from convert.readers.records import ImageDefect, as_text
 from rackrun.atomic import write_whole
+from rackrun.convert.images.info import KEPT, LEFT_OUT
+from rackrun.convert.readers.records import ImageDefect, as_text
 from rackrun.terminal import clean
 from rackrun.units import first_few, plural
 

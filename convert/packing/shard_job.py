@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, field, replace
 
-from convert.images.info import LEFT_OUT, findings
-from convert.packing.output_folder import ShardResult, Target
-from convert.packing.plan import PlannedShard, ShardPlan, records_of
-from convert.packing.stored_samples import StoredSamples
-from convert.packing.workers import ReportProgress, working_on
-from convert.progress import Progress
-from convert.readers.records import Container, Defect, ImageDefect, Record
+from rackrun.convert.images.info import LEFT_OUT, findings
+from rackrun.convert.packing.output_folder import ShardResult, Target
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan, records_of
+from rackrun.convert.packing.stored_samples import StoredSamples
+from rackrun.convert.packing.workers import ReportProgress, working_on
+from rackrun.convert.progress import Progress
+from rackrun.convert.readers.records import Container, Defect, ImageDefect, Record
 from rackrun.errors import DataError
-from shards.index import PACKED_ROW, Row
-from shards.writer import ShardWriter, write_shard
+from rackrun.shards.index import PACKED_ROW, Row
+from rackrun.shards.writer import ShardWriter, write_shard
 
 
 def write_one(

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from convert.packing.workers import ReportProgress, in_parallel, working_on
-from convert.progress import Progress
-from convert.readers.records import Record
-from convert.readers.tars import Tar
-from convert.readers.webdataset_tars import (
+from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
+from rackrun.convert.progress import Progress
+from rackrun.convert.readers.records import Record
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.webdataset_tars import (
     LABEL_FIELD,
     TarSample,
     label_member,
@@ -28,11 +28,11 @@ from convert.readers.webdataset_tars import (
     samples_in,
 )
 from rackrun.errors import DataError
+from rackrun.shards.index import Origin, Row, Shard
+from rackrun.shards.samples import key_in, sample_of
+from rackrun.shards.source import Source
+from rackrun.shards.writer import BLOCK, END, resized_header
 from rackrun.terminal import clean
-from shards.index import Origin, Row, Shard
-from shards.samples import key_in, sample_of
-from shards.source import Source
-from shards.writer import BLOCK, END, resized_header
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from convert.progress import Progress, meter
+from rackrun.convert.progress import Progress, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-from convert.readers.directories import Folder
-from convert.readers.records import open_archive
-from convert.readers.tars import Tar, refuse_packed
-from convert.readers.zips import Zip
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.records import open_archive
+from rackrun.convert.readers.tars import Tar, refuse_packed
+from rackrun.convert.readers.zips import Zip
 from rackrun.errors import UsageError
 
 ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
-from convert.readers.records import (
+from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
     ImageDefect,
@@ -23,7 +23,7 @@ from convert.readers.records import (
     system_folder,
 )
 from rackrun.errors import DataError
-from shards.index import Origin
+from rackrun.shards.index import Origin
 
 MOST_LINKS = 4  # to folders on the way to a file: more may be a circle
 

@@ -4,7 +4,7 @@ import io
 import os
 from pathlib import Path
 
-from convert.readers.records import pread_exactly
+from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
 from rackrun.errors import DataError
+from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import clean
-from shards.writer import MAX_KEY_BYTES
 
 MAX_NAME = 200  # characters of a class name: what is longer is a caption
 FEWEST_UNIQUE = 10  # labels: fewer may be a trial

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
-from shards.index import Origin
+from rackrun.shards.index import Origin
 
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",

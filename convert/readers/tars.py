@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.readers.extent import Extent
-from convert.readers.records import (
+from rackrun.convert.readers.extent import Extent
+from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
     ImageDefect,
@@ -24,8 +24,8 @@ from convert.readers.records import (
     pread_exactly,
 )
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import Origin
 from rackrun.terminal import clean
-from shards.index import Origin
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name

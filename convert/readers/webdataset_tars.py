@@ -11,9 +11,9 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
-from convert.readers.names import is_class_name, is_meta
-from convert.readers.records import IMAGE_SUFFIXES, as_text
-from convert.readers.tars import BLOCK, Tar, TarMember
+from rackrun.convert.readers.names import is_class_name, is_meta
+from rackrun.convert.readers.records import IMAGE_SUFFIXES, as_text
+from rackrun.convert.readers.tars import BLOCK, Tar, TarMember
 from rackrun.errors import DataError
 from rackrun.shapes import Misshapen, parsed_json
 from rackrun.terminal import clean

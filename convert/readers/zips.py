@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from convert.readers.extent import Extent
-from convert.readers.records import (
+from rackrun.atomic import PARTIAL, translated_os_errors
+from rackrun.convert.readers.extent import Extent
+from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     MAX_RATIO,
     Defect,
@@ -27,11 +28,10 @@ from convert.readers.records import (
     as_text,
     open_archive,
 )
-from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.errors import DataError, SaveError
+from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 from rackrun.units import data_size, plural
-from shards.index import Origin
 
 LOCAL = struct.Struct("<4s4xH16xHH")  # 4.3.7; with method, name and extra length
 LOCAL_MAGIC = b"PK\3\4"

@@ -15,28 +15,28 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from convert.folder import listing as listing_of_folder
-from convert.images.treatment import Treatment
-from convert.options import Packing
-from convert.packing.copies import image_marks
-from convert.packing.pack import refuse_inside, write_shards, write_version
-from convert.packing.plan import VAL, make_plan
-from convert.packing.stored_samples import StoredSamples, keys_of
-from convert.packing.workers import ReportProgress, in_parallel, working_on
-from convert.progress import Progress, metered
-from convert.readers.names import free_key
-from convert.readers.records import Container, Defect, Record, RecordListing
-from convert.readers.webdataset_tars import LABEL_FIELD
-from convert.table import Columns, ImageTable
-from convert.versions.append_tars import append_tars, holds_tars
-from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.convert.folder import listing as listing_of_folder
+from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.copies import image_marks
+from rackrun.convert.packing.pack import refuse_inside, write_shards, write_version
+from rackrun.convert.packing.plan import VAL, make_plan
+from rackrun.convert.packing.stored_samples import StoredSamples, keys_of
+from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
+from rackrun.convert.progress import Progress, metered
+from rackrun.convert.readers.names import free_key
+from rackrun.convert.readers.records import Container, Defect, Record, RecordListing
+from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
+from rackrun.convert.table import Columns, ImageTable
+from rackrun.convert.versions.append_tars import append_tars, holds_tars
+from rackrun.convert.versions.parent import Parent
 from rackrun.errors import UsageError
+from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import say
 from rackrun.units import plural
-from shards.writer import MAX_KEY_BYTES
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0

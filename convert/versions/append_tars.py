@@ -14,7 +14,8 @@ from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
-from convert.indexing.split_index import (
+from rackrun.commands import called
+from rackrun.convert.indexing.split_index import (
     Splits,
     by_split,
     hold_out,
@@ -22,18 +23,17 @@ from convert.indexing.split_index import (
     refuse_duplicates,
     rows_of,
 )
-from convert.indexing.tar_index import TarIndex, index_tars
-from convert.indexing.tar_listing import TarListing, list_tars
-from convert.options import Packing
-from convert.packing.output_folder import ShardResult
-from convert.packing.pack import write_version
-from convert.packing.plan import PlannedShard, ShardPlan, Start, make_plan
-from convert.packing.stored_samples import keys_of
-from convert.readers.records import RecordListing
-from convert.readers.tars import Tar
-from convert.readers.webdataset_tars import Label, label_member, samples_in
-from convert.versions.parent import Parent
-from rackrun.commands import called
+from rackrun.convert.indexing.tar_index import TarIndex, index_tars
+from rackrun.convert.indexing.tar_listing import TarListing, list_tars
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.output_folder import ShardResult
+from rackrun.convert.packing.pack import write_version
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan, Start, make_plan
+from rackrun.convert.packing.stored_samples import keys_of
+from rackrun.convert.readers.records import RecordListing
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.webdataset_tars import Label, label_member, samples_in
+from rackrun.convert.versions.parent import Parent
 from rackrun.errors import DataError
 from rackrun.terminal import clean, say
 from rackrun.units import plural

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import ClassVar, NamedTuple
 
-from convert.packing.copies import image_marks
-from convert.packing.stored_samples import StoredShard, keys_of, shards_of
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.packing.copies import image_marks
+from rackrun.convert.packing.stored_samples import StoredShard, keys_of, shards_of
 from rackrun.machine import core_count
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Source
 from rackrun.terminal import clean
-from shards.open import open_source
-from shards.source import Source
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
-from convert.options import Packing
-from convert.packing.pack import write_shards, write_version
-from convert.packing.plan import make_plan
-from convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of
-from convert.readers.records import RecordListing
-from convert.readers.webdataset_tars import LABEL_FIELD
-from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Hidden, Positional
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import write_shards, write_version
+from rackrun.convert.packing.plan import make_plan
+from rackrun.convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of
+from rackrun.convert.readers.records import RecordListing
+from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
+from rackrun.convert.versions.parent import Parent
 from rackrun.errors import DataError, UsageError
 from rackrun.tables import in_cell
 from rackrun.terminal import clean, say

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rackrun.commandline.options import Examples, Positional
+from rackrun.shards.index import Manifest, Shard
+from rackrun.shards.open import sources_of
 from rackrun.terminal import clean
 from rackrun.units import plural
-from shards.index import Manifest, Shard
-from shards.open import sources_of
 
 
 @dataclass(frozen=True)

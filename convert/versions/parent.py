@@ -8,16 +8,16 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 
-from convert.images.resize import Preset
-from convert.packing.output_folder import Target
-from convert.packing.plan import TEST, TRAIN, VAL, ShardPlan, Start, load_plan
-from convert.packing.stored_samples import ShardKeys, StoredShard, keys_of, shards_of
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.packing.output_folder import Target
+from rackrun.convert.packing.plan import TEST, TRAIN, VAL, ShardPlan, Start, load_plan
+from rackrun.convert.packing.stored_samples import ShardKeys, StoredShard, keys_of, shards_of
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
+from rackrun.shards.index import Manifest, shard_number
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Source
 from rackrun.terminal import say
-from shards.index import Manifest, shard_number
-from shards.open import open_source
-from shards.source import Source
 
 URL = re.compile(r"https?:/")  # of which Path has made one slash
 

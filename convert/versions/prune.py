@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from convert.packing.output_folder import report_name, shard_files
-from convert.versions.append_tars import ADOPTED
-from convert.versions.parent import Parent
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.packing.output_folder import report_name, shard_files
+from rackrun.convert.versions.append_tars import ADOPTED
+from rackrun.convert.versions.parent import Parent
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, parsed_file
+from rackrun.shards.index import Manifest, manifest_name
 from rackrun.terminal import say
 from rackrun.units import first_few, plural
-from shards.index import Manifest, manifest_name
 
 LARGEST_CONFIG = 1 << 20  # bytes
 NAMED = 3

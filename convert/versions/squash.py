@@ -5,15 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from convert.images.resize import Preset
-from convert.options import Packing
-from convert.packing.pack import pack
-from convert.packing.stored_samples import StoredSamples, keys_of, shards_of
-from convert.readers.records import RecordListing
 from rackrun.commandline.options import Examples, Positional
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.pack import pack
+from rackrun.convert.packing.stored_samples import StoredSamples, keys_of, shards_of
+from rackrun.convert.readers.records import RecordListing
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
-from shards.open import open_source
+from rackrun.shards.open import open_source
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from PIL import Image, ImageChops
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
-from launcher.output.dashboard import Dashboard
-from launcher.output.run_view import view
-from launcher.run.events import Event, Gpu, RankStarted, Report, Usage
-from launcher.run.job import Job, TaskWork
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.state import RunState
+from rackrun.launcher.output.dashboard import Dashboard
+from rackrun.launcher.output.run_view import view
+from rackrun.launcher.run.events import Event, Gpu, RankStarted, Report, Usage
+from rackrun.launcher.run.job import Job, TaskWork
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.page import write
 

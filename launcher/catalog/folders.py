@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from launcher.catalog.listed import ListedRun, task_of
-from launcher.run.job import RUN_ID
+from rackrun.launcher.catalog.listed import ListedRun, task_of
+from rackrun.launcher.run.job import RUN_ID
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Between, Matches, Misshapen, parsed_file, parsed_json, shaped

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.catalog.listed import ListedRun, task_of
-from launcher.detached.locate import Reached, each_in_time, run_manager_on
-from launcher.detached.replies import HostRuns, LivingAgent, RunFacts
-from launcher.run.hosts import Host
-from launcher.transport.base import Transport
 from rackrun.errors import Problem
+from rackrun.launcher.catalog.listed import ListedRun, task_of
+from rackrun.launcher.detached.locate import Reached, each_in_time, run_manager_on
+from rackrun.launcher.detached.replies import HostRuns, LivingAgent, RunFacts
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.base import Transport
 from rackrun.runs import name_of
 
 

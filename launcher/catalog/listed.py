@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.run.host_names import grouped
 from rackrun import tables
+from rackrun.launcher.run.host_names import grouped
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
 from rackrun.units import age, plural
@@ -15,7 +15,10 @@ from rackrun.units import age, plural
 HEAD = ("id", "name", "task", "hosts", "state", "step", "age", "folder")
 WRAPPED = ("name", "hosts", "folder")
 NUMBERS = ("step", "age")
-TASK_WORDS = ("-m", "training")  # what a rank of a task is started with, before the task's name
+TASK_WORDS = (
+    "-m",
+    "rackrun.training",
+)  # what a rank of a task is started with, before the task's name
 
 
 @dataclass(frozen=True)

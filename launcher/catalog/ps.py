@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.catalog.folders import runs_in
-from launcher.catalog.listed import ListedRun, table
-from launcher.detached.known_runs import hosts_of
-from launcher.errors import HostUnreachable
-from launcher.output.console import say, short_path
-from launcher.run.hosts import Host, hosts_named
-from launcher.run.settings import ReachOptions
-from launcher.transport.parallel import each
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.launcher.catalog.folders import runs_in
+from rackrun.launcher.catalog.listed import ListedRun, table
+from rackrun.launcher.detached.known_runs import hosts_of
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.output.console import say, short_path
+from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.transport.parallel import each
 from rackrun.run_folder import RUNS
 from rackrun.runs import SHORT_ID, recorded_runs
 
@@ -93,8 +93,10 @@ def merged(runs: Iterable[ListedRun]) -> list[ListedRun]:
 def _reported(
     config: str, hosts: Sequence[Host], options: PsOptions
 ) -> tuple[list[ListedRun], list[Problem]]:
-    from launcher.catalog.hosts import runs_on  # half of the time of a list that asks no host
-    from launcher.transport.ssh import open_network
+    from rackrun.launcher.catalog.hosts import (
+        runs_on,  # half of the time of a list that asks no host
+    )
+    from rackrun.launcher.transport.ssh import open_network
 
     with closing(open_network(options, config)) as network:
         return runs_on(hosts, network.try_each(hosts))

@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.catalog.rack_table import as_plain, table
-from launcher.errors import HostUnreachable
-from launcher.preflight.facts import HostFacts
-from launcher.preflight.replies import believed
-from launcher.remote import probe
-from launcher.run.hosts import Host, hosts_named
-from launcher.run.settings import ReachOptions
-from launcher.transport.base import Transport
-from launcher.transport.bootstrap import order
-from launcher.transport.parallel import each
-from launcher.transport.rpc import Reply, RpcClient
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.launcher.catalog.rack_table import as_plain, table
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.preflight.facts import HostFacts
+from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.remote import probe
+from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.bootstrap import order
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.rpc import Reply, RpcClient
 from rackrun.machine import typed_folder
 from rackrun.shapes import Misshapen
 from rackrun.tables import show_again_and_again
@@ -64,7 +64,9 @@ def main(args: Sequence[str]) -> int:
     """Show the table; return the exit code."""
     options = parse(RackOptions, called("rack"), args, renamed={"-H": "--host-list"})
     hosts = hosts_named(Path(options.hosts), options.host_list)
-    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
+    from rackrun.launcher.transport.ssh import (
+        open_network,  # Fabric takes as long to import as --help may
+    )
 
     with (
         closing(open_network(options)) as network,

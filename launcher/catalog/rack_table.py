@@ -9,12 +9,12 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from launcher.output.console import ranges
-from launcher.preflight.facts import HostFacts
-from launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
-from launcher.run.host_names import grouped
-from launcher.transport.rpc import Reply
 from rackrun import tables
+from rackrun.launcher.output.console import ranges
+from rackrun.launcher.preflight.facts import HostFacts
+from rackrun.launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
+from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.transport.rpc import Reply
 from rackrun.runs import name_of
 from rackrun.terminal import one_line
 from rackrun.units import age, gibibytes, plural

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.catalog.ps import PsOptions, ps
-from launcher.commands.parse import parse
-from launcher.detached.attach import AttachOptions, attach
-from launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached, is_controlled
-from launcher.detached.logs import LogsOptions, logs
-from launcher.detached.status import StatusOptions, status
-from launcher.detached.stop import StopOptions, stop
-from launcher.output.console import say
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.launcher.catalog.ps import PsOptions, ps
+from rackrun.launcher.commands.parse import parse
+from rackrun.launcher.detached.attach import AttachOptions, attach
+from rackrun.launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached, is_controlled
+from rackrun.launcher.detached.logs import LogsOptions, logs
+from rackrun.launcher.detached.status import StatusOptions, status
+from rackrun.launcher.detached.stop import StopOptions, stop
+from rackrun.launcher.output.console import say
 from rackrun.runs import NAME, SHORT_ID, Run, find_run, unknown_run
 
 

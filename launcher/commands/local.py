@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import (
+from rackrun.commandline.help_page import Head
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import (
     from_names,
     parse,
     read_work,
@@ -17,12 +19,10 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.run.settings import LocalOptions
-from rackrun.commandline.help_page import Head
-from rackrun.errors import UsageError
+from rackrun.launcher.run.settings import LocalOptions
 
 if TYPE_CHECKING:
-    from launcher.run.result import Result
+    from rackrun.launcher.run.result import Result
 
 HEAD = Head(
     "{prog} [options] [TASK [task options] | -- COMMAND]",
@@ -49,11 +49,11 @@ def main(args: Sequence[str]) -> int:
     options = parse(LocalOptions, "local", launcher_args, HEAD)
     work = read_work("local", LocalOptions, launcher_args, rest)
     if options.sweep:
-        from launcher.search.sweep import sweep
+        from rackrun.launcher.search.sweep import sweep
 
         return sweep("local", launcher_args, work, options, [""])
-    from launcher.commands.local_run import start
-    from launcher.lifecycle.task_check import DEMO
+    from rackrun.launcher.commands.local_run import start
+    from rackrun.launcher.lifecycle.task_check import DEMO
 
     return start(work, options, typed("local", launcher_args, work or DEMO))
 
@@ -64,6 +64,6 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     if work is None:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
     settings = from_names(LocalOptions, options)
-    from launcher.commands.local_run import launch_local
+    from rackrun.launcher.commands.local_run import launch_local
 
     return launch_local(work, settings)

@@ -7,9 +7,11 @@ import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import job_template
-from launcher.lifecycle.serving import served
-from launcher.lifecycle.task_check import (
+from rackrun.contract.task_needs import TaskNeeds
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.lifecycle.task_check import (
     DEMO,
     check_gpus,
     check_task_options,
@@ -21,7 +23,7 @@ from launcher.lifecycle.task_check import (
     refuse_more_than_fit,
     refuse_unready_data,
 )
-from launcher.lifecycle.this_machine import (
+from rackrun.launcher.lifecycle.this_machine import (
     ADDRESS,
     NAME,
     as_host,
@@ -29,16 +31,14 @@ from launcher.lifecycle.this_machine import (
     plan_alone,
     run_alone,
 )
-from launcher.run.job import JobTemplate, Work
-from launcher.run.plan import shown
-from launcher.run.result import Result
-from launcher.run.settings import HostOptions, LocalOptions, RankOptions
-from launcher.transport.local import LocalTransport
-from rackrun.contract.task_needs import TaskNeeds
-from rackrun.errors import UsageError
+from rackrun.launcher.run.job import JobTemplate, Work
+from rackrun.launcher.run.plan import shown
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.settings import HostOptions, LocalOptions, RankOptions
+from rackrun.launcher.transport.local import LocalTransport
 
 if TYPE_CHECKING:
-    from launcher.lifecycle.launch_spec import LaunchSpec
+    from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 
 
 def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> int:
@@ -64,7 +64,7 @@ def show(work: Work, options: LocalOptions) -> int:
     jobs = options.jobs
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:
-            from launcher.commands.show import show_plan
+            from rackrun.launcher.commands.show import show_plan
 
             return show_plan(_contained(served_work, options, jobs), options.json)
         job = jobs.job(served_work, jobs.planned_folder(work))
@@ -78,7 +78,7 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:
-            from launcher.lifecycle.attempts import Launch
+            from rackrun.launcher.lifecycle.attempts import Launch
 
             return Launch(_contained(served_work, options, jobs).with_needs(needs)).run()
         return run_alone(jobs, served_work, options.nproc, options.python, options.plain)
@@ -107,8 +107,8 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
 
 
 def _contained(work: Work, options: LocalOptions, jobs: JobTemplate) -> LaunchSpec:
-    from launcher.lifecycle.launch_spec import LaunchSpec, resolved
-    from launcher.lifecycle.planning import code_here
+    from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
+    from rackrun.launcher.lifecycle.planning import code_here
 
     same = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     # the container sees only the GPUs that this launcher may use

@@ -1,4 +1,4 @@
-"""`python -m launcher node`: one node's share of a run, started once per node by a scheduler.
+"""`python -m rackrun.launcher node`: one node's share of a run, started once per node by a scheduler.
 
 The scheduler determines which node this is (`schedulers`), the nodes agree on the rest
 (`node_agreement`), and each launcher supervises its own agent. Output and exit codes are those
@@ -17,27 +17,27 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from types import FrameType
 
-from launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
-from launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
-from launcher.commands.settings import NODE_HEAD, NodeOptions
-from launcher.errors import HostLost
-from launcher.lifecycle.session import run
-from launcher.lifecycle.task_check import (
+from rackrun.commands import called
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
+from rackrun.launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
+from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.lifecycle.session import run
+from rackrun.launcher.lifecycle.task_check import (
     check_task_options,
     refuse_cache,
     refuse_missing_packages,
 )
-from launcher.lifecycle.this_machine import planned
-from launcher.rendezvous.gather import Agreement, Rendezvous
-from launcher.run.job import Work
-from launcher.run.plan import Plan, describe, make_plan
-from launcher.run.result import Result
-from launcher.run.settings import check_nproc
-from launcher.schedulers import Placement, Sourced, find_placement
-from launcher.supervision.peers import Peers
-from launcher.transport.local import LocalTransport, free_port, gpu_count
-from rackrun.commands import called
-from rackrun.errors import UsageError
+from rackrun.launcher.lifecycle.this_machine import planned
+from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
+from rackrun.launcher.run.job import Work
+from rackrun.launcher.run.plan import Plan, describe, make_plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.settings import check_nproc
+from rackrun.launcher.schedulers import Placement, Sourced, find_placement
+from rackrun.launcher.supervision.peers import Peers
+from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.run_folder import RunFolder, folder_name
 
 OPTIONS = NodeOptions

@@ -14,21 +14,21 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from launcher.commands.node_work import refuse_other_work, work_here
-from launcher.commands.parse import job_template
-from launcher.commands.settings import NodeOptions
-from launcher.errors import HostUnreachable, PreflightRefused
-from launcher.lifecycle.restart_policy import resumed
-from launcher.lifecycle.serving import served
-from launcher.output.console import say
-from launcher.rendezvous.connection import job_key
-from launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
-from launcher.run.hosts import MOST_SLOTS
-from launcher.run.job import Job, Work, data_of, with_data
-from launcher.schedulers import Placement, Sourced
-from launcher.transport.local import gpu_count
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.node_work import refuse_other_work, work_here
+from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.commands.settings import NodeOptions
+from rackrun.launcher.errors import HostUnreachable, PreflightRefused
+from rackrun.launcher.lifecycle.restart_policy import resumed
+from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.output.console import say
+from rackrun.launcher.rendezvous.connection import job_key
+from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
+from rackrun.launcher.run.hosts import MOST_SLOTS
+from rackrun.launcher.run.job import Job, Work, data_of, with_data
+from rackrun.launcher.schedulers import Placement, Sourced
+from rackrun.launcher.transport.local import gpu_count
 from rackrun.run_folder import RUN_NAME, RunFolder, file_name, new_run_folder
 from rackrun.units import whole_number
 

@@ -8,11 +8,11 @@ import shlex
 from collections.abc import Sequence
 from importlib import metadata
 
-from launcher.commands.settings import NodeOptions
-from launcher.errors import PreflightRefused
-from launcher.lifecycle.planning import code_here
-from launcher.rendezvous.gather import NodeInfo, NodeWork
-from launcher.run.job import Work
+from rackrun.launcher.commands.settings import NodeOptions
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.rendezvous.gather import NodeInfo, NodeWork
+from rackrun.launcher.run.job import Work
 from rackrun.run_folder import file_name
 from rackrun.terminal import one_line
 

@@ -12,8 +12,15 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from launcher.commands.settings import SshOptions
-from launcher.run.job import (
+from rackrun.commandline import parser
+from rackrun.commandline.help_page import Head
+from rackrun.commandline.options import HELP, Option, options
+from rackrun.commands import LAUNCHES, NAMES, called, is_command
+from rackrun.contract import variables
+from rackrun.contract.files import LATEST
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.run.job import (
     JobTemplate,
     TaskWork,
     Work,
@@ -22,10 +29,10 @@ from launcher.run.job import (
     values_of,
     without_option,
 )
-from launcher.run.nested import nested_launcher
-from launcher.run.settings import Options
-from launcher.run.url import check_url
-from launcher.settings_file import (
+from rackrun.launcher.run.nested import nested_launcher
+from rackrun.launcher.run.settings import Options
+from rackrun.launcher.run.url import check_url
+from rackrun.launcher.settings_file import (
     HOSTS,
     NO_FILE,
     SettingsFile,
@@ -38,13 +45,6 @@ from launcher.settings_file import (
     without_file,
     work_words,
 )
-from rackrun.commandline import parser
-from rackrun.commandline.help_page import Head
-from rackrun.commandline.options import HELP, Option, options
-from rackrun.commands import LAUNCHES, NAMES, called, is_command
-from rackrun.contract import variables
-from rackrun.contract.files import LATEST
-from rackrun.errors import UsageError
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
 
 TYPED_ONLY = {

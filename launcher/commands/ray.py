@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from launcher.commands.parse import (
+from rackrun.commandline.help_page import Head
+from rackrun.launcher.commands.parse import (
     from_names,
     job_template,
     parse,
@@ -19,17 +20,16 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.show import show_plan
-from launcher.lifecycle.attempts import Launch
-from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
-from launcher.lifecycle.planning import code_here
-from launcher.lifecycle.serving import served
-from launcher.lifecycle.task_check import check_task_options
-from launcher.run.job import TaskWork, Work
-from launcher.run.result import Result
-from launcher.run.settings import HostOptions
-from launcher.transport.ray import cluster
-from rackrun.commandline.help_page import Head
+from rackrun.launcher.commands.show import show_plan
+from rackrun.launcher.lifecycle.attempts import Launch
+from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.lifecycle.task_check import check_task_options
+from rackrun.launcher.run.job import TaskWork, Work
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.settings import HostOptions
+from rackrun.launcher.transport.ray import cluster
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
 

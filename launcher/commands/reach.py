@@ -9,27 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.settings import SshOptions
-from launcher.errors import PreflightRefused
-from launcher.lifecycle.choosing import Need
-from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
-from launcher.lifecycle.planning import wait_for
-from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
-from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, examine, lines_of
-from launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
-from launcher.remote import probe
-from launcher.remote.gpus import VISIBLE, visible_gpus
-from launcher.run.hosts import Host, hosts_named, select
-from launcher.run.job import Command, Work
-from launcher.schedulers.slurm import allocated
-from launcher.supervision.agent_protocol import PROGRAM
-from launcher.transport.bundle import pack_ahead
-from launcher.transport.parallel import all_or_raise
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.lifecycle.choosing import Need
+from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from rackrun.launcher.lifecycle.planning import wait_for
+from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
+from rackrun.launcher.output.console import say
+from rackrun.launcher.preflight.checks import CHECKS, examine, lines_of
+from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
+from rackrun.launcher.remote import probe
+from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
+from rackrun.launcher.run.hosts import Host, hosts_named, select
+from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.schedulers.slurm import allocated
+from rackrun.launcher.supervision.agent_protocol import PROGRAM
+from rackrun.launcher.transport.bundle import pack_ahead
+from rackrun.launcher.transport.parallel import all_or_raise
 
 if TYPE_CHECKING:
-    from launcher.transport.ssh import Machine, Network
+    from rackrun.launcher.transport.ssh import Machine, Network
 
 
 def listed(options: SshOptions) -> tuple[Host, ...]:
@@ -61,7 +61,9 @@ def connected(
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
     hosts = listed(options)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
-    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
+    from rackrun.launcher.transport.ssh import (
+        open_network,  # Fabric takes as long to import as --help may
+    )
 
     with closing(open_network(options)) as network:
         yield hosts, network

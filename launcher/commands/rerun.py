@@ -13,14 +13,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
-from launcher.commands.settings import SshOptions
-from launcher.output.console import say
-from launcher.run.settings import Options
-from launcher.settings_file import SettingsFile, parsed_settings, read_settings, with_place
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import RENAMED, flags, names_of, split, with_settings
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.output.console import say
+from rackrun.launcher.run.settings import Options
+from rackrun.launcher.settings_file import SettingsFile, parsed_settings, read_settings, with_place
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
@@ -97,7 +97,7 @@ def command_line(file: SettingsFile, typed: Sequence[str]) -> list[str]:
 
 
 def _module_of(launch: str) -> Any:
-    return import_module(f"launcher.commands.{launch}")
+    return import_module(f"rackrun.launcher.commands.{launch}")
 
 
 def _with_task(

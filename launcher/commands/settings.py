@@ -1,4 +1,4 @@
-"""The options of `./run-ssh` and `python -m launcher node`."""
+"""The options of `./run-ssh` and `python -m rackrun.launcher node`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.run.job import check_seconds
-from launcher.run.settings import SERVER, HostOptions, Options, ReachOptions, SweepOptions
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
 from rackrun.errors import UsageError
+from rackrun.launcher.run.job import check_seconds
+from rackrun.launcher.run.settings import SERVER, HostOptions, Options, ReachOptions, SweepOptions
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",

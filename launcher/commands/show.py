@@ -9,17 +9,17 @@ import json
 import sys
 from dataclasses import asdict, replace
 
-from launcher.commands.settings import SshOptions
-from launcher.commands.upload import with_code
-from launcher.lifecycle.attempts import Launch
-from launcher.lifecycle.launch_spec import LaunchSpec
-from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
-from launcher.preflight import check_table
-from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import gather_facts
-from launcher.run.job import Command, data_of, is_on_cpu
-from launcher.run.plan import shown
 from rackrun.contract.task_needs import TaskNeeds
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.commands.upload import with_code
+from rackrun.launcher.lifecycle.attempts import Launch
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
+from rackrun.launcher.preflight import check_table
+from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.facts import gather_facts
+from rackrun.launcher.run.job import Command, data_of, is_on_cpu
+from rackrun.launcher.run.plan import shown
 
 
 def check(spec: LaunchSpec, as_json: bool) -> int:
@@ -44,7 +44,7 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     jobs = replace(settings.jobs, name="deep-check", settings="")
     needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
     names = ",".join(host.label for host in spec.hosts)
-    program = ["python", "-u", "-m", "training", "deep-check", "--hosts", names]
+    program = ["python", "-u", "-m", "rackrun.training", "deep-check", "--hosts", names]
     if data := data_of(spec.work):  # the shards that the work would read
         program += ["--data", data]
     if is_on_cpu(spec.work):

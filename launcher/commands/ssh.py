@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import (
+from rackrun.commandline.parser import current_names
+from rackrun.commands import called
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import (
     RENAMED,
     from_names,
     parse,
@@ -21,16 +24,13 @@ from launcher.commands.parse import (
     typed,
     work_of,
 )
-from launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
-from launcher.run.job import Command
-from launcher.settings_file import NO_FILE
-from rackrun.commandline.parser import current_names
-from rackrun.commands import called
-from rackrun.errors import UsageError
+from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
+from rackrun.launcher.run.job import Command
+from rackrun.launcher.settings_file import NO_FILE
 from rackrun.user_code.tasks import find_task
 
 if TYPE_CHECKING:
-    from launcher.run.result import Result
+    from rackrun.launcher.run.result import Result
 
 OPTIONS = SshOptions
 
@@ -47,18 +47,18 @@ def main(args: Sequence[str]) -> int:
     options = _parsed(launcher_args)
     work = read_work("ssh", SshOptions, launcher_args, rest)
     if options.sweep:
-        from launcher.commands.reach import listed
-        from launcher.search.sweep import groups_of, sweep
+        from rackrun.launcher.commands.reach import listed
+        from rackrun.launcher.search.sweep import groups_of, sweep
 
         return sweep(
             "ssh", launcher_args, work, options, groups_of(listed(options), options.sweep_hosts)
         )
-    from launcher.lifecycle.task_check import demo_for_hosts
+    from rackrun.launcher.lifecycle.task_check import demo_for_hosts
 
     if work is None:
         # --check without a task asks hosts about no data.
         work = Command(()) if options.check else demo_for_hosts()
-    from launcher.commands.ssh_run import start
+    from rackrun.launcher.commands.ssh_run import start
 
     return start(work, options, typed("ssh", launcher_args, work))
 
@@ -87,7 +87,7 @@ def _refuse_other_first_word(leading: Sequence[str], args: Sequence[str]) -> Non
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
-    from launcher.commands.ssh_run import launch_attached
-    from launcher.lifecycle.task_check import demo_for_hosts
+    from rackrun.launcher.commands.ssh_run import launch_attached
+    from rackrun.launcher.lifecycle.task_check import demo_for_hosts
 
     return launch_attached(work_of(args) or demo_for_hosts(), settings)

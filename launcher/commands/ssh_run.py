@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from launcher.commands.parse import job_template
-from launcher.commands.reach import addresses, chosen, connected
-from launcher.commands.settings import SshOptions
-from launcher.commands.show import check, deep_check, show_plan
-from launcher.commands.upload import pending, planned_code, with_code
-from launcher.detached.known_runs import forget, remember
-from launcher.lifecycle.attempts import Attempt, Launch
-from launcher.lifecycle.launch_spec import LaunchSpec, resolved
-from launcher.lifecycle.planning import code_here
-from launcher.lifecycle.serving import folder_to_serve, served
-from launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
-from launcher.run.job import Command, Work
-from launcher.run.result import Result
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
 from rackrun.errors import SaveError, UsageError
+from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.commands.reach import addresses, chosen, connected
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.commands.show import check, deep_check, show_plan
+from rackrun.launcher.commands.upload import pending, planned_code, with_code
+from rackrun.launcher.detached.known_runs import forget, remember
+from rackrun.launcher.lifecycle.attempts import Attempt, Launch
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.lifecycle.serving import folder_to_serve, served
+from rackrun.launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
+from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.run.result import Result
 from rackrun.runs import SHORT_ID
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
         if is_launch and is_demo(work) and (failed := make_demo_data()):
             return failed
         if options.detach and is_launch:
-            from launcher.detached.start import start_detached
+            from rackrun.launcher.detached.start import start_detached
 
             seconds = options.detach_seconds if isinstance(spec.work, Command) else None
             return start_detached(with_code(spec, options), options.ssh_config, seconds)

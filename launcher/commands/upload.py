@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.commands.settings import SshOptions
-from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import (
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.files.sync import Destination, upload_code
+from rackrun.launcher.files.working_tree import (
     WorkingTree,
     unchecked_notice,
     why_no_code,
@@ -18,14 +19,13 @@ from launcher.files.working_tree import (
     with_untracked,
     with_wheels,
 )
-from launcher.lifecycle.launch_spec import LaunchSpec
-from launcher.lifecycle.planning import code_here
-from launcher.lifecycle.task_check import is_demo
-from launcher.output.console import say
-from launcher.preflight.checks import ENVIRONMENT
-from launcher.run.hosts import Host
-from launcher.run.job import Command, FunctionCall, TaskWork, Work
-from rackrun.errors import UsageError
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.lifecycle.task_check import is_demo
+from rackrun.launcher.output.console import say
+from rackrun.launcher.preflight.checks import ENVIRONMENT
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, FunctionCall, TaskWork, Work
 from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
 

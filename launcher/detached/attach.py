@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
-from launcher.detached.locate import ReachedRun, RunOptions, reached
-from launcher.detached.replay import Replay
-from launcher.detached.results import bring_here
-from launcher.errors import HostLost
-from launcher.lifecycle.session import open_screen
-from launcher.output.console import say
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
 from rackrun.errors import Problem
+from rackrun.launcher.detached.entries import Beat, Entry, EntryReader, Failed, Last, Wrote
+from rackrun.launcher.detached.locate import ReachedRun, RunOptions, reached
+from rackrun.launcher.detached.replay import Replay
+from rackrun.launcher.detached.results import bring_here
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.lifecycle.session import open_screen
+from rackrun.launcher.output.console import say
 from rackrun.runs import Run
 from rackrun.shapes import Misshapen
 from rackrun.signals import interruptible

@@ -22,18 +22,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
-from launcher.detached.record import RunRecord
-from launcher.detached.replies import RUN
-from launcher.lifecycle.attempts import Launch, RunObserver
-from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
-from launcher.lifecycle.planning import code_here
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork, command_of
-from launcher.supervision.signals import STOP_SIGNAL
-from launcher.transport.base import Transport
-from launcher.transport.local import LocalTransport
-from launcher.transport.relay import RelayListener, RelayTransport
 from rackrun.errors import Problem
+from rackrun.launcher.detached.record import RunRecord
+from rackrun.launcher.detached.replies import RUN
+from rackrun.launcher.lifecycle.attempts import Launch, RunObserver
+from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork, command_of
+from rackrun.launcher.supervision.signals import STOP_SIGNAL
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.local import LocalTransport
+from rackrun.launcher.transport.relay import RelayListener, RelayTransport
 from rackrun.shapes import Matches, parsed
 
 ORDER_BYTES = 64 << 20

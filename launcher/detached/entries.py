@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from launcher.run import events
-from launcher.run.events import Event, Report
-from launcher.run.hosts import MOST_SLOTS
-from launcher.run.plan import Plan
-from launcher.run.result import Result, moved
-from launcher.supervision.agent_protocol import FRAME_BYTES
-from launcher.supervision.reports import fitting_fields
+from rackrun.launcher.run import events
+from rackrun.launcher.run.events import Event, Report
+from rackrun.launcher.run.hosts import MOST_SLOTS
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result, moved
+from rackrun.launcher.supervision.agent_protocol import FRAME_BYTES
+from rackrun.launcher.supervision.reports import fitting_fields
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line

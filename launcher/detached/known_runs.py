@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from launcher.output.log_files import write_json
-from launcher.run.hosts import Host
 from rackrun import runs
 from rackrun.atomic import translated_os_errors
 from rackrun.errors import SaveError
+from rackrun.launcher.output.log_files import write_json
+from rackrun.launcher.run.hosts import Host
 from rackrun.runs import LaunchRecord
 from rackrun.shapes import Misshapen, shaped
 

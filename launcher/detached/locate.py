@@ -10,31 +10,31 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from launcher.detached.entries import Ending
-from launcher.detached.known_runs import hosts_of, keep
-from launcher.detached.replies import LiveRun, RunFacts
-from launcher.errors import AccessRefused, HostUnreachable
-from launcher.output.console import say
-from launcher.remote import run_manager
-from launcher.run.hosts import Host, hosts_named
-from launcher.run.job import RUN_ID
-from launcher.run.plan import Plan
-from launcher.run.settings import ReachOptions
-from launcher.settings_file import read_settings
-from launcher.transport.base import Transport
-from launcher.transport.local import LocalTransport
-from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import RpcClient
 from rackrun.commandline.options import Positional
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.detached.entries import Ending
+from rackrun.launcher.detached.known_runs import hosts_of, keep
+from rackrun.launcher.detached.replies import LiveRun, RunFacts
+from rackrun.launcher.errors import AccessRefused, HostUnreachable
+from rackrun.launcher.output.console import say
+from rackrun.launcher.remote import run_manager
+from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.job import RUN_ID
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.settings_file import read_settings
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.local import LocalTransport
+from rackrun.launcher.transport.parallel import all_or_raise, each
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, Run, is_supervised
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
-    from launcher.transport.ssh import Network
+    from rackrun.launcher.transport.ssh import Network
 
 HOSTS_FILE = Path("hosts.txt")
 RUN_BYTES = 4
@@ -105,7 +105,9 @@ def reached(
     Of an attached run, `facts` are those of its folder on this machine; they are enough where no
     hosts are needed and none are known.
     """
-    from launcher.transport.ssh import open_network  # Fabric takes as long to import as --help may
+    from rackrun.launcher.transport.ssh import (
+        open_network,  # Fabric takes as long to import as --help may
+    )
 
     record, hosts = run.record, _hosts_of(run, options, need_hosts)
     with ExitStack() as stack:

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from launcher.detached.attach import watch
-from launcher.detached.entries import AttemptRecord, Wrote
-from launcher.detached.locate import RunOptions, is_controlled, plan_in, reached
-from launcher.detached.replay import Replay
-from launcher.output.console import PlainOutput
-from launcher.run.events import Event, Output
-from launcher.run.job import Job
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
 from rackrun.commandline.options import Examples
 from rackrun.errors import UsageError
+from rackrun.launcher.detached.attach import watch
+from rackrun.launcher.detached.entries import AttemptRecord, Wrote
+from rackrun.launcher.detached.locate import RunOptions, is_controlled, plan_in, reached
+from rackrun.launcher.detached.replay import Replay
+from rackrun.launcher.output.console import PlainOutput
+from rackrun.launcher.run.events import Event, Output
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
 from rackrun.signals import interruptible

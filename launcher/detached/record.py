@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from launcher.run.events import Event, Output, Report, Usage
-from launcher.run.job import Job
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
+from rackrun.launcher.run.events import Event, Output, Report, Usage
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 MOST_CHARACTERS = 4096  # of a text in an event

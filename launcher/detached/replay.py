@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.detached.entries import (
+from rackrun.launcher.detached.entries import (
     AttemptRecord,
     Began,
     Ended,
@@ -27,12 +27,12 @@ from launcher.detached.entries import (
     Wrote,
     result_of,
 )
-from launcher.lifecycle.session import OpenScreen
-from launcher.output.console import Display, PlainOutput
-from launcher.run.events import Event, Output
-from launcher.run.job import Command, Job
-from launcher.run.result import Result
-from launcher.run.state import RunState
+from rackrun.launcher.lifecycle.session import OpenScreen
+from rackrun.launcher.output.console import Display, PlainOutput
+from rackrun.launcher.run.events import Event, Output
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RUN_NAME, RunFolder
 from rackrun.terminal import clean, clean_lines
 

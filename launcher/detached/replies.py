@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from launcher.detached.entries import Code, Ending, Name, Seconds
-from launcher.remote.run_manager import MOST_LISTED
-from launcher.run.events import Count, Node
+from rackrun.launcher.detached.entries import Code, Ending, Name, Seconds
+from rackrun.launcher.remote.run_manager import MOST_LISTED
+from rackrun.launcher.run.events import Count, Node
 from rackrun.shapes import AtMost, Between, Matches
 
 RUN = "[0-9a-f]{8}"

@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from launcher.detached.entries import AttemptRecord
-from launcher.detached.locate import ReachedRun, run_manager_on
-from launcher.detached.replies import YesOrNo
-from launcher.files.download import fetch_results
-from launcher.output.console import say
-from launcher.output.log_files import write_run_page
 from rackrun.atomic import write_whole
 from rackrun.contract.files import ATTACHED
 from rackrun.errors import Problem
+from rackrun.launcher.detached.entries import AttemptRecord
+from rackrun.launcher.detached.locate import ReachedRun, run_manager_on
+from rackrun.launcher.detached.replies import YesOrNo
+from rackrun.launcher.files.download import fetch_results
+from rackrun.launcher.output.console import say
+from rackrun.launcher.output.log_files import write_run_page
 from rackrun.run_folder import RunFolder
 from rackrun.runs import recorded_runs
 from rackrun.terminal import one_line

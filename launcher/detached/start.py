@@ -22,23 +22,23 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.controller import RunOrder
-from launcher.detached.entries import result_of
-from launcher.detached.known_runs import remember
-from launcher.detached.locate import RUN_BYTES, run_manager_on
-from launcher.detached.replies import RunFacts, RunSummary, StartReply
-from launcher.errors import HostError, HostLost, HostUnreachable, PreflightRefused
-from launcher.lifecycle.launch_spec import LaunchSpec
-from launcher.lifecycle.planning import preflight, refuse_ranks
-from launcher.output.console import last_line, say
-from launcher.preflight.facts import ClusterFacts
-from launcher.remote import relay, run_manager
-from launcher.run.hosts import Host
-from launcher.transport.base import Transport
-from launcher.transport.certificate import new_key
-from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import Reply, RpcClient
 from rackrun.commands import called
+from rackrun.launcher.detached.controller import RunOrder
+from rackrun.launcher.detached.entries import result_of
+from rackrun.launcher.detached.known_runs import remember
+from rackrun.launcher.detached.locate import RUN_BYTES, run_manager_on
+from rackrun.launcher.detached.replies import RunFacts, RunSummary, StartReply
+from rackrun.launcher.errors import HostError, HostLost, HostUnreachable, PreflightRefused
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.planning import preflight, refuse_ranks
+from rackrun.launcher.output.console import last_line, say
+from rackrun.launcher.preflight.facts import ClusterFacts
+from rackrun.launcher.remote import relay, run_manager
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.certificate import new_key
+from rackrun.launcher.transport.parallel import all_or_raise, each
+from rackrun.launcher.transport.rpc import Reply, RpcClient
 from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import clean_lines
 

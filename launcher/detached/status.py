@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from launcher.detached.locate import (
+from rackrun.commandline.options import Examples
+from rackrun.errors import Problem
+from rackrun.launcher.detached.locate import (
     Reached,
     ReachedRun,
     RunOptions,
@@ -20,13 +22,11 @@ from launcher.detached.locate import (
     run_manager_on,
     short_message,
 )
-from launcher.detached.replies import LiveHost, RunListing, RunProcess
-from launcher.errors import HostUnreachable
-from launcher.remote.files import SCRATCH
-from launcher.run.host_names import grouped
-from launcher.transport.base import Transport
-from rackrun.commandline.options import Examples
-from rackrun.errors import Problem
+from rackrun.launcher.detached.replies import LiveHost, RunListing, RunProcess
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.remote.files import SCRATCH
+from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.transport.base import Transport
 from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line

@@ -11,8 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, TypeAlias, TypeVar
 
-from launcher.detached.entries import Ending, result_of
-from launcher.detached.locate import (
+from rackrun.commandline.options import Examples
+from rackrun.commands import called
+from rackrun.errors import Problem, UsageError
+from rackrun.launcher.detached.entries import Ending, result_of
+from rackrun.launcher.detached.locate import (
     RUN_BYTES,
     ReachedRun,
     RunOptions,
@@ -23,21 +26,18 @@ from launcher.detached.locate import (
     reached,
     run_manager_on,
 )
-from launcher.detached.replies import EmptyReply, RunFacts, YesOrNo
-from launcher.detached.status import HostStatus, status_of_all
-from launcher.errors import HostLost, HostUnreachable
-from launcher.output.console import last_line, say
-from launcher.remote import processes, run_manager
-from launcher.run.job import Limits
-from launcher.settings_file import read_settings
-from launcher.supervision import agent_protocol
-from launcher.supervision.signals import STOP_SIGNAL
-from launcher.transport import bootstrap
-from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import RpcClient
-from rackrun.commandline.options import Examples
-from rackrun.commands import called
-from rackrun.errors import Problem, UsageError
+from rackrun.launcher.detached.replies import EmptyReply, RunFacts, YesOrNo
+from rackrun.launcher.detached.status import HostStatus, status_of_all
+from rackrun.launcher.errors import HostLost, HostUnreachable
+from rackrun.launcher.output.console import last_line, say
+from rackrun.launcher.remote import processes, run_manager
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.settings_file import read_settings
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.supervision.signals import STOP_SIGNAL
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.parallel import all_or_raise, each
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
 from rackrun.terminal import one_line

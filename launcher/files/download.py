@@ -17,12 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from launcher.remote import transfer
-from launcher.run.plan import HostPlan
-from launcher.transport.base import Transport
-from launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
+from rackrun.launcher.remote import transfer
+from rackrun.launcher.run.plan import HostPlan
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line

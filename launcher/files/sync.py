@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from launcher.errors import PreflightRefused
-from launcher.files.working_tree import WorkingTree
-from launcher.remote import transfer
-from launcher.remote.files import PIECE_BYTES, file_digest
-from launcher.transport.base import Transport
-from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
 from rackrun.contract import variables
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.files.working_tree import WorkingTree
+from rackrun.launcher.remote import transfer
+from rackrun.launcher.remote.files import PIECE_BYTES, file_digest
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.parallel import all_or_raise, each
+from rackrun.launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
 from rackrun.shapes import AtMost, Between
 from rackrun.terminal import one_line
 

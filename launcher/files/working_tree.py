@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
-from launcher.remote.files import INSTALLED, file_digest
-from launcher.remote.processes import names_in
-from launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.contract import variables
 from rackrun.contract.tasks import PLATFORM, TASKS
 from rackrun.cuda import BASE
 from rackrun.errors import UsageError
+from rackrun.launcher.remote.files import INSTALLED, file_digest
+from rackrun.launcher.remote.processes import names_in
+from rackrun.launcher.remote.transfer import INCOMING, MANIFEST
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few
 

@@ -12,20 +12,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from launcher.errors import HostError
-from launcher.files.download import fetch_results, fetch_returned
-from launcher.lifecycle.launch_spec import LaunchSpec
-from launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
-from launcher.lifecycle.restart_policy import RestartState, after
-from launcher.lifecycle.session import PORT_TRIES, OpenScreen, Session, open_screen, report_end
-from launcher.output.console import last_line, say
-from launcher.output.on_event import EventCommand
-from launcher.preflight.facts import NO_FACTS
-from launcher.run.job import FunctionCall, JobTemplate
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.transport.base import Transport
 from rackrun.errors import Problem
+from rackrun.launcher.errors import HostError
+from rackrun.launcher.files.download import fetch_results, fetch_returned
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
+from rackrun.launcher.lifecycle.restart_policy import RestartState, after
+from rackrun.launcher.lifecycle.session import (
+    PORT_TRIES,
+    OpenScreen,
+    Session,
+    open_screen,
+    report_end,
+)
+from rackrun.launcher.output.console import last_line, say
+from rackrun.launcher.output.on_event import EventCommand
+from rackrun.launcher.preflight.facts import NO_FACTS
+from rackrun.launcher.run.job import FunctionCall, JobTemplate
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from launcher.preflight.checks import DRAINED, LOCK, TableRow
-from launcher.preflight.facts import ClusterFacts, HostFacts
-from launcher.preflight.gpus import USED_MIB, troubles
-from launcher.run.hosts import Host
+from rackrun.launcher.preflight.checks import DRAINED, LOCK, TableRow
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts
+from rackrun.launcher.preflight.gpus import USED_MIB, troubles
+from rackrun.launcher.run.hosts import Host
 from rackrun.units import plural
 
 GPU_CHECKS = (LOCK, "gpus", "gpu health")

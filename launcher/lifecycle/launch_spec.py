@@ -10,18 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.files.working_tree import WorkingTree
-from launcher.lifecycle.restart_policy import RestartPolicy, RestartState
-from launcher.preflight.checks import check_allowed
-from launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
-from launcher.run.container import container_of
-from launcher.run.hosts import Host
-from launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
-from launcher.run.settings import HostOptions
-from launcher.transport.base import Transport
-from launcher.transport.parallel import all_or_raise
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.files.working_tree import WorkingTree
+from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
+from rackrun.launcher.preflight.checks import check_allowed
+from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
+from rackrun.launcher.run.container import container_of
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
+from rackrun.launcher.run.settings import HostOptions
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.machine import typed_folder
 
 

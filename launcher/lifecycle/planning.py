@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from launcher.files.working_tree import WorkingTree, working_tree
-from launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
-from launcher.output.console import say
-from launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
-from launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
-from launcher.preflight.gpus import gpu_model
-from launcher.run.job import Job
-from launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
 from rackrun.errors import UsageError
+from rackrun.launcher.files.working_tree import WorkingTree, working_tree
+from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from rackrun.launcher.output.console import say
+from rackrun.launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
+from rackrun.launcher.preflight.gpus import gpu_model
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from launcher.run.hosts import Host
-from launcher.run.job import TaskWork, Work, without_option
-from launcher.run.result import Result
 from rackrun.errors import UsageError
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import TaskWork, Work, without_option
+from rackrun.launcher.run.result import Result
 
 HOPELESS = (64, 65, 74, 77, 78)
 """Usage, data, checkpoints, access, preflight: another attempt would end in the same way."""

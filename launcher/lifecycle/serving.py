@@ -16,17 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.output.console import say
-from launcher.run.job import Work, data_of, with_data
-from launcher.run.settings import SERVER, Serving
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.output.console import say
+from rackrun.launcher.run.job import Work, data_of, with_data
+from rackrun.launcher.run.settings import SERVER, Serving
 from rackrun.shard_folder import folder_and_version
 
 if TYPE_CHECKING:
-    from nginx.serve import NginxServer
-    from nginx.site import Site
+    from rackrun.nginx.serve import NginxServer
+    from rackrun.nginx.site import Site
 
 LOOPBACK = "127.0.0.1"
 RESTART_SECONDS = 0.1  # until a server that ended is noticed
@@ -42,7 +42,7 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
     if folder is None:
         yield work
         return
-    from nginx.site import Site  # not for --help, nor for a run that serves nothing
+    from rackrun.nginx.site import Site  # not for --help, nor for a run that serves nothing
 
     site = Site(
         folder,
@@ -158,7 +158,7 @@ class RestartingServer:
         self.thread.join()
 
     def _tend(self) -> None:
-        from nginx.serve import start
+        from rackrun.nginx.serve import start
 
         try:
             server = start(self.site)

@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, TypeAlias
 
-from launcher.output.console import Display, PlainOutput, last_line, say, start_line
-from launcher.output.journal import JournaledDisplay
-from launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
-from launcher.output.on_event import EventCommand
-from launcher.run.job import Job
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.supervision.agents import AgentGroup
-from launcher.supervision.signals import SignalQueue
-from launcher.supervision.supervisor import Supervisor
-from launcher.transport.base import Transport
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
+from rackrun.launcher.output.console import Display, PlainOutput, last_line, say, start_line
+from rackrun.launcher.output.journal import JournaledDisplay
+from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
+from rackrun.launcher.output.on_event import EventCommand
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.supervision.agents import AgentGroup
+from rackrun.launcher.supervision.signals import SignalQueue
+from rackrun.launcher.supervision.supervisor import Supervisor
+from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
 
 if TYPE_CHECKING:
-    from launcher.supervision.peers import Peers
+    from rackrun.launcher.supervision.peers import Peers
 
 PORT_TRIES = 2  # the second one when another program took the master's port in between
 
@@ -36,7 +36,7 @@ def open_screen(job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Dis
     """Return the dashboard on a terminal, plain lines elsewhere."""
     if plain or not sys.stdout.isatty() or wants_lines(os.environ):
         return PlainOutput(plan)
-    from launcher.output.dashboard import Dashboard
+    from rackrun.launcher.output.dashboard import Dashboard
 
     return Dashboard(plan, job.work.name, job.folder.path)
 
@@ -112,7 +112,7 @@ class Session:
                 journal.close()
             self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":
-            from launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
+            from rackrun.launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
 
             # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
             for host, problems in sick_gpus(self.plan, self._transports, self.result):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 
-from launcher.preflight.gpus import suspects
-from launcher.preflight.replies import believed
-from launcher.remote import probe
-from launcher.run.plan import HostPlan, Plan
-from launcher.run.result import Result
-from launcher.transport.base import Transport
-from launcher.transport.bootstrap import order
-from launcher.transport.parallel import each
-from launcher.transport.rpc import RpcClient
 from rackrun.errors import Problem
+from rackrun.launcher.preflight.gpus import suspects
+from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.remote import probe
+from rackrun.launcher.run.plan import HostPlan, Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.bootstrap import order
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.shapes import Misshapen
 from rackrun.terminal import one_line
 

@@ -12,8 +12,14 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 
-from launcher.errors import PreflightRefused
-from launcher.run.job import (
+from rackrun.commands import called
+from rackrun.contract import variables
+from rackrun.contract.files import LATEST, PUBLISHED
+from rackrun.contract.task_needs import TaskNeeds
+from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.run.job import (
     PYTHONS,
     Command,
     JobTemplate,
@@ -23,13 +29,7 @@ from launcher.run.job import (
     is_on_cpu,
     option_of,
 )
-from launcher.transport.local import gpu_count
-from rackrun.commands import called
-from rackrun.contract import variables
-from rackrun.contract.files import LATEST, PUBLISHED
-from rackrun.contract.task_needs import TaskNeeds
-from rackrun.contract.tasks import PACKAGES, TASKS
-from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.launcher.transport.local import gpu_count
 from rackrun.machine import core_count
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
@@ -74,7 +74,7 @@ def check_task_options(
         folder = str(local_jobs.planned_folder(work).path)
         name_of_run = file_name(local_jobs.name or work.name)
         of_run = {variables.RUN_FOLDER: folder, variables.RUN_NAME: name_of_run}
-    command = [sys.executable, "-m", "training", work.task, "check", *work.options]
+    command = [sys.executable, "-m", "rackrun.training", work.task, "check", *work.options]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -117,7 +117,7 @@ def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
 def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
     """Raise UsageError or MissingPackage for what this interpreter of the ranks cannot import."""
     if needs.imports:
-        from launcher.remote.probe import describe
+        from rackrun.launcher.remote.probe import describe
 
         for name in describe([python], needs.imports, str(Path.cwd())).get("missing", ()):
             if name in needs.modules:
@@ -130,7 +130,7 @@ def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
 
 def refuse_cache(needs: TaskNeeds) -> None:
     """Raise UsageError for a --cache in which ranks on this machine can keep nothing."""
-    from launcher.remote.probe import cache_problem
+    from rackrun.launcher.remote.probe import cache_problem
 
     if needs.cache and (why := cache_problem(needs.cache)):
         raise UsageError(f"--cache {needs.cache}: {why}; name another folder")
@@ -205,7 +205,7 @@ def make_demo_data() -> int:
 
     It reports a Ctrl-C itself, and gets it from here: from the terminal it would get it twice.
     """
-    command = [sys.executable, "-m", "catdog", "demo", DEMO_FOLDER]
+    command = [sys.executable, "-m", "rackrun.catdog", "demo", DEMO_FOLDER]
     with subprocess.Popen(command, start_new_session=True) as drawing:
         while True:
             try:
@@ -256,8 +256,8 @@ def check_gpus(
             " or start fewer"
         )
     if gpus and not is_on_cpu(work) and not image:
-        from launcher.remote.probe import describe
         from rackrun.cuda import driver_here, gpu_problem
+        from rackrun.launcher.remote.probe import describe
 
         versions = describe([python])
         torch, cuda = versions.get("torch", ""), versions.get("cuda", "")

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.lifecycle.session import PORT_TRIES, run
-from launcher.remote.network import interface_of
-from launcher.run.hosts import Host
-from launcher.run.job import Job, JobTemplate, Work
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.result import Result
-from launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
 from rackrun.errors import MissingPackage
+from rackrun.launcher.lifecycle.session import PORT_TRIES, run
+from rackrun.launcher.remote.network import interface_of
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Job, JobTemplate, Work
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
 from rackrun.machine import core_count, typed_folder
 
 NAME = "localhost"

@@ -11,16 +11,16 @@ from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from launcher.output.merge import Line, LogMerger, LogSource, Shown
-from launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
-from launcher.output.run_view import BUSY, machines
-from launcher.run.events import Event, Output, RankEnded
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.run.state import RankState, RunState
 from rackrun.commands import called
 from rackrun.contract import phases
 from rackrun.contract.tasks import TASKS
+from rackrun.launcher.output.merge import Line, LogMerger, LogSource, Shown
+from rackrun.launcher.output.nonblocking import STALL_SECONDS, NonBlockingWriter
+from rackrun.launcher.output.run_view import BUSY, machines
+from rackrun.launcher.run.events import Event, Output, RankEnded
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RankState, RunState
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean, clean_lines, discard, one_line
 from rackrun.units import duration, plural

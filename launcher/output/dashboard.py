@@ -18,7 +18,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from launcher.output.console import (
+from rackrun.contract import phases
+from rackrun.launcher.output.console import (
     MergedOutput,
     last_line,
     line_prefix,
@@ -26,15 +27,14 @@ from launcher.output.console import (
     short_path,
     summary,
 )
-from launcher.output.host_table import folded, host_table
-from launcher.output.merge import Line, LogSource
-from launcher.output.nonblocking import STALL_SECONDS
-from launcher.output.run_view import BUSY, RunView, view
-from launcher.run.events import Event
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
-from rackrun.contract import phases
+from rackrun.launcher.output.host_table import folded, host_table
+from rackrun.launcher.output.merge import Line, LogSource
+from rackrun.launcher.output.nonblocking import STALL_SECONDS
+from rackrun.launcher.output.run_view import BUSY, RunView, view
+from rackrun.launcher.run.events import Event
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean, clean_lines
 from rackrun.units import duration

@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from launcher.output.run_view import BROKEN, WAITED_FOR, HostView
-from launcher.run.events import Gpu
+from rackrun.launcher.output.run_view import BROKEN, WAITED_FOR, HostView
+from rackrun.launcher.run.events import Gpu
 from rackrun.units import plural, used_of
 
 METER_WIDTH = 6

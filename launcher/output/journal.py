@@ -15,15 +15,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.output.console import Display
-from launcher.output.run_view import view
-from launcher.run.events import Event, Usage
-from launcher.run.job import Job
-from launcher.run.plan import Plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
+from rackrun.launcher.output.console import Display
+from rackrun.launcher.output.run_view import view
+from rackrun.launcher.run.events import Event, Usage
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.run_history import MOST_USAGE_BYTES, HostUsage, as_text, usage_line
 from rackrun.shapes import Misshapen
 

@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from launcher.run.events import Output
-from launcher.run.plan import Plan
-from launcher.run.result import Result, as_plain
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
+from rackrun.launcher.run.events import Output
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result, as_plain
 from rackrun.run_folder import RunFolder
 from rackrun.runs import is_supervised
 from rackrun.terminal import one_line

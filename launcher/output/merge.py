@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from launcher.run.events import Output, Stream
+from rackrun.launcher.run.events import Output, Stream
 from rackrun.terminal import UNSAFE, clean
 
 FOLD_SECONDS = 0.3

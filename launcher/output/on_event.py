@@ -21,8 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from launcher.run.result import Result, as_plain
 from rackrun.contract import variables
+from rackrun.launcher.run.result import Result, as_plain
 from rackrun.terminal import one_line
 
 EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]

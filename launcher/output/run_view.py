@@ -6,10 +6,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.run.events import Usage
-from launcher.run.plan import Plan
-from launcher.run.state import HostState, RankState, RunState
 from rackrun.contract import phases
+from rackrun.launcher.run.events import Usage
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.state import HostState, RankState, RunState
 from rackrun.terminal import one_line
 from rackrun.units import plural
 

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
-from launcher.preflight import gpus
-from launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
-from launcher.remote import probe
-from launcher.run.host_names import grouped
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.errors import AccessRefused, DataRefused, HostUnreachable, PreflightRefused
+from rackrun.launcher.preflight import gpus
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.remote import probe
+from rackrun.launcher.run.host_names import grouped
 from rackrun.runs import SHORT_ID
 from rackrun.shard_folder import why_no_splits
 from rackrun.terminal import clean_lines, one_line

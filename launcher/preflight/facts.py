@@ -19,20 +19,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from launcher.errors import HostUnreachable
-from launcher.files.working_tree import WorkingTree
-from launcher.preflight.replies import believed
-from launcher.remote import network, probe
-from launcher.remote.gpus import VISIBLE
-from launcher.run.container import ContainerSpec
-from launcher.run.hosts import Host
-from launcher.transport.base import Transport
-from launcher.transport.bootstrap import order
-from launcher.transport.parallel import AT_ONCE, each
-from launcher.transport.rpc import Handover, Reply, RpcClient
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.files.working_tree import WorkingTree
+from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.remote import network, probe
+from rackrun.launcher.remote.gpus import VISIBLE
+from rackrun.launcher.run.container import ContainerSpec
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.bootstrap import order
+from rackrun.launcher.transport.parallel import AT_ONCE, each
+from rackrun.launcher.transport.rpc import Handover, Reply, RpcClient
 from rackrun.shapes import Misshapen
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
-from launcher.transport.rpc import Reply
 from rackrun.cuda import gpu_problem
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import duration, gibibytes, plural
 
 USED_MIB = 1024

@@ -10,8 +10,8 @@ import ipaddress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from launcher.remote import probe
-from launcher.transport.rpc import Reply
+from rackrun.launcher.remote import probe
+from rackrun.launcher.transport.rpc import Reply
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 
 MOST_GPUS = 1024

@@ -14,8 +14,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.remote.processes import names_in
-from launcher.remote.waiting import find_program, lines_of
+from rackrun.launcher.remote.processes import names_in
+from rackrun.launcher.remote.waiting import find_program, lines_of
 
 HARDWARE_XIDS = (48, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 121, 140, 149)
 """Errors that NVIDIA's catalog blames on memory, links, the bus or firmware, not on a program."""

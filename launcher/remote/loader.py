@@ -16,8 +16,8 @@ SIZES = (0, 0)  # bytes of the two parts: modules compiled, and as source
 MAGIC = b""  # of the bytecode
 ENTRY = ""  # the module whose `serve` is the program
 SCRIPTS = {  # name under which the script is run -> the module whose `serve` it calls
-    "__main__": "launcher.remote.agent.shim",
-    "rank_server": "launcher.remote.agent.rank_server",
+    "__main__": "rackrun.launcher.remote.agent.shim",
+    "rank_server": "rackrun.launcher.remote.agent.rank_server",
 }
 
 

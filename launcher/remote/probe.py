@@ -16,10 +16,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launcher.remote import gpus, locks, network, service
-from launcher.remote.files import INSTALLED, file_digest
-from launcher.remote.gpus import gpu_count
-from launcher.remote.locks import (
+from rackrun.contract.cores import cores
+from rackrun.launcher.remote import gpus, locks, network, service
+from rackrun.launcher.remote.files import INSTALLED, file_digest
+from rackrun.launcher.remote.gpus import gpu_count
+from rackrun.launcher.remote.locks import (
     in_the_way,
     lock_path,
     lock_problem,
@@ -30,8 +31,7 @@ from launcher.remote.locks import (
     user_name,
     uses,
 )
-from launcher.remote.waiting import find_program, lines_of, output_of, within
-from rackrun.contract.cores import cores
+from rackrun.launcher.remote.waiting import find_program, lines_of, output_of, within
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
@@ -382,7 +382,7 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
 
 def shards(**options: Any) -> dict[str, Any]:
     """Read the manifest of the shards, and some of them; see `shard_access`."""
-    from launcher.remote import shard_access
+    from rackrun.launcher.remote import shard_access
 
     return shard_access.shards(**options)
 

@@ -20,9 +20,9 @@ import ssl
 import subprocess
 import sys
 
-from launcher.remote import service
-from launcher.remote.processes import PR_SET_NAME, PR_SET_PDEATHSIG, open_null, prctl
-from launcher.remote.sockets import keep_alive, memory_file, pump, read_line, tls
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.processes import PR_SET_NAME, PR_SET_PDEATHSIG, open_null, prctl
+from rackrun.launcher.remote.sockets import keep_alive, memory_file, pump, read_line, tls
 
 CALL_SECONDS = 10.0
 

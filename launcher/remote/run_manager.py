@@ -23,9 +23,10 @@ import time
 from collections.abc import Iterator
 from typing import IO, Any
 
-from launcher.remote import service
-from launcher.remote.files import SCRATCH, contents, is_own_folder, write_new
-from launcher.remote.processes import (
+from rackrun.contract import variables
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.files import SCRATCH, contents, is_own_folder, write_new
+from rackrun.launcher.remote.processes import (
     all_pids,
     command_line,
     environment_of,
@@ -36,7 +37,6 @@ from launcher.remote.processes import (
     send_signal,
     state_of,
 )
-from rackrun.contract import variables
 
 STATES = os.path.expanduser("~/.rackrun")
 SUMMARY = "summary.json"
@@ -49,14 +49,14 @@ BEAT_SECONDS = 5.0  # a follower gets an answer at least this often
 JSON_BYTES = 1 << 24
 LAST_LINES = 20
 MOST_LISTED = 200  # runs in one list
-PROGRAM = "launcher.detached.controller"
+PROGRAM = "rackrun.launcher.detached.controller"
 START = """\
 import sys
 if sys.version_info < (3, 11):
     sys.exit("%s is older than 3.11; name another one with python= in hosts.txt" % sys.executable)
 sys.path.insert(0, sys.argv[1])
-import launcher.detached.controller
-launcher.detached.controller.main()
+import rackrun.launcher.detached.controller
+rackrun.launcher.detached.controller.main()
 """
 STARTED: list[subprocess.Popen[bytes]] = []
 """The controller that this program has started and not yet let go, if any."""

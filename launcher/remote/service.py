@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from launcher.remote.files import explained
+from rackrun.launcher.remote.files import explained
 
 MARKER = b"\nrackrun program 1\n"
 """Precedes the first answer: all before it is noise, printed by a login shell."""

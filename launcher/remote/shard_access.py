@@ -10,8 +10,8 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.remote.waiting import within
 from rackrun.contract import variables
+from rackrun.launcher.remote.waiting import within
 
 CONNECT_SECONDS = 5.0
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would

@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launcher.remote import service
-from launcher.remote.files import (
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.files import (
     INSTALLED,
     PIECE_BYTES,
     READ,
@@ -29,7 +29,7 @@ from launcher.remote.files import (
     explained,
     file_digest,
 )
-from launcher.remote.service import reply
+from rackrun.launcher.remote.service import reply
 
 MANIFEST = ".rackrun-files"
 """Lists the files that were copied to a working directory: those deleted here are deleted there."""

@@ -20,9 +20,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from launcher.remote.sockets import keep_alive
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import UsageError
+from rackrun.launcher.remote.sockets import keep_alive
 from rackrun.shapes import Matches, Misshapen, parsed_json, shaped
 
 LEAST_KEY = 16

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.rendezvous.connection import Nonce, PeerConnection
-from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
-from launcher.run.job import RUN_ID
 from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from rackrun.launcher.rendezvous.connection import Nonce, PeerConnection
+from rackrun.launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
+from rackrun.launcher.run.job import RUN_ID
 from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import one_line

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from launcher.errors import HostLost
+from rackrun.launcher.errors import HostLost
 from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
 
 Stream: TypeAlias = Literal["out", "err"]

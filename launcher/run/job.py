@@ -14,7 +14,7 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.units import MOST_SECONDS
 
-TRAINING = ("-u", "-m", "training")
+TRAINING = ("-u", "-m", "rackrun.training")
 """What a rank of a task runs; its name and options follow."""
 
 
@@ -39,7 +39,7 @@ class TaskWork:
     def preload(self) -> tuple[str, ...]:
         """The modules that every rank imports; each rank imports a user's own task by itself."""
         modules = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
-        return ("training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
+        return ("rackrun.training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
 
 
 PYTHONS = ("python", "python3")

@@ -12,9 +12,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu
 from rackrun.contract import variables
 from rackrun.errors import UsageError
+from rackrun.launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, fields
 from functools import reduce
 from typing import Any, TypeAlias, TypedDict, get_type_hints
 
-from launcher.run.job import CALL, FunctionCall
-from launcher.run.result import Result
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.run.job import CALL, FunctionCall
+from rackrun.launcher.run.result import Result
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_file
 from rackrun.user_code.imports import is_import_path

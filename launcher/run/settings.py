@@ -10,11 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from launcher.run.container import container_of
-from launcher.run.hosts import LAST_PORT, MOST_SLOTS
-from launcher.run.job import JobTemplate, Limits
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
+from rackrun.launcher.run.container import container_of
+from rackrun.launcher.run.hosts import LAST_PORT, MOST_SLOTS
+from rackrun.launcher.run.job import JobTemplate, Limits
 from rackrun.terminal import one_line
 from rackrun.units import seconds_in
 from rackrun.user_code.revision import git_commit

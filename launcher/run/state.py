@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.run.events import (
+from rackrun.contract import phases
+from rackrun.launcher.run.events import (
     Closed,
     Computing,
     Event,
@@ -25,8 +26,8 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.plan import HostPlan, Plan
-from launcher.run.stragglers import (
+from rackrun.launcher.run.plan import HostPlan, Plan
+from rackrun.launcher.run.stragglers import (
     STEPS_JUDGED,
     Parts,
     SlowRank,
@@ -34,7 +35,6 @@ from launcher.run.stragglers import (
     reported,
     straggler,
 )
-from rackrun.contract import phases
 
 STEPS_REMEMBERED = 64
 READ_FIELDS = {"cache": "cache_bytes", "peers": "peer_bytes", "origin": "origin_bytes"}

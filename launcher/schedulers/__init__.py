@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from launcher.schedulers import platforms, slurm
-from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.contract.variables import RUN_ID
 from rackrun.errors import UsageError
+from rackrun.launcher.schedulers import platforms, slurm
+from rackrun.launcher.schedulers.placement import Placement, Sourced, Variables
 
 __all__ = ["PLATFORMS", "Sourced", "Placement", "find_placement"]
 

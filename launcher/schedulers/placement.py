@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, is_address
 from rackrun.errors import UsageError
+from rackrun.launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, is_address
 from rackrun.shapes import LARGEST_NUMBER
 from rackrun.terminal import one_line
 from rackrun.units import whole_number

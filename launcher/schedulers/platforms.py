@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.units import first_few
 
 BY_HAND = ("NNODES", "NODE_RANK", "MASTER_ADDR")

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
-from launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.launcher.run.hosts import MOST_HOSTS, MOST_SLOTS, Host, HostsFileError, parse_hosts
+from rackrun.launcher.schedulers.placement import Placement, Sourced, Variables
 from rackrun.terminal import one_line
 from rackrun.units import whole_number
 

@@ -18,14 +18,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from launcher.catalog.folders import runs_in
-from launcher.lifecycle.task_check import check_task_options
-from launcher.output.console import say, short_path
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork, Work, without_option
-from launcher.run.settings import SweepOptions
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.catalog.folders import runs_in
+from rackrun.launcher.lifecycle.task_check import check_task_options
+from rackrun.launcher.output.console import say, short_path
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork, Work, without_option
+from rackrun.launcher.run.settings import SweepOptions
 from rackrun.run_folder import file_name, new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison

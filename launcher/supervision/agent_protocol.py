@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from launcher.errors import HostLost, PreflightRefused
-from launcher.remote import service
-from launcher.remote.agent import agent, frames, rank_server, shim
-from launcher.run.events import (
+from rackrun.launcher.errors import HostLost, PreflightRefused
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.agent import agent, frames, rank_server, shim
+from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
     Computing,
@@ -27,11 +27,11 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.job import Limits
-from launcher.run.plan import Environment, HostPlan
-from launcher.supervision.reports import valid_fields
-from launcher.transport.bootstrap import order
-from launcher.transport.bundle import packed
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.plan import Environment, HostPlan
+from rackrun.launcher.supervision.reports import valid_fields
+from rackrun.launcher.transport.bootstrap import order
+from rackrun.launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 PROGRAM = (agent, shim, rank_server)

@@ -12,15 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from launcher.errors import HostLost
-from launcher.run.events import Closed, Event, Lost, Swept
-from launcher.run.job import START_SECONDS, Limits
-from launcher.run.plan import Environment, HostPlan, Plan
-from launcher.run.state import HostState, RunState
-from launcher.supervision import agent_protocol
-from launcher.transport import bootstrap
-from launcher.transport.base import Channel, Transport
 from rackrun.errors import Problem
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.run.events import Closed, Event, Lost, Swept
+from rackrun.launcher.run.job import START_SECONDS, Limits
+from rackrun.launcher.run.plan import Environment, HostPlan, Plan
+from rackrun.launcher.run.state import HostState, RunState
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.base import Channel, Transport
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts

@@ -15,12 +15,12 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from launcher.remote.agent.host_watch import USAGE_SECONDS
-from launcher.run.job import Limits
-from launcher.run.state import HostState, RankState, RunState
-from launcher.supervision.agent_protocol import reach_order
-from launcher.supervision.agents import AgentGroup
 from rackrun.contract import phases
+from rackrun.launcher.remote.agent.host_watch import USAGE_SECONDS
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.state import HostState, RankState, RunState
+from rackrun.launcher.supervision.agent_protocol import reach_order
+from rackrun.launcher.supervision.agents import AgentGroup
 
 PHASE_HANG_FACTORS = {
     phases.START: 10.0,

@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.output.log_files import LogFiles
-from launcher.run.job import Job
-from launcher.run.plan import Plan
-from launcher.run.result import Result, moved
-from launcher.run.state import RunState
-from launcher.supervision.hangs import Hang
-from launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
-from launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
 from rackrun.commands import called
+from rackrun.launcher.output.log_files import LogFiles
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result, moved
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.hangs import Hang
+from rackrun.launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)

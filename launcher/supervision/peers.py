@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
 
-from launcher.errors import HostLost
-from launcher.rendezvous.connection import PeerConnection
-from launcher.rendezvous.gather import Rendezvous
-from launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
-from launcher.supervision.agents import EventQueue
-from launcher.supervision.root_cause import FailureLog
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.rendezvous.connection import PeerConnection
+from rackrun.launcher.rendezvous.gather import Rendezvous
+from rackrun.launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
+from rackrun.launcher.supervision.agents import EventQueue
+from rackrun.launcher.supervision.root_cause import FailureLog
 from rackrun.shapes import Misshapen, shaped
 from rackrun.terminal import one_line
 

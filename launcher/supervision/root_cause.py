@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from launcher.errors import HostLost, PreflightRefused
-from launcher.run.events import (
+from rackrun.contract import phases
+from rackrun.launcher.errors import HostLost, PreflightRefused
+from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
     Event,
@@ -24,9 +25,8 @@ from launcher.run.events import (
     Stopping,
     TorchrunEnded,
 )
-from launcher.run.state import RankState, RunState
-from launcher.supervision.hangs import Hang
-from rackrun.contract import phases
+from rackrun.launcher.run.state import RankState, RunState
+from rackrun.launcher.supervision.hangs import Hang
 
 Failure: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
 Tail: TypeAlias = Callable[[int, int | None, str], str]

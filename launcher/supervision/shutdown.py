@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from launcher.remote.processes import KILL_SECONDS
-from launcher.run.job import Limits
-from launcher.run.state import HostState, RunState
-from launcher.supervision.agent_protocol import stop_order
-from launcher.supervision.agents import AgentGroup
+from rackrun.launcher.remote.processes import KILL_SECONDS
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.state import HostState, RunState
+from rackrun.launcher.supervision.agent_protocol import stop_order
+from rackrun.launcher.supervision.agents import AgentGroup
 
 LAST_EVENT_SECONDS = 5.0
 

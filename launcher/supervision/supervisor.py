@@ -13,10 +13,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from launcher.output.console import Display, ranges
-from launcher.output.log_files import LogFiles
-from launcher.output.on_event import EventCommand, EventName
-from launcher.run.events import (
+from rackrun.launcher.output.console import Display, ranges
+from rackrun.launcher.output.log_files import LogFiles
+from rackrun.launcher.output.on_event import EventCommand, EventName
+from rackrun.launcher.run.events import (
     Event,
     Lost,
     Output,
@@ -25,19 +25,24 @@ from launcher.run.events import (
     PeerHangLimit,
     PeerStops,
 )
-from launcher.run.job import Job
-from launcher.run.result import Result
-from launcher.run.state import RunState
-from launcher.supervision.agents import AgentGroup, SilenceDetector
-from launcher.supervision.hangs import Hang, HangDetector, find_unprotected, longest_hang_limit
-from launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
-from launcher.supervision.root_cause import Cause, FailureLog
-from launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from launcher.supervision.signals import TIME_LIMIT, SignalQueue
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector
+from rackrun.launcher.supervision.hangs import (
+    Hang,
+    HangDetector,
+    find_unprotected,
+    longest_hang_limit,
+)
+from rackrun.launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
+from rackrun.launcher.supervision.root_cause import Cause, FailureLog
+from rackrun.launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
+from rackrun.launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 if TYPE_CHECKING:
-    from launcher.supervision.peers import Peers
+    from rackrun.launcher.supervision.peers import Peers
 
 GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
 _TURN_SECONDS = 0.1

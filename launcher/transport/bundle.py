@@ -19,9 +19,9 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER, find_spec
 from types import CodeType, ModuleType
 
-from launcher.remote import loader
+from rackrun.launcher.remote import loader
 
-ROOMS = ("launcher.remote", "rackrun.contract")
+ROOMS = ("rackrun.launcher.remote", "rackrun.contract")
 """Whose modules a program may import: it takes along those that it does."""
 ZLIB_LEVEL = 4  # two thirds of the time of 6, for 3 percent more bytes
 MARSHAL_VERSION = 2  # of the containers: any Python can read it
@@ -110,7 +110,7 @@ def _imports(code: CodeType) -> Iterator[str]:
         for name in code.co_names:
             if name.startswith(f"{room}."):
                 yield name
-            elif room in code.co_names and "." not in name:  # from launcher.remote import …
+            elif room in code.co_names and "." not in name:  # from rackrun.launcher.remote import …
                 yield from filter(_is_module, [f"{room}.{name}"])
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from launcher.errors import HostLost, HostUnreachable
-from launcher.remote import gpus
+from rackrun.launcher.errors import HostLost, HostUnreachable
+from rackrun.launcher.remote import gpus
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from launcher.errors import AccessRefused
-from launcher.run.host_names import said_once
 from rackrun.errors import Problem
+from rackrun.launcher.errors import AccessRefused
+from rackrun.launcher.run.host_names import said_once
 
 AT_ONCE = 64
 

@@ -22,9 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.run.hosts import LAST_PORT, Host
 from rackrun.errors import UsageError
+from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from rackrun.launcher.run.hosts import LAST_PORT, Host
 from rackrun.units import whole_number
 
 READ_BYTES = 1 << 18

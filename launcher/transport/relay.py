@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from launcher.remote.sockets import keep_alive, pump, read_line, tls
-from launcher.transport.local import SocketChannel
+from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from rackrun.launcher.remote.sockets import keep_alive, pump, read_line, tls
+from rackrun.launcher.transport.local import SocketChannel
 
 CARRIER_SECONDS = 10.0
 HANDSHAKE_SECONDS = 10.0

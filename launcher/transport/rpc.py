@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
-from launcher.errors import HostLost, HostUnreachable
-from launcher.remote.service import MARKER
-from launcher.transport.base import Channel, Transport
-from launcher.transport.bootstrap import bootstrap, last_words, order
-from launcher.transport.bundle import packed
 from rackrun.errors import Problem
+from rackrun.launcher.errors import HostLost, HostUnreachable
+from rackrun.launcher.remote.service import MARKER
+from rackrun.launcher.transport.base import Channel, Transport
+from rackrun.launcher.transport.bootstrap import bootstrap, last_words, order
+from rackrun.launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 

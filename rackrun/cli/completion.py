@@ -100,7 +100,7 @@ def _options(command: str, typed: Sequence[str]) -> set[str]:
 
 
 def _kinds() -> set[str]:
-    return set(import_module("convert.commands").COMMANDS)
+    return set(import_module("rackrun.convert.commands").COMMANDS)
 
 
 def _options_of_task(task: str) -> set[str]:
@@ -109,8 +109,8 @@ def _options_of_task(task: str) -> set[str]:
     A Tab must not run what lies in a folder, nor wait for torch.
     """
     if task in known_tasks():
-        return _in_help(import_module("training.__main__").main, [task, "--help"])
-    config = import_module("training.config")
+        return _in_help(import_module("rackrun.training.__main__").main, [task, "--help"])
+    config = import_module("rackrun.training.config")
     every = {"default": config.Config}
     return _in_help(lambda args: config.from_command_line(every, task, args), ["--help"])
 

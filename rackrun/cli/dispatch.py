@@ -28,20 +28,26 @@ class ModuleCommand(NamedTuple):
         return code or 0
 
 
-_SSH = "launcher.commands.ssh"
-_MANAGE = "launcher.commands.detached"
+_SSH = "rackrun.launcher.commands.ssh"
+_MANAGE = "rackrun.launcher.commands.detached"
 
 COMMANDS = {
-    "local": ModuleCommand("Train", "Train on this machine.", "launcher.commands.local"),
+    "local": ModuleCommand("Train", "Train on this machine.", "rackrun.launcher.commands.local"),
     "ssh": ModuleCommand("Train", "Train on the hosts of a file, over SSH.", _SSH),
-    "ray": ModuleCommand("Train", "Train on the nodes of a Ray cluster.", "launcher.commands.ray"),
+    "ray": ModuleCommand(
+        "Train", "Train on the nodes of a Ray cluster.", "rackrun.launcher.commands.ray"
+    ),
     "node": ModuleCommand(
-        "Train", "Train on this node of a scheduler's job.", "launcher.commands.node"
+        "Train", "Train on this node of a scheduler's job.", "rackrun.launcher.commands.node"
     ),
     "check": ModuleCommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
-    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "launcher.catalog.rack"),
-    "ps": ModuleCommand("Runs", "List the runs known here and on hosts.", "launcher.catalog.ps"),
-    "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", "launcher.commands.rerun"),
+    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
+    "ps": ModuleCommand(
+        "Runs", "List the runs known here and on hosts.", "rackrun.launcher.catalog.ps"
+    ),
+    "rerun": ModuleCommand(
+        "Runs", "Start a run again, as a new one.", "rackrun.launcher.commands.rerun"
+    ),
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
@@ -55,19 +61,23 @@ COMMANDS = {
     "stop": ModuleCommand(
         "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
     ),
-    "evaluate": ModuleCommand("Models", "Evaluate a model on a split.", "training.judge.command"),
-    "predict": ModuleCommand("Models", "Classify images with a model.", "training.predict"),
-    "models": ModuleCommand("Models", "List published models.", "training.models.list_command"),
+    "evaluate": ModuleCommand(
+        "Models", "Evaluate a model on a split.", "rackrun.training.judge.command"
+    ),
+    "predict": ModuleCommand("Models", "Classify images with a model.", "rackrun.training.predict"),
+    "models": ModuleCommand(
+        "Models", "List published models.", "rackrun.training.models.list_command"
+    ),
     "export": ModuleCommand(
-        "Models", "Export a model to other formats.", "training.export.command"
+        "Models", "Export a model to other formats.", "rackrun.training.export.command"
     ),
     "convert": ModuleCommand(
-        "Data", "Convert images to tar shards; verify them.", "convert.__main__"
+        "Data", "Convert images to tar shards; verify them.", "rackrun.convert.__main__"
     ),
     "doctor": ModuleCommand(
         "Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"
     ),
-    "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "nginx.__main__"),
+    "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
     "completion": ModuleCommand(
         "Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"
     ),
@@ -119,7 +129,7 @@ def run(args: Sequence[str]) -> int:
 def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
     if not args or not args[0].startswith("-"):
         return [], list(args)
-    from launcher.commands.parse import split
+    from rackrun.launcher.commands.parse import split
 
     return split(args, import_module(COMMANDS[name].module).OPTIONS)
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from convert.doctor.command import run
 from rackrun.contract.suspects import Question, SuspectLabel
+from rackrun.convert.doctor.command import run
 
 
 def main(args: Sequence[str]) -> int:
@@ -12,6 +12,6 @@ def main(args: Sequence[str]) -> int:
 
 
 def _suspects(question: Question) -> list[SuspectLabel]:
-    from training.judge.labels import suspects
+    from rackrun.training.judge.labels import suspects
 
     return suspects(question)

@@ -13,8 +13,8 @@ TASKS = {
 
 A task is a package of its name, or the one in PACKAGES, with `recipes.py` (settings, without torch)
 and `model.py` (models and the `TASK`). A line here makes it known to the launcher, to
-`python -m training` and to the tests.
+`python -m rackrun.training` and to the tests.
 """
 
-PACKAGES = {"classify": "training.tasks.classify"}
+PACKAGES = {"classify": "rackrun.training.tasks.classify"}
 """The packages of tasks whose package has another name."""

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import Unavailable
+from rackrun.shards.http.connection import Connection
+from rackrun.shards.http.server import ShardServer
+from rackrun.shards.source import Stored
 from rackrun.terminal import one_line
-from shards.http.connection import Connection
-from shards.http.server import ShardServer
-from shards.source import Stored
 
 # Ranges in flight wait in the kernel: four of 4 MiB fall out of the CPU's cache before they are
 # read, and cost a fifth more CPU time.

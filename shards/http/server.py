@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from shards.http.connection import Pool, Timeouts
+from rackrun.shards.http.connection import Pool, Timeouts
 
 _EXAMPLE = "http://HOST:PORT/"
 _PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 
 from rackrun.errors import DataError
 from rackrun.shard_folder import folder_and_version
-from shards.http.connection import Timeouts
-from shards.http.fetch import RANGE_BYTES, Fetch
-from shards.http.server import ShardServer
-from shards.index import Manifest, Shard
-from shards.source import Range, Source, Stored, verified
+from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http.fetch import RANGE_BYTES, Fetch
+from rackrun.shards.http.server import ShardServer
+from rackrun.shards.index import Manifest, Shard
+from rackrun.shards.source import Range, Source, Stored, verified
 
 AHEAD = 2  # ranges requested while the first of them is being used
 

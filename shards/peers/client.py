@@ -12,7 +12,7 @@ from typing import Annotated
 import numpy as np
 
 from rackrun.shapes import AtMost, Between, Matches
-from shards.peers.protocol import HAVE, NO, WAIT, Request, encoded
+from rackrun.shards.peers.protocol import HAVE, NO, WAIT, Request, encoded
 
 IDLE = 2  # connections of a process to one host that are kept for the next request
 LONGEST_PAUSE = 3600.0  # seconds

@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shards.index import Shard
+from rackrun.shards.index import Shard
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]

@@ -29,13 +29,21 @@ from typing import Annotated, NamedTuple, NoReturn
 
 from rackrun.errors import Problem
 from rackrun.shapes import Matches, parsed
+from rackrun.shards.cache import ALL, Block, CachedSource
+from rackrun.shards.index import Shard
+from rackrun.shards.open import open_source
+from rackrun.shards.peers.protocol import (
+    HAVE,
+    NO,
+    REQUEST_BYTES,
+    TOKEN_BYTES,
+    WAIT,
+    Request,
+    decoded,
+)
+from rackrun.shards.source import Stored
+from rackrun.shards.traffic import Traffic
 from rackrun.signals import end_with
-from shards.cache import ALL, Block, CachedSource
-from shards.index import Shard
-from shards.open import open_source
-from shards.peers.protocol import HAVE, NO, REQUEST_BYTES, TOKEN_BYTES, WAIT, Request, decoded
-from shards.source import Stored
-from shards.traffic import Traffic
 
 MOST_CONNECTIONS = 1024  # with one more, the one unused for longest is closed
 MOST_BYTES = 16 << 20  # of an answer
@@ -279,7 +287,7 @@ def started(
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shards.peers.server"],
+                [sys.executable, "-m", "rackrun.shards.peers.server"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=(listener.fileno(), *counters),

@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shards.block_store import SPARE
-from shards.cache import ALL, CELL_BYTES, Block, CachedSource
-from shards.index import Shard, index_bytes
-from shards.peers.client import Peer, PeerClient, PeerTimeouts
-from shards.peers.homes import NOWHERE, homes
-from shards.peers.protocol import Request
-from shards.source import Source, Stored
+from rackrun.shards.block_store import SPARE
+from rackrun.shards.cache import ALL, CELL_BYTES, Block, CachedSource
+from rackrun.shards.index import Shard, index_bytes
+from rackrun.shards.peers.client import Peer, PeerClient, PeerTimeouts
+from rackrun.shards.peers.homes import NOWHERE, homes
+from rackrun.shards.peers.protocol import Request
+from rackrun.shards.source import Source, Stored
 
 
 class PeerTable(NamedTuple):

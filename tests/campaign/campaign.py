@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rackrun.training.run.noted_rows import VARIABLE
 from tests.campaign.containers import ContainerRound, Containers
 from tests.campaign.faults import (
     ATTACHED,
@@ -39,7 +40,6 @@ from tests.campaign.outcome import Outcome, partial_checkpoints, table
 from tests.campaign.slurm import Slurm, SlurmRound
 from tests.launcher.lab import ROOT, processes_with, with_signal
 from tests.training.trained_rows import exact_epochs
-from training.run.noted_rows import VARIABLE
 
 RANK = str(Path(__file__).with_name("rank.py"))
 HOSTS = 3

@@ -62,8 +62,8 @@ class Scene:
 
 KINDS = {
     "fake_torchrun.py": "torchrun",
-    "launcher.detached": "controller",
-    "shards.peers.server": "cache",
+    "rackrun.launcher.detached": "controller",
+    "rackrun.shards.peers.server": "cache",
     "/agent.py": "shim",
     "campaign/rank.py": "rank",
     "-m\0catdog": "rank",

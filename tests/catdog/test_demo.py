@@ -10,12 +10,12 @@ from zipfile import ZipFile
 
 import pytest
 
-from shards.open import open_source
+from rackrun.shards.open import open_source
 from tests import warm
 from tests.waiting import until
 
 PROJECT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "catdog", "demo"]
+COMMAND = [sys.executable, "-m", "rackrun.catdog", "demo"]
 FEW = ["--images", "20"]
 
 

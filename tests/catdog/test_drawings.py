@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from catdog.archive import drawn, write_archive
-from catdog.drawing import BOXES, Pen, draw, jpeg, points, smooth
+from rackrun.catdog.archive import drawn, write_archive
+from rackrun.catdog.drawing import BOXES, Pen, draw, jpeg, points, smooth
 from rackrun.errors import Problem, SaveError
 
 PROJECT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def test_a_lost_process_is_named() -> None:
 
 def test_drawing_ends_with_its_reader() -> None:
     """After kill -9 of the command no process goes on drawing."""
-    code = "from catdog.archive import drawn\nfor _ in drawn(10**6, processes=2): print(1)"
+    code = "from rackrun.catdog.archive import drawn\nfor _ in drawn(10**6, processes=2): print(1)"
     command = [sys.executable, "-uc", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=PROJECT) as parent:
         assert parent.stdout

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from catdog.model import TASK, CatDogNet, ReferenceNet, build
-from catdog.recipes import CatDog, DemoRecipe, Reference
+from rackrun.catdog.model import TASK, CatDogNet, ReferenceNet, build
+from rackrun.catdog.recipes import CatDog, DemoRecipe, Reference
 from rackrun.errors import UsageError
 
 

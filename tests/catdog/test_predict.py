@@ -1,4 +1,4 @@
-"""`python -m catdog predict`: the predictions of a trained model on a user's images."""
+"""`python -m rackrun.catdog predict`: the predictions of a trained model on a user's images."""
 
 import csv
 import json
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from catdog.__main__ import main
-from catdog.drawing import draw, jpeg
+from rackrun.catdog.__main__ import main
+from rackrun.catdog.drawing import draw, jpeg
 from rackrun.cli import dispatch
 from rackrun.errors import Problem
+from rackrun.training import checkpoint, predict
 from tests import warm
-from training import checkpoint, predict
 
 PROJECT = Path(__file__).parents[2]
 SMALL = [
@@ -46,7 +46,7 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs `python -m catdog predict` in this process: torch is loaded."""
+    """Return a function that runs `python -m rackrun.catdog predict` in this process: torch is loaded."""
 
     def run(*args: str | Path) -> Ended:
         try:
@@ -61,14 +61,14 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
 def process(*args: str | Path) -> Any:
     """Run the same as a process of its own."""
-    return warm.run("-m", "catdog", "predict", *args, cwd=PROJECT)
+    return warm.run("-m", "rackrun.catdog", "predict", *args, cwd=PROJECT)
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of one step on noise: weights of a real file that have learned nothing."""
     folder = tmp_path_factory.mktemp("run")
-    run = ("-m", "catdog", "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL)
+    run = ("-m", "rackrun.catdog", "--synthetic", "--epochs", "1", "--steps-per-epoch", "1", *SMALL)
     done = warm.run(*run, "--run-folder", folder, cwd=PROJECT)
     assert done.returncode == 0, done.stderr
     return folder
@@ -288,7 +288,7 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
 
 def test_help_does_not_wait_for_torch() -> None:
     """--help answers without importing torch."""
-    command = [sys.executable, "-X", "importtime", "-m", "catdog", "predict", "--help"]
+    command = [sys.executable, "-X", "importtime", "-m", "rackrun.catdog", "predict", "--help"]
     output = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
     assert output.returncode == 0
     assert "IMAGE" in output.stdout
@@ -306,7 +306,7 @@ def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_file_is_a_script_as_well() -> None:
-    """`python -m training.predict` predicts, or says what is missing: it never ends in silence."""
-    words = [sys.executable, "-m", "training.predict", "runs/none", "photo.jpg"]
+    """`python -m rackrun.training.predict` predicts, or says what is missing: it never ends in silence."""
+    words = [sys.executable, "-m", "rackrun.training.predict", "runs/none", "photo.jpg"]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)
     assert (done.returncode, "runs/none: no such run or file" in done.stderr) == (64, True)

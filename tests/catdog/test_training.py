@@ -1,4 +1,4 @@
-"""`python -m catdog` as a user types it: codes, lines, signals, and no process left."""
+"""`python -m rackrun.catdog` as a user types it: codes, lines, signals, and no process left."""
 
 import os
 import signal
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
 from tests import warm
-from training import checkpoint
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 30.0
@@ -38,7 +38,7 @@ def environment() -> dict[str, str]:
 
 
 def catdog(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return warm.run("-m", "catdog", *args, cwd=cwd, env=environment())
+    return warm.run("-m", "rackrun.catdog", *args, cwd=cwd, env=environment())
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     short = tempfile.mkdtemp()  # the path of a socket has 107 bytes
     (folder / "tmp").symlink_to(short)
     rank = warm.Python(
-        *("-m", "catdog", "--data", shards, "--workers", "1", *TINY, "--epochs", "500"),
+        *("-m", "rackrun.catdog", "--data", shards, "--workers", "1", *TINY, "--epochs", "500"),
         cwd=folder,
         env={**environment(), "TMPDIR": short},
         stdout=subprocess.PIPE,
@@ -198,7 +198,7 @@ def wait_for_end(leader: int) -> None:
 
 def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
     """One folder, every validation image counted once, no bit lost."""
-    args = ("-m", "catdog", "--data", shards, "--workers", "1", "--ema-decay", "0.9", *TINY)
+    args = ("-m", "rackrun.catdog", "--data", shards, "--workers", "1", "--ema-decay", "0.9", *TINY)
 
     def ran(*more: str) -> None:
         job = warm.ranks(2, *args, "--epochs", "2", *more, cwd=tmp_path, env=environment())

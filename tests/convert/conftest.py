@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from convert.__main__ import main
-from shards.open import open_source
-from shards.samples import Sample
+from rackrun.convert.__main__ import main
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import Sample
 from tests import warm
 from tests.convert.drawn import kaggle, write_zip
 from tests.shards.tiny import everything as samples_of
@@ -55,12 +55,12 @@ class Command:
 
 @pytest.fixture
 def command() -> Callable[..., Command]:
-    """Return a function that starts `python -m convert` with these arguments."""
+    """Return a function that starts `python -m rackrun.convert` with these arguments."""
 
     def start(*args: object, prefix: tuple[str, ...] = ()) -> Command:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         options = {"stdin": subprocess.DEVNULL, **streams, "start_new_session": True}
-        arguments = ("-m", "convert", *map(str, args))
+        arguments = ("-m", "rackrun.convert", *map(str, args))
         if prefix:  # another program starts it
             argv = [*prefix, sys.executable, *arguments]
             return Command(subprocess.Popen(argv, text=True, **options))

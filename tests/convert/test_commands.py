@@ -1,4 +1,4 @@
-"""The commands of `python -m convert`: each is imported only when it is called."""
+"""The commands of `python -m rackrun.convert`: each is imported only when it is called."""
 
 import shutil
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from convert.commands import COMMANDS, read
+from rackrun.convert.commands import COMMANDS, read
 from rackrun.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
@@ -17,7 +17,7 @@ def test_help_lists_all_commands_and_imports_none() -> None:
     """The page needs only the table of commands."""
     code = """
 import contextlib, sys
-from convert.commands import read
+from rackrun.convert.commands import read
 with contextlib.suppress(SystemExit):
     read(["--help"])
 print(*sys.modules, file=sys.stderr)
@@ -26,7 +26,7 @@ print(*sys.modules, file=sys.stderr)
     rows = {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")}
     assert rows >= COMMANDS.keys()
     loaded = set(shown.stderr.split())
-    assert "convert.commands" in loaded
+    assert "rackrun.convert.commands" in loaded
     assert not {command.module for command in COMMANDS.values()} & loaded
 
 
@@ -78,14 +78,14 @@ SCRIPTS = {
 @pytest.mark.parametrize("start", ["file", "module"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
-    """`python convert/imagenet.py` and `-m convert.imagenet` are the command, and fail like it."""
+    """`python convert/imagenet.py` and `-m rackrun.convert.imagenet` are the command, and fail like it."""
     path = ROOT / "convert" / f"{script}.py"
     as_script = [str(path)] if start == "file" else ["-m", f"convert.{script}"]
     folders = [str(tmp_path / "none"), str(tmp_path / "out")]
     folders = folders[: 1 if script in ("summary", "verify") else 2]
     done, expected = (
         subprocess.run([sys.executable, *args, *folders], cwd=ROOT, capture_output=True, text=True)
-        for args in (as_script, ["-m", "convert", SCRIPTS[script]])
+        for args in (as_script, ["-m", "rackrun.convert", SCRIPTS[script]])
     )
     assert done.returncode == expected.returncode != 0
     assert done.stderr == expected.stderr and "Traceback" not in done.stderr

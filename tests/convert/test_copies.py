@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convert.__main__ import main
-from convert.packing.copies import SplitRows, copies, groups_of_copies, local_files
-from convert.readers.names import class_table
+from rackrun.convert.__main__ import main
+from rackrun.convert.packing.copies import SplitRows, copies, groups_of_copies, local_files
+from rackrun.convert.readers.names import class_table
 from rackrun.errors import DataError, UsageError
-from shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
-from shards.writer import BLOCK, write_shard
+from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
+from rackrun.shards.writer import BLOCK, write_shard
 from tests.convert.conftest import Convert
 from tests.convert.drawn import drawn, write_files
 from tests.convert.test_index import write_tar

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convert.__main__ import main
+from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
+from rackrun.training.data.decode import orientation
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
 from tests.imagenet.archives import tar
-from training.data.decode import orientation
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -287,8 +287,8 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
     """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, and HEIC is
     not where pillow-heif is missing.
     """
-    monkeypatch.setattr("shards.pillow.foreign_formats", lambda: ("TIFF", "AVIF"))
-    monkeypatch.setattr("convert.readers.records.READS_HEIC", False)
+    monkeypatch.setattr("rackrun.shards.pillow.foreign_formats", lambda: ("TIFF", "AVIF"))
+    monkeypatch.setattr("rackrun.convert.readers.records.READS_HEIC", False)
     odd = {
         "a/side.jpg": rotated("side"),
         "a/scan.tif": drawn("scan", format="TIFF"),

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from rackrun.errors import DataError, MissingPackage, Problem, UsageError
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
 from tests.convert.conftest import Command, Convert, everything
 from tests.convert.drawn import drawn, write_files
 

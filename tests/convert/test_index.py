@@ -16,12 +16,12 @@ import pytest
 import webdataset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from convert.__main__ import main
-from nginx.serve import serving, start
-from nginx.site import FolderError, Site
+from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
-from shards.http.source import HttpSource
-from shards.index import Manifest
+from rackrun.nginx.serve import serving, start
+from rackrun.nginx.site import FolderError, Site
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.index import Manifest
 from tests import warm
 from tests.convert.conftest import everything
 from tests.convert.drawn import drawn
@@ -235,7 +235,16 @@ def test_exact_epochs_hold_for_them(tmp_path: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     environment |= NOTED
     run = tmp_path / "run"
-    args = ("-m", "catdog", "--data", tmp_path / "tars", "--run-folder", run, "--image-size", 32)
+    args = (
+        "-m",
+        "rackrun.catdog",
+        "--data",
+        tmp_path / "tars",
+        "--run-folder",
+        run,
+        "--image-size",
+        32,
+    )
     args += ("--width", 4, "--epochs", 2, "--batch-size", 5, "--device", "cpu", "--workers", 0)
     options = ("--no-tensorboard", "--exact-epochs")
     done = warm.run(*args, *options, cwd=tmp_path, env=environment)

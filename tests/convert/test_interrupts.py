@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from convert.__main__ import main
-from convert.packing.output_folder import Target
-from convert.packing.workers import in_parallel
-from convert.progress import Progress
+from rackrun.convert.__main__ import main
+from rackrun.convert.packing.output_folder import Target
+from rackrun.convert.packing.workers import in_parallel
+from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
 from tests.convert.drawn import drawn, kaggle, write_zip
@@ -43,7 +43,7 @@ def count(event, args):
             os.killpg(0, signal.SIGKILL)
 
 sys.addaudithook(count)
-from convert.__main__ import main
+from rackrun.convert.__main__ import main
 main(sys.argv[1:])
 """
 
@@ -201,9 +201,12 @@ def test_the_image_that_a_worker_died_of_is_named(
         os.kill(os.getpid(), number)
 
     function, expected = {
-        "convert": ("convert.images.treatment.inspect", r"-000000\.tar: train/(cat|dog)\.\d\.jpg"),
-        "index": ("convert.indexing.tar_index.inspect", r"/train\.tar: a/1"),
-        "verify": ("convert.verify.sample_of", r"-train-000000\.tar: the sample at byte 0"),
+        "convert": (
+            "rackrun.convert.images.treatment.inspect",
+            r"-000000\.tar: train/(cat|dog)\.\d\.jpg",
+        ),
+        "index": ("rackrun.convert.indexing.tar_index.inspect", r"/train\.tar: a/1"),
+        "verify": ("rackrun.convert.verify.sample_of", r"-train-000000\.tar: the sample at byte 0"),
     }[reader]
     source = write_zip(tmp_path / "train.zip", kaggle(4))
     if reader == "index":
@@ -225,15 +228,19 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The processes of workers that report their own numbers as their progress."""
     pids: list[int] = []
     shown = SimpleNamespace(advance=lambda progress: pids.append(progress.images))
-    monkeypatch.setattr("convert.packing.workers.meter", lambda *_: contextlib.nullcontext(shown))
-    monkeypatch.setattr("convert.packing.workers.REPORT_SECONDS", -1.0)
+    monkeypatch.setattr(
+        "rackrun.convert.packing.workers.meter", lambda *_: contextlib.nullcontext(shown)
+    )
+    monkeypatch.setattr("rackrun.convert.packing.workers.REPORT_SECONDS", -1.0)
     return pids
 
 
 def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end is known by the next job that cannot be handed to it, too."""
     kill = SimpleNamespace(advance=lambda progress: os.kill(progress.images, signal.SIGKILL))
-    monkeypatch.setattr("convert.packing.workers.meter", lambda *_: contextlib.nullcontext(kill))
+    monkeypatch.setattr(
+        "rackrun.convert.packing.workers.meter", lambda *_: contextlib.nullcontext(kill)
+    )
 
     def work(job: int, report: Callable[[Progress], None]) -> None:
         report(Progress(os.getpid()))
@@ -300,7 +307,7 @@ def test_a_full_disk(command: Start, train_zip: Path, tmp_path: Path) -> None:
 def test_a_limit_on_file_sizes(tmp_path: Path, convert: Convert, train_zip: Path) -> None:
     """A quota is a full disk by another name: exit 74 as well."""
     limited = subprocess.run(
-        [sys.executable, "-m", "convert", "catdog", str(train_zip), str(tmp_path / "out")],
+        [sys.executable, "-m", "rackrun.convert", "catdog", str(train_zip), str(tmp_path / "out")],
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
         capture_output=True,
         text=True,

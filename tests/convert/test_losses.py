@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from convert.__main__ import main
-from convert.packing.finalize import may_be_lost
-from convert.readers.directories import Folder
-from convert.readers.records import pread_exactly
+from rackrun.convert.__main__ import main
+from rackrun.convert.packing.finalize import may_be_lost
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
 from tests.convert.conftest import Command, Convert, everything, shown
 from tests.convert.drawn import drawn, kaggle, write_files, write_zip
@@ -158,7 +158,7 @@ def count(event, args):
     seen += event == "import"
     if event == "import" and seen == wanted:
         os.kill(os.getpid(), number)
-import convert.signals
+import rackrun.convert.signals
 sys.argv[0] = "convert"
 sys.addaudithook(count)
 import runpy

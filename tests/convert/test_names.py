@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 import pytest
 
-from convert.readers.names import (
+from rackrun.convert.readers.names import (
     MAX_NAME,
     class_table,
     dataset_name,
@@ -15,7 +15,7 @@ from convert.readers.names import (
     safe_key,
 )
 from rackrun.errors import DataError
-from shards.writer import MAX_KEY_BYTES
+from rackrun.shards.writer import MAX_KEY_BYTES
 
 
 @pytest.mark.parametrize(

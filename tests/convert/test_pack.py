@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.__main__ import main
-from convert.options import Packing
-from convert.packing.finalize import print_use
-from convert.packing.plan import make_plan
-from convert.readers.records import Record, RecordListing
+from rackrun.convert.__main__ import main
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.finalize import print_use
+from rackrun.convert.packing.plan import make_plan
+from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Manifest, Origin
+from rackrun.shards.index import Manifest, Origin
 from tests.convert.conftest import Convert, everything, shown
 from tests.convert.drawn import kaggle, write_files, write_zip
 

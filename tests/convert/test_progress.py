@@ -9,13 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from convert.progress import METERED, Progress, meter, metered
+from rackrun.convert.progress import METERED, Progress, meter, metered
 
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(train_zip: Path, tmp_path: Path) -> None:
     """On a terminal the bar goes to the end and leaves the line as it was."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "convert", "catdog", str(train_zip), str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "rackrun.convert",
+        "catdog",
+        str(train_zip),
+        str(tmp_path / "out"),
+    ]
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=theirs, env=os.environ | {"TERM": "xterm"}
     ) as running:
@@ -40,7 +47,7 @@ def test_a_log_gets_plain_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a terminal: a line now and then with rate and time left, and one at the end."""
-    monkeypatch.setattr("convert.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
     with meter("converted", 1000) as shown:
         shown.advance(Progress(400, 4_000_000))
         shown.advance(Progress(600, 6_000_000))
@@ -53,7 +60,7 @@ def test_what_is_listed_is_counted_on_the_way(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Listing a million images takes a minute, and their number is not known before."""
-    monkeypatch.setattr("convert.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
     records = metered(range(METERED + 1), "listed")
     assert list(records) == list(range(METERED + 1))
     lines = capsys.readouterr().err.splitlines()

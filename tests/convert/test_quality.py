@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
-from convert.__main__ import main
-from convert.images.info import inspect
-from convert.readers.records import Defect
-from shards.images import MAX_SCANS
+from rackrun.convert.__main__ import main
+from rackrun.convert.images.info import inspect
+from rackrun.convert.readers.records import Defect
+from rackrun.shards.images import MAX_SCANS
+from rackrun.training.data.decode import decode
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, rotated, write_zip
-from training.data.decode import decode
 
 JPEG = drawn("jpeg", (200, 150))
 PROGRESSIVE = drawn("jpeg", (200, 150), progressive=True)

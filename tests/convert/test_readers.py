@@ -12,9 +12,9 @@ import numpy.lib.recfunctions
 import pytest
 from PIL import Image
 
-from shards.images import FORMATS
-from shards.index import Manifest, brace_name
-from shards.writer import MTIME
+from rackrun.shards.images import FORMATS
+from rackrun.shards.index import Manifest, brace_name
+from rackrun.shards.writer import MTIME
 from tests import warm
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, kaggle, textured, write_zip

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from convert.images.info import inspect
-from convert.images.resize import Preset
-from convert.images.treatment import Treatment
+from rackrun.convert.images.info import inspect
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Treatment
 from rackrun.errors import UsageError
 from tests.convert.drawn import drawn
 

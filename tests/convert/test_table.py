@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from rackrun.errors import DataError, MissingPackage, Problem, UsageError
-from shards.index import Manifest
+from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, write_files
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from convert.__main__ import main
-from nginx.serve import serving
-from nginx.site import Site
+from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, UsageError
-from shards.index import Manifest
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
+from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert
 from tests.convert.drawn import kaggle, write_zip
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from convert.__main__ import main
-from convert.versions.diff import Difference, compared
-from shards.open import open_source
+from rackrun.convert.__main__ import main
+from rackrun.convert.versions.diff import Difference, compared
+from rackrun.shards.open import open_source
 from tests.convert.drawn import drawn, textured, write_files
 from tests.convert.test_versions import labels, run
 

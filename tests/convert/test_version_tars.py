@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from convert.__main__ import main
-from convert.packing.stored_samples import keys_of, relabelled, shards_of
-from convert.verify import strangers
-from convert.versions.diff import Difference, compared
+from rackrun.convert.__main__ import main
+from rackrun.convert.packing.stored_samples import keys_of, relabelled, shards_of
+from rackrun.convert.verify import strangers
+from rackrun.convert.versions.diff import Difference, compared
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Manifest, Row
-from shards.open import open_source, sources_of
+from rackrun.shards.index import Manifest, Row
+from rackrun.shards.open import open_source, sources_of
 from tests.convert.drawn import drawn
 from tests.convert.test_index import (
     Members,
@@ -104,7 +104,7 @@ def test_an_append_of_tars_that_is_cut_off_leaves_the_version_and_the_tars(
 
     def cut_off(source: Path) -> None:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("convert.packing.pack.close_folder", interrupted)
+            patch.setattr("rackrun.convert.packing.pack.close_folder", interrupted)
             run("append", source, tars)
         assert not list(strangers([*sources_of(str(tars))]))
         with pytest.raises(UsageError, match="another change of it was interrupted"):

@@ -21,12 +21,12 @@ from pathlib import Path
 import pytest
 import webdataset
 
-from convert.__main__ import main
-from convert.verify import strangers
+from rackrun.convert.__main__ import main
+from rackrun.convert.verify import strangers
 from rackrun.errors import DataError, Problem, UsageError
-from shards.index import Manifest, brace_name
-from shards.open import open_source, sources_of
-from shards.samples import samples
+from rackrun.shards.index import Manifest, brace_name
+from rackrun.shards.open import open_source, sources_of
+from rackrun.shards.samples import samples
 from tests.convert.conftest import everything, shown
 from tests.convert.drawn import drawn, write_files, write_zip
 from tests.convert.test_index import as_hugging_face, by_webdataset
@@ -339,7 +339,7 @@ def test_leaks_across_versions_are_refused(tmp_path: Path, data: Path) -> None:
 
 
 def keys_of_split(source: object, split: str) -> set[str]:
-    from convert.packing.stored_samples import keys_of, shards_of
+    from rackrun.convert.packing.stored_samples import keys_of, shards_of
 
     shards = [each for each in shards_of(source) if each.split == split]
     return {key for keys in keys_of(shards, 1).values() for key in keys}
@@ -626,6 +626,6 @@ def begin_drop(data: Path) -> None:
         def interrupted(*args: object) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr("convert.versions.edit.write_shards", interrupted)
+        patch.setattr("rackrun.convert.versions.edit.write_shards", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run("drop", data, "cat_1")

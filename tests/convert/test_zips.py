@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convert.readers.records import Defect
-from convert.readers.zips import Zip, inflated
+from rackrun.convert.readers.records import Defect
+from rackrun.convert.readers.zips import Zip, inflated
 from rackrun.errors import DataError, SaveError
 from tests.convert.drawn import write_zip
 

@@ -65,7 +65,7 @@ def imported(result: Sequence[Target]) -> dict[Target, Function]:
 
     with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
         modules = {target: importlib.import_module(target.module) for target in result}
-        bundle = importlib.import_module("launcher.transport.bundle")
+        bundle = importlib.import_module("rackrun.launcher.transport.bundle")
     bundle._compiled = compiled  # type: ignore[attr-defined]
     return {target: getattr(module, target.name) for target, module in modules.items()}
 

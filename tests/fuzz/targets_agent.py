@@ -8,20 +8,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launcher.errors import HostLost
-from launcher.output.console import PlainOutput, progress_words
-from launcher.output.dashboard import Dashboard
-from launcher.output.run_view import view
-from launcher.remote import service
-from launcher.remote.agent import frames, reports
-from launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
-from launcher.run.job import Command, Job, Limits
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision import hangs
-from launcher.supervision.agent_protocol import Decoder
-from launcher.supervision.reports import valid_fields
-from launcher.supervision.root_cause import Failure, cause_of, find_root_failure
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.output.console import PlainOutput, progress_words
+from rackrun.launcher.output.dashboard import Dashboard
+from rackrun.launcher.output.run_view import view
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.agent import frames, reports
+from rackrun.launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
+from rackrun.launcher.run.job import Command, Job, Limits
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision import hangs
+from rackrun.launcher.supervision.agent_protocol import Decoder
+from rackrun.launcher.supervision.reports import valid_fields
+from rackrun.launcher.supervision.root_cause import Failure, cause_of, find_root_failure
 from rackrun.run_folder import RunFolder
 
 

@@ -7,18 +7,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from convert import devkit
-from convert.imagenet import Choice, listing
-from convert.images.info import inspect
-from convert.images.resize import Preset
-from convert.images.treatment import Treatment
-from convert.packing.plan import ShardPlan
-from convert.readers.matlab import NotMatlab, structs
-from convert.readers.records import Defect
-from convert.readers.tars import Tar
-from convert.readers.zips import Zip
+from rackrun.convert import devkit
+from rackrun.convert.imagenet import Choice, listing
+from rackrun.convert.images.info import inspect
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.packing.plan import ShardPlan
+from rackrun.convert.readers.matlab import NotMatlab, structs
+from rackrun.convert.readers.records import Defect
+from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, Problem
-from shards.pillow import foreign_formats
+from rackrun.shards.pillow import foreign_formats
 
 TREATMENT = Treatment(Preset(size=8), upright=True)
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")

@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.detached.entries import AttemptRecord, EntryReader
-from launcher.detached.replay import Replay
-from launcher.detached.replies import RunFacts, RunListing, StartReply
-from launcher.output.console import PlainOutput
-from launcher.output.merge import LogMerger
-from launcher.output.nonblocking import NonBlockingWriter
-from launcher.remote import files, run_manager
-from launcher.run.job import Job
-from launcher.run.plan import Plan
+from rackrun.launcher.detached.entries import AttemptRecord, EntryReader
+from rackrun.launcher.detached.replay import Replay
+from rackrun.launcher.detached.replies import RunFacts, RunListing, StartReply
+from rackrun.launcher.output.console import PlainOutput
+from rackrun.launcher.output.merge import LogMerger
+from rackrun.launcher.output.nonblocking import NonBlockingWriter
+from rackrun.launcher.remote import files, run_manager
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 MOST_BYTES = 1 << 20

@@ -8,12 +8,12 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from launcher.files.download import fetch_results
-from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import WorkingTree, with_files
-from launcher.remote import service, transfer
-from launcher.run.plan import HostPlan
 from rackrun.errors import DataError, Problem
+from rackrun.launcher.files.download import fetch_results
+from rackrun.launcher.files.sync import Destination, upload_code
+from rackrun.launcher.files.working_tree import WorkingTree, with_files
+from rackrun.launcher.remote import service, transfer
+from rackrun.launcher.run.plan import HostPlan
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES
 from rackrun.run_report.folder import read
 from rackrun.terminal import clean

@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from nginx.logs import ServerTraffic, request_of
-from nginx.registry import RecordError, read
+from rackrun.nginx.logs import ServerTraffic, request_of
+from rackrun.nginx.registry import RecordError, read
 from rackrun.shapes import Misshapen
 
 NAME = "rackrun-nginx-0badcafe-8080"

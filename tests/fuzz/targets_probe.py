@@ -7,20 +7,20 @@ import contextlib
 import json
 from typing import Any
 
-from launcher.commands.node_agreement import check_agreement
-from launcher.commands.parse import parse, split, work_of
-from launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
-from launcher.preflight import check_table
-from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import ClusterFacts, Host, HostFacts
-from launcher.preflight.replies import SHAPES, believed
-from launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
-from launcher.run.job import Command
-from launcher.run.url import check_url
-from launcher.schedulers import find_placement
-from launcher.schedulers.slurm import allocated, expand
-from launcher.supervision.peers import PeerMessage
 from rackrun.errors import Problem
+from rackrun.launcher.commands.node_agreement import check_agreement
+from rackrun.launcher.commands.parse import parse, split, work_of
+from rackrun.launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
+from rackrun.launcher.preflight import check_table
+from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
+from rackrun.launcher.preflight.replies import SHAPES, believed
+from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
+from rackrun.launcher.run.job import Command
+from rackrun.launcher.run.url import check_url
+from rackrun.launcher.schedulers import find_placement
+from rackrun.launcher.schedulers.slurm import allocated, expand
+from rackrun.launcher.supervision.peers import PeerMessage
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 QUESTIONS = sorted(SHAPES)

@@ -13,18 +13,18 @@ import struct
 from hashlib import sha256
 from pathlib import Path
 
-from catdog.recipes import CatDog
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
+from rackrun.shards.http.fetch import decoded, moved, sendable
+from rackrun.shards.images import too_large
+from rackrun.shards.index import Manifest, Shard, Split, parse_index, read_version
+from rackrun.shards.peers import protocol
+from rackrun.shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from rackrun.terminal import clean
-from shards.http.fetch import decoded, moved, sendable
-from shards.images import too_large
-from shards.index import Manifest, Shard, Split, parse_index, read_version
-from shards.peers import protocol
-from shards.peers.client import PeerClient, PeerError, PeerTimeouts
-from training import checkpoint
-from training.data import decode
-from training.data.transforms import Transforms
+from rackrun.training import checkpoint
+from rackrun.training.data import decode
+from rackrun.training.data.transforms import Transforms
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3

@@ -10,13 +10,13 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.errors import AccessRefused
-from launcher.run.hosts import Host, read_hosts, select
-from launcher.transport.ssh import ConnectSettings, Network
-from launcher.transport.ssh.certificates import certificate_of
-from launcher.transport.ssh.host_key_policy import KRL_MAGIC, is_revoked, is_signed
-from launcher.transport.ssh.known_hosts import KnownHosts
 from rackrun.errors import UsageError
+from rackrun.launcher.errors import AccessRefused
+from rackrun.launcher.run.hosts import Host, read_hosts, select
+from rackrun.launcher.transport.ssh import ConnectSettings, Network
+from rackrun.launcher.transport.ssh.certificates import certificate_of
+from rackrun.launcher.transport.ssh.host_key_policy import KRL_MAGIC, is_revoked, is_signed
+from rackrun.launcher.transport.ssh.known_hosts import KnownHosts
 
 HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
 

@@ -5,9 +5,9 @@ import json
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.remote.agent.frames import HEADER, NO_RANK
-from launcher.supervision.agent_protocol import HOST_EVENTS, RANK_EVENTS
-from launcher.supervision.reports import FIELDS
+from rackrun.launcher.remote.agent.frames import HEADER, NO_RANK
+from rackrun.launcher.supervision.agent_protocol import HOST_EVENTS, RANK_EVENTS
+from rackrun.launcher.supervision.reports import FIELDS
 from tests.fuzz.targets_agent import fuzz_agent_events, fuzz_agent_frames, fuzz_agent_reports
 
 NUMBERS = st.integers() | st.floats() | st.sampled_from([2**31, 2**53, 10**400, -1, 40_000])

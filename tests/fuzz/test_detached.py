@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from launcher.detached.entries import EVENTS, EntryReader
-from launcher.detached.record import begin, encoded
-from launcher.detached.replies import RunFacts, RunListing
-from launcher.run.events import (
+from rackrun.launcher.detached.entries import EVENTS, EntryReader
+from rackrun.launcher.detached.record import begin, encoded
+from rackrun.launcher.detached.replies import RunFacts, RunListing
+from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
     Computing,
@@ -33,9 +33,9 @@ from launcher.run.events import (
     Unreached,
     Usage,
 )
-from launcher.run.job import Command, Job
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.result import Result
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.result import Result
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, shaped
 from tests.fuzz import targets_detached as targets

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as some
 
-from nginx.registry import read
+from rackrun.nginx.registry import read
 from tests.fuzz.targets_nginx import (
     NAME,
     fuzz_nginx_log,

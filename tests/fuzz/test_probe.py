@@ -6,8 +6,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.commands.settings import SshOptions
-from launcher.preflight.replies import SHAPES
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.preflight.replies import SHAPES
 from tests.fuzz import targets_probe as targets
 from tests.launcher.commands.test_options import BAD_URLS
 from tests.launcher.rendezvous.test_rendezvous import HONEST, NONCE, agreed

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
-from shards.peers import protocol
+from rackrun.shards.index import Manifest, Row, Shard, Split, pack_rows, serialise_index
+from rackrun.shards.peers import protocol
+from rackrun.training import checkpoint
+from rackrun.training.data.transforms import Transforms
 from tests.fuzz import targets_shards as targets
-from training import checkpoint
-from training.data.transforms import Transforms
 
 
 def manifest() -> bytes:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.transport.ssh.certificates import certificate_of
-from launcher.transport.ssh.config import KEYWORDS, VALUES
+from rackrun.launcher.transport.ssh.certificates import certificate_of
+from rackrun.launcher.transport.ssh.config import KEYWORDS, VALUES
 from tests.fuzz.targets_ssh import (
     fuzz_host_certificate,
     fuzz_hosts_txt,

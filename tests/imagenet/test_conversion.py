@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from convert import imagenet
-from convert.__main__ import main
-from convert.imagenet import Choice, Imagenet
-from convert.images.resize import Preset
-from convert.options import Packing
+from rackrun.convert import imagenet
+from rackrun.convert.__main__ import main
+from rackrun.convert.imagenet import Choice, Imagenet
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.options import Packing
 from rackrun.errors import DataError, UsageError
-from shards.open import open_source
-from shards.samples import Sample, samples
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import Sample, samples
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
 from tests.imagenet.archives import SmallImageNet, written
@@ -114,7 +114,7 @@ def test_a_choice_of_no_images_is_refused(options: tuple[str, str], tmp_path: Pa
 
 
 def converted(source: Path, out: Path, *options: object) -> Path:
-    """Convert a source by `python -m convert imagenet` with these options; return the folder."""
+    """Convert a source by `python -m rackrun.convert imagenet` with these options; return the folder."""
     main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
     return out
 

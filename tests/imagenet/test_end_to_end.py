@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import serving
-from nginx.site import Site
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
 from tests import warm
 from tests.imagenet.archives import twenty_classes
 
@@ -33,7 +33,7 @@ def two_ranks(log: Path, *options: str) -> list[warm.Python]:
     with log.open("wb") as output:
         streams = {"stdout": output, "stderr": output}
         return warm.ranks(
-            2, "-m", "imagenet", *SMALL, *options, env=ENVIRONMENT, cwd=ROOT, **streams
+            2, "-m", "rackrun.imagenet", *SMALL, *options, env=ENVIRONMENT, cwd=ROOT, **streams
         )
 
 

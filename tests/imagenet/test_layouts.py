@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from convert import imagenet
-from convert.imagenet import Choice, listing
+from rackrun.convert import imagenet
+from rackrun.convert.imagenet import Choice, listing
 from rackrun.errors import DataError, UsageError
 from tests.imagenet.archives import SmallImageNet, tar, written
 

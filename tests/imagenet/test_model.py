@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from imagenet.model import BlurredConv, build, mixed, training_size, transforms
-from imagenet.recipes import RECIPES, ImageNet
 from rackrun.errors import UsageError
-from training.config import from_command_line
-from training.models.extended import last_norms
-from training.optimizer import make_groups
-from training.schedule import make_schedule
+from rackrun.imagenet.model import BlurredConv, build, mixed, training_size, transforms
+from rackrun.imagenet.recipes import RECIPES, ImageNet
+from rackrun.training.config import from_command_line
+from rackrun.training.models.extended import last_norms
+from rackrun.training.optimizer import make_groups
+from rackrun.training.schedule import make_schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
@@ -176,7 +176,7 @@ def test_mixup_blends_images_and_answers_alike() -> None:
 
 def test_a_patch_of_cutmix_has_the_share_as_its_area(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept of an image is the share that was drawn, but for patches that a border cuts."""
-    monkeypatch.setattr("imagenet.model._share", lambda strength: 0.75)
+    monkeypatch.setattr("rackrun.imagenet.model._share", lambda strength: 0.75)
     kept = set()
     for seed in range(30):
         torch.manual_seed(seed)

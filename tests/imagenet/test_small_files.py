@@ -13,9 +13,9 @@ import pytest
 import scipy.io
 from scipy.io import loadmat, savemat
 
-from convert import devkit
-from convert.imagenet import Choice, listing
-from convert.readers.matlab import NotMatlab, structs
+from rackrun.convert import devkit
+from rackrun.convert.imagenet import Choice, listing
+from rackrun.convert.readers.matlab import NotMatlab, structs
 from rackrun.errors import DataError, Problem
 from tests.imagenet.archives import SmallImageNet, tar, written
 

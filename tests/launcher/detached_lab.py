@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.remote import run_manager
+from rackrun.launcher.remote import run_manager
 from tests.launcher.lab import Lab, Sshd, children, processes_with, with_signal
 from tests.waiting import until
 

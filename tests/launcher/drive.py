@@ -25,12 +25,12 @@ from typing import Any
 
 import pyte
 
-from launcher.lifecycle.session import run
-from launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.supervision import agents as supervised
-from launcher.supervision import supervisor
-from launcher.transport.local import LocalTransport
+from rackrun.launcher.lifecycle.session import run
+from rackrun.launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.supervision import agents as supervised
+from rackrun.launcher.supervision import supervisor
+from rackrun.launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.lab import processes_with

@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Sequence
 
-from launcher.supervision.agents import drain
-from launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.launcher.supervision.agents import drain
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 
 SAYS = """\
 import select, sys

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
 )
 
-from launcher.run.hosts import Host
+from rackrun.launcher.run.hosts import Host
 from tests import warm
 from tests.waiting import until
 
@@ -213,7 +213,7 @@ class Lab:
 
         Its home is the lab's, so that no run is remembered in the home of the tests.
         """
-        arguments = ["-m", "launcher", "ssh", *args]
+        arguments = ["-m", "rackrun.launcher", "ssh", *args]
         variables = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
         options = {
             "cwd": cwd or self.folder,

@@ -12,14 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.commands import rerun
-from launcher.commands.parse import parse, split, with_settings, work_of
-from launcher.commands.settings import SshOptions
-from launcher.run.job import Command, TaskWork
-from launcher.run.settings import LocalOptions, Options
-from launcher.settings_file import options_of, read_settings, settings_text, toml_of, words_of
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
+from rackrun.launcher.commands import rerun
+from rackrun.launcher.commands.parse import parse, split, with_settings, work_of
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.run.settings import LocalOptions, Options
+from rackrun.launcher.settings_file import (
+    options_of,
+    read_settings,
+    settings_text,
+    toml_of,
+    words_of,
+)
 from rackrun.run_folder import new_run_folder
 from tests import warm
 from tests.launcher.lab import ROOT, Lab
@@ -131,7 +137,7 @@ def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path: Path) 
         (("--nproc", "1"), "catdog.epohcs: --epohcs: no such option; did you mean --epochs?"),
         ((), "run.toml: launcher.nproc: --nproc -2: cannot start fewer than one process"),
     ):  # fmt: skip
-        command = ("-m", "launcher", "local", "--config", path, *args)
+        command = ("-m", "rackrun.launcher", "local", "--config", path, *args)
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         ended = warm.run(*command, start=warm.Launcher, cwd=tmp_path, env=env)
         assert (ended.returncode, says in ended.stderr) == (64, True), ended.stderr

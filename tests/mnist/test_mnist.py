@@ -12,16 +12,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from convert.__main__ import main
-from mnist.model import TASK
-from mnist.recipes import Mnist
+from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
-from shards.open import open_source
-from shards.samples import samples
+from rackrun.mnist.model import TASK
+from rackrun.mnist.recipes import Mnist
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import samples
+from rackrun.training.data.decode import decode
 from tests import warm
 from tests.launcher.lab import Lab
 from tests.mnist.digits import digits, files, write
-from training.data.decode import decode
 
 ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = (ROOT / "examples" / "mnist" / name for name in ("before.py", "after.py"))
@@ -120,7 +120,7 @@ def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:
     more = ("--lr-schedule", "cosine", "--batch-size", 16, "--device", "cpu", "--workers", 0)
     job = warm.ranks(
         2,
-        *("-m", "mnist", *map(str, (*args, *more)), "--no-tensorboard"),
+        *("-m", "rackrun.mnist", *map(str, (*args, *more)), "--no-tensorboard"),
         env={"PATH": os.environ["PATH"], **ENVIRONMENT},
         cwd=tmp_path,
         stdout=subprocess.PIPE,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nginx.native import PATHS
-from nginx.registry import ServerProcess
-from nginx.serve import servers, stop
+from rackrun.nginx.native import PATHS
+from rackrun.nginx.registry import ServerProcess
+from rackrun.nginx.serve import servers, stop
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import NginxServer, serving
-from nginx.site import Site
+from rackrun.nginx.serve import NginxServer, serving
+from rackrun.nginx.site import Site
 
 
 @pytest.fixture

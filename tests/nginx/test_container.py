@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nginx import docker
-from nginx.account import NUMBERS
-from nginx.serve import NginxServer, serving, start
-from nginx.site import ServeRefused, Site
+from rackrun.nginx import docker
+from rackrun.nginx.account import NUMBERS
+from rackrun.nginx.serve import NginxServer, serving, start
+from rackrun.nginx.site import ServeRefused, Site
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from nginx import logs
-from nginx.account import NUMBERS
-from nginx.registry import ServerProcess
-from nginx.serve import serving, start
-from nginx.site import Site
+from rackrun.nginx import logs
+from rackrun.nginx.account import NUMBERS
+from rackrun.nginx.registry import ServerProcess
+from rackrun.nginx.serve import serving, start
+from rackrun.nginx.site import Site
 from tests.nginx.conftest import docker
 from tests.nginx.test_requests import answer, raw
 from tests.nginx.test_serve import foreground, port_of, run, until
@@ -89,9 +89,9 @@ def answer_over_tls(port: int, context: ssl.SSLContext, request: bytes) -> bytes
 STARVE = """
 import json, resource, select, socket, sys
 from pathlib import Path
-from nginx import site
-from nginx.serve import serving
-from nginx.site import Site
+from rackrun.nginx import site
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
 from tests.nginx.test_requests import answer, raw, status
 
 # However long a busy machine takes to open them all, the first ones are still there.
@@ -247,7 +247,7 @@ def test_an_ordinary_users_container_is_not_that_user(
     secret = folder.parent / "secret"
     secret.write_text("reader:correct horse")
     os.chown(secret, 65534, 65534)
-    args = [sys.executable, "-m", "nginx", str(folder), "--port", "0", "--detach"]
+    args = [sys.executable, "-m", "rackrun.nginx", str(folder), "--port", "0", "--detach"]
     args += ["--image", image, *([option, str(secret)] if option else [])]
     with docker_for_all():
         report = as_nobody(folder.parent, *args)
@@ -303,7 +303,7 @@ def test_a_state_file_that_is_none_of_ours_ends_and_removes_nothing() -> None:
         )
         args = ["unshare", "--mount", "sh", "-c", script, "sh", json.dumps(each)]
         output = subprocess.run(
-            [*args, sys.executable, "-m", "nginx", "stop"],
+            [*args, sys.executable, "-m", "rackrun.nginx", "stop"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from nginx import site as site_module
-from nginx.logs import request_of
-from nginx.serve import NginxServer, serving, start
-from nginx.site import TEMPLATE, Site
 from rackrun.errors import Problem
+from rackrun.nginx import site as site_module
+from rackrun.nginx.logs import request_of
+from rackrun.nginx.serve import NginxServer, serving, start
+from rackrun.nginx.site import TEMPLATE, Site
 from rackrun.shapes import Misshapen
 
 SHARD = "/cats-train-000000.tar"

@@ -17,17 +17,17 @@ from typing import TextIO
 
 import pytest
 
-from nginx import docker, native, registry, serve
-from nginx.docker import IMAGE
-from nginx.logs import LINE_BYTES
-from nginx.registry import ServerProcess, ServerRecord
-from nginx.serve import servers, serving, start
-from nginx.site import FolderError, PortTaken, Site
 from rackrun.errors import Problem, UsageError
+from rackrun.nginx import docker, native, registry, serve
+from rackrun.nginx.docker import IMAGE
+from rackrun.nginx.logs import LINE_BYTES
+from rackrun.nginx.registry import ServerProcess, ServerRecord
+from rackrun.nginx.serve import servers, serving, start
+from rackrun.nginx.site import FolderError, PortTaken, Site
 from tests.nginx.conftest import manifest_of
 from tests.waiting import until
 
-COMMAND = [sys.executable, "-m", "nginx"]
+COMMAND = [sys.executable, "-m", "rackrun.nginx"]
 
 
 @pytest.fixture(params=["container", "native"])

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-import catdog.__main__ as catdog
-import convert.__main__ as convert
-import nginx.__main__ as nginx
 import rackrun
+import rackrun.catdog.__main__ as catdog
+import rackrun.convert.__main__ as convert
+import rackrun.nginx.__main__ as nginx
 from rackrun import commands, errors
 from rackrun import runs as runs_here
 from rackrun.cli import completion, dispatch
@@ -377,7 +377,7 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
 
 COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], str]] = [
     (convert.main, ["folder"], "--workers", ["in", "out"], "./run-local convert"),
-    (catdog.main, [], "--epochs", [], "python -m catdog"),
+    (catdog.main, [], "--epochs", [], "python -m rackrun.catdog"),
     (nginx.main, [], "--port", ["folder"], "./run-local serve"),
     (dispatch.run, ["./run-local"], "--nproc", [], "./run-local"),
     (dispatch.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),

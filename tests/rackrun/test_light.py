@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from catdog.drawing import jpeg
 from rackrun import errors
+from rackrun.catdog.drawing import jpeg
 from rackrun.errors import install_command
 from tests import warm
 from tests.launcher.lab import Lab

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from convert.__main__ import main as convert
-from launcher.commands.node_agreement import slots_of
-from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.run.hosts import Host, parse_hosts, select
-from launcher.run.job import Limits
-from launcher.run.settings import LocalOptions
-from launcher.schedulers.placement import Sourced
+from rackrun.convert.__main__ import main as convert
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.commands.node_agreement import slots_of
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.run.hosts import Host, parse_hosts, select
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.settings import LocalOptions
+from rackrun.launcher.schedulers.placement import Sourced
+from rackrun.training.data.mixture import class_number
 from rackrun.units import MOST_SECONDS, seconds_in, whole_number
-from training.data.mixture import class_number
 
 ENDLESS = "9" * 5000  # Python itself refuses more than 4,300 digits, with a ValueError
 LONG = "9" * 400  # more than a float holds

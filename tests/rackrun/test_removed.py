@@ -6,7 +6,7 @@ from rackrun.cli import dispatch
 from rackrun.commandline import removed
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
-from training.entry import run_command
+from rackrun.training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
     "catdog --augmix",

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from launcher.output.log_files import write_run_page
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
+from rackrun.launcher.output.log_files import write_run_page
 from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions, smoothed

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from rackrun.signals import ended_by_a_signal, interruptible
-from training.run.stop_requests import StopRequests
+from rackrun.training.run.stop_requests import StopRequests
 
 
 @pytest.mark.parametrize(

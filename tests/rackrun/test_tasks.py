@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.parse import work_of
-from launcher.run.job import TaskWork
-from launcher.run.settings import LocalOptions
-from launcher.settings_file import read_settings, settings_text, work_words
 from rackrun.cli import completion, dispatch
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import work_of
+from rackrun.launcher.run.job import TaskWork
+from rackrun.launcher.run.settings import LocalOptions
+from rackrun.launcher.settings_file import read_settings, settings_text, work_words
 from rackrun.user_code import tasks
 from rackrun.user_code.tasks import find_task, known_tasks, why_no_task
 
@@ -48,8 +48,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("text", "recipes", "model"),
     [
-        ("catdog", "catdog.recipes", "catdog.model"),
-        ("classify", "training.tasks.classify.recipes", "training.tasks.classify.model"),
+        ("catdog", "rackrun.catdog.recipes", "rackrun.catdog.model"),
+        (
+            "classify",
+            "rackrun.training.tasks.classify.recipes",
+            "rackrun.training.tasks.classify.model",
+        ),
         ("flowers", "flower_tasks", "flower_tasks"),
         ("flower_tasks", "flower_tasks", "flower_tasks"),
         ("./my_task.py", "my_task", "my_task"),

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from nginx.serve import serving
-from nginx.site import Site
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny, write_tiny
 

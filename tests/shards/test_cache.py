@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import DataError, UsageError
-from shards import block_store
-from shards.block_store import BlockStore
-from shards.cache import CachedSource
-from shards.folder import FolderSource
-from shards.http.connection import Timeouts
-from shards.http.source import HttpSource
-from shards.open import open_source
-from shards.samples import samples
-from shards.source import Source
+from rackrun.shards import block_store
+from rackrun.shards.block_store import BlockStore
+from rackrun.shards.cache import CachedSource
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import samples
+from rackrun.shards.source import Source
 from tests.shards.proxy import Answer, Proxy
 from tests.shards.tiny import Tiny, everything, write_tiny
 from tests.waiting import until

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import serving
-from nginx.site import Site
 from rackrun.errors import DataError, Unavailable
-from shards.cache import CachedSource
-from shards.folder import FolderSource
-from shards.http.source import HttpSource
-from shards.samples import Sample, neighbours, portions, samples
-from shards.source import Source
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
+from rackrun.shards.cache import CachedSource
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.samples import Sample, neighbours, portions, samples
+from rackrun.shards.source import Source
 from tests.shards.proxy import Proxy
 from tests.shards.test_http import SHORT, always, status
 from tests.shards.tiny import Tiny

@@ -17,16 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from nginx.serve import NginxServer, serving, start
-from nginx.site import Site
 from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
-from shards.http import connection, fetch
-from shards.http.connection import Timeouts
-from shards.http.source import AHEAD, HttpSource
-from shards.open import open_source
-from shards.samples import Sample, portions, samples
-from shards.source import Source
+from rackrun.nginx.serve import NginxServer, serving, start
+from rackrun.nginx.site import Site
+from rackrun.shards.http import connection, fetch
+from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http.source import AHEAD, HttpSource
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import Sample, portions, samples
+from rackrun.shards.source import Source
 from tests.conftest import Keys
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny, everything

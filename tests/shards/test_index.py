@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackrun.errors import DataError
-from shards.index import (
+from rackrun.shards.index import (
     INDEX_FIELDS,
     Manifest,
     Row,
@@ -27,7 +27,7 @@ from shards.index import (
     parse_index,
     serialise_index,
 )
-from shards.open import open_source
+from rackrun.shards.open import open_source
 from tests.shards.tiny import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)

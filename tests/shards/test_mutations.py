@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import DataError
-from shards.http.connection import Timeouts
-from shards.http.source import HttpSource
-from shards.samples import Sample, samples
+from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.samples import Sample, samples
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
 from tests.shards.tiny import Tiny
 

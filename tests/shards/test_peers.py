@@ -19,18 +19,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from shards.block_store import SPARE
-from shards.cache import CELL_BYTES
-from shards.folder import FolderSource
-from shards.http.source import HttpSource
-from shards.index import Shard, index_bytes
-from shards.peers import server
-from shards.peers.client import Peer, PeerClient, PeerTimeouts
-from shards.peers.homes import NOWHERE, homes
-from shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request, decoded, encoded
-from shards.peers.source import PeerSource, PeerTable
-from shards.samples import Sample, portions
-from shards.source import Source
+from rackrun.shards.block_store import SPARE
+from rackrun.shards.cache import CELL_BYTES
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.index import Shard, index_bytes
+from rackrun.shards.peers import server
+from rackrun.shards.peers.client import Peer, PeerClient, PeerTimeouts
+from rackrun.shards.peers.homes import NOWHERE, homes
+from rackrun.shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request, decoded, encoded
+from rackrun.shards.peers.source import PeerSource, PeerTable
+from rackrun.shards.samples import Sample, portions
+from rackrun.shards.source import Source
 from tests.shards.proxy import Proxy
 from tests.shards.test_cache import TIMEOUTS, asked_for, files
 from tests.shards.tiny import Tiny
@@ -532,8 +532,8 @@ def test_connections_are_limited_and_those_in_use_survive(large: Tiny, tmp_path:
 def test_a_server_ends_with_its_rank_even_when_that_is_killed(large: Tiny, tmp_path: Path) -> None:
     """Nothing listens afterwards; Ctrl-C and SIGTERM do not end it before."""
     code = (
-        "import sys, time; from shards.peers import server; from shards.peers.source import *;"
-        "from shards.folder import FolderSource;"
+        "import sys, time; from rackrun.shards.peers import server; from rackrun.shards.peers.source import *;"
+        "from rackrun.shards.folder import FolderSource;"
         "source = PeerSource(FolderSource(sys.argv[1]), sys.argv[2], 1 << 30);"
         "process, port = server.started('127.0.0.1', bytes(16), [source], ('train',));"
         "print(process.pid, port, flush=True); time.sleep(600)"

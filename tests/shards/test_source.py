@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from convert.commands import COMMANDS
+from rackrun.convert.commands import COMMANDS
 from rackrun.errors import DataError, Problem, UsageError
-from shards.folder import FolderSource
-from shards.open import open_source
-from shards.samples import samples
-from shards.source import Source
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import samples
+from rackrun.shards.source import Source
 from tests.shards.tiny import Tiny, everything
 
 ANY_FIXTURE = settings(
@@ -168,7 +168,11 @@ def test_a_missing_file_is_a_data_error(ended: str, fresh: Tiny) -> None:
 
 def test_torch_is_not_needed() -> None:
     """The head node reads, writes and converts shards without a GPU stack."""
-    modules = {"shards.source", "shards.writer", *(one.module for one in COMMANDS.values())}
+    modules = {
+        "rackrun.shards.source",
+        "rackrun.shards.writer",
+        *(one.module for one in COMMANDS.values()),
+    }
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

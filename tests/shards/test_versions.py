@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from convert.__main__ import main
-from convert.packing.output_folder import Target
-from nginx.serve import serving
-from nginx.site import Site
 from rackrun.contract.files import LARGEST_MANIFEST
+from rackrun.convert.__main__ import main
+from rackrun.convert.packing.output_folder import Target
 from rackrun.errors import DataError, Problem, UsageError
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from shards.index import Manifest, MissingVersion, index_name, manifest_name
-from shards.open import open_source
-from shards.samples import samples
+from rackrun.shards.index import Manifest, MissingVersion, index_name, manifest_name
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import samples
 from tests.convert.drawn import drawn, textured, write_files
 from tests.convert.test_version_histories import numbered
 
@@ -240,7 +240,7 @@ def check_served(folder: Path, count: int) -> None:
         serving(Site(data, port=0, native=True)) as server,
         serving(Site(plain, port=0, native=True)) as plain_server,
     ):
-        append = [sys.executable, "-m", "convert", "append", str(photos), str(data)]
+        append = [sys.executable, "-m", "rackrun.convert", "append", str(photos), str(data)]
         reads = 0
         with subprocess.Popen(append, cwd=ROOT) as process:
             while process.poll() is None or not reads:

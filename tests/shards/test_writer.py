@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rackrun.atomic import partials, write_whole
 from rackrun.errors import SaveError
-from shards.writer import MTIME, tar_header, write_shard
+from rackrun.shards.writer import MTIME, tar_header, write_shard
 
 KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,90}", fullmatch=True)
 SAMPLES = st.lists(

@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from shards.index import Manifest, Row, Split, index_name, pack_rows, serialise_index, shard_name
-from shards.samples import Sample, samples
-from shards.source import Source
-from shards.writer import write_shard
+from rackrun.shards.index import (
+    Manifest,
+    Row,
+    Split,
+    index_name,
+    pack_rows,
+    serialise_index,
+    shard_name,
+)
+from rackrun.shards.samples import Sample, samples
+from rackrun.shards.source import Source
+from rackrun.shards.writer import write_shard
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with `train.zip`, 240 drawn cats and dogs, and their shards."""
     folder = tmp_path_factory.mktemp("drawn")
     subprocess.run(
-        [sys.executable, "-m", "catdog", "demo", str(folder), "--images", "240"],
+        [sys.executable, "-m", "rackrun.catdog", "demo", str(folder), "--images", "240"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         check=True,

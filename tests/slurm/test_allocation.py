@@ -26,7 +26,7 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
             )
         )
         python = str(warm.interpreter())
-        launch = [python, "-m", "launcher", "ssh", "--slurm"]
+        launch = [python, "-m", "rackrun.launcher", "ssh", "--slurm"]
         launch += ["--ssh-config", str(lab.config), "--ignore-check", "machine"]
         launch += ["--python", python, "--", "python", "-c", SAY]
         output = subprocess.run(
@@ -47,7 +47,7 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
 
 def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path: Path) -> None:
     """64, and `salloc`."""
-    args = ("-m", "launcher", "ssh", "--slurm", "--", "true")
+    args = ("-m", "rackrun.launcher", "ssh", "--slurm", "--", "true")
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
     output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=ours)
     assert output.returncode == 64

@@ -19,14 +19,14 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from rackrun.training.config import Config
+from rackrun.training.data.worker_server import start_worker_server
+from rackrun.training.phases import balance, begin
+from rackrun.training.phases.balance import Balance
+from rackrun.training.ranks import Ranks
+from rackrun.training.task import Task
+from rackrun.training.world import joined
 from tests.training import exact_ranks
-from training.config import Config
-from training.data.worker_server import start_worker_server
-from training.phases import balance, begin
-from training.phases.balance import Balance
-from training.ranks import Ranks
-from training.task import Task
-from training.world import joined
 
 FOLDER = exact_ranks.FOLDER
 

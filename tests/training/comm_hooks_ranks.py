@@ -9,9 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.config import Config
-from training.sync.gradient_sync import register_comm_hook
-from training.sync.uneven_inputs import why_not_join
+from rackrun.training.config import Config
+from rackrun.training.sync.gradient_sync import register_comm_hook
+from rackrun.training.sync.uneven_inputs import why_not_join
 
 STEPS = 60
 

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
 from rackrun.contract.files import MANIFEST_NAME
-from shards.index import (
+from rackrun.shards.index import (
     Manifest,
     Row,
     Split,
@@ -22,7 +22,7 @@ from shards.index import (
     serialise_index,
     shard_name,
 )
-from shards.writer import write_shard
+from rackrun.shards.writer import write_shard
 
 torch.set_num_threads(1)  # five workers share the cores: further threads would burn them waiting
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from training.deep_check import main
+from rackrun.training.deep_check import main
 
 if __name__ == "__main__":
     os.environ |= {"GROUP_RANK": os.environ["RANK"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import checkpoint, loop
-from training.config import Config
-from training.data.transforms import Transforms
-from training.data.worker_server import start_worker_server
-from training.entry import enter
-from training.phases import balance, evaluate, regroup, step
-from training.run.checkpoints import RunCheckpoints
-from training.state import TrainingState
-from training.task import Task
+from rackrun.training import checkpoint, loop
+from rackrun.training.config import Config
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.data.worker_server import start_worker_server
+from rackrun.training.entry import enter
+from rackrun.training.phases import balance, evaluate, regroup, step
+from rackrun.training.run.checkpoints import RunCheckpoints
+from rackrun.training.state import TrainingState
+from rackrun.training.task import Task
 
 SIZE = 8
 faulthandler.register(signal.SIGUSR1)  # says where a rank is that a test waits for

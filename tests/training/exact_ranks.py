@@ -32,26 +32,26 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint, loop, optimizer, world
+from rackrun.training import state as states
+from rackrun.training.config import Config
+from rackrun.training.counts import Counts
+from rackrun.training.data.open import open_data
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.device import set_up
+from rackrun.training.entry import enter
+from rackrun.training.loop import train
+from rackrun.training.phases import begin, loss
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.resume import resumed
+from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.schedule import make_schedule
+from rackrun.training.state import TrainingState
+from rackrun.training.sync import uneven_inputs
+from rackrun.training.task import Task
+from rackrun.training.world import joined
 from tests.training.trained_rows import NOTED, exact_epochs
-from training import checkpoint, loop, optimizer, world
-from training import state as states
-from training.config import Config
-from training.counts import Counts
-from training.data.open import open_data
-from training.data.transforms import Transforms
-from training.device import set_up
-from training.entry import enter
-from training.loop import train
-from training.phases import begin, loss
-from training.phases.start import TrainingRun
-from training.ranks import Ranks
-from training.run.resume import resumed
-from training.run.stop_requests import StopRequests
-from training.schedule import make_schedule
-from training.state import TrainingState
-from training.sync import uneven_inputs
-from training.task import Task
-from training.world import joined
 
 SIZE = 8
 FULL_PART = 16 / int(os.environ["WORLD_SIZE"])  # of a global batch
@@ -392,7 +392,7 @@ def each_rank_keeps_its_statistics(ranks: Ranks) -> None:
         means = [norm.running_mean for norm in model.modules() if isinstance(norm, nn.BatchNorm2d)]
         for mean in means:
             mean.fill_(ranks.rank)
-        with patch("training.ranks.signature", of_ddp):
+        with patch("rackrun.training.ranks.signature", of_ddp):
             ranks.ddp(model)
         assert means and all(mean.eq(ranks.rank).all() for mean in means)
 

@@ -104,34 +104,45 @@ def _coupled(right: Function) -> Function:
     return lambda groups, **options: Adam(groups, **options)
 
 
-STEP = "training.phases.step"
+STEP = "rackrun.training.phases.step"
 MUTATIONS = (
     Mutation(
-        "squared weights of classes", "training.phases.start", "TrainingRun.class_weights", _squared
+        "squared weights of classes",
+        "rackrun.training.phases.start",
+        "TrainingRun.class_weights",
+        _squared,
     ),
-    Mutation("no mirror images in evaluations", "training.device", "Compute.logits", _unflipped),
+    Mutation(
+        "no mirror images in evaluations", "rackrun.training.device", "Compute.logits", _unflipped
+    ),
     Mutation("no label smoothing", STEP, "summed_loss", _unsmoothed),
-    Mutation("top-5 is top-1", "training.counts", "correct_predictions", _best_only),
+    Mutation("top-5 is top-1", "rackrun.training.counts", "correct_predictions", _best_only),
     Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
-    Mutation("no warm-up of the average", "training.state", "Average.update", _long_average),
-    Mutation("equal shares in mixup", "imagenet.model", "_share", lambda right: lambda _: 0.5),
-    Mutation("the learning rate a step late", "training.schedule", "Schedule.lr", _a_step_late),
+    Mutation(
+        "no warm-up of the average", "rackrun.training.state", "Average.update", _long_average
+    ),
+    Mutation(
+        "equal shares in mixup", "rackrun.imagenet.model", "_share", lambda right: lambda _: 0.5
+    ),
+    Mutation(
+        "the learning rate a step late", "rackrun.training.schedule", "Schedule.lr", _a_step_late
+    ),
     Mutation(
         "plain momentum",
-        "training.optimizer",
+        "rackrun.training.optimizer",
         "SGD",
         lambda right: lambda *args, nesterov, **options: right(*args, **options),
     ),
     Mutation(
         "decay of biases",
-        "training.optimizer",
+        "rackrun.training.optimizer",
         "without_decay",
         lambda right: lambda model: set(),
     ),
     Mutation(
         "images turned by a channel",
-        "training.data.transforms",
+        "rackrun.training.data.transforms",
         "Transforms.normalised",
         lambda right: lambda self, images: right(self, images.roll(1, 1)),
     ),
@@ -141,18 +152,20 @@ MUTATIONS = (
         "parts_of",
         lambda right: lambda *args: right(*args)[:1],
     ),
-    Mutation("decay in Adam's gradient", "training.optimizer", "AdamW", _coupled, recipe="adamw"),
+    Mutation(
+        "decay in Adam's gradient", "rackrun.training.optimizer", "AdamW", _coupled, recipe="adamw"
+    ),
     Mutation(
         "an average of every step",
-        "training.state",
+        "rackrun.training.state",
         "Average.update",
         _at_every_step,
         recipe="adamw",
     ),
-    Mutation("cutmix as drawn", "imagenet.model", "_patched", _as_drawn, recipe="lamb"),
+    Mutation("cutmix as drawn", "rackrun.imagenet.model", "_patched", _as_drawn, recipe="lamb"),
     Mutation(
         "no trust ratio",
-        "training.optimizer",
+        "rackrun.training.optimizer",
         "trust_ratios",
         lambda right: lambda weights, updates: [torch.ones(())] * len(weights),
         recipe="lamb",
@@ -166,7 +179,7 @@ MUTATIONS = (
     ),
     Mutation(
         "own momenta after a tail",
-        "training.sync.uneven_inputs",
+        "rackrun.training.sync.uneven_inputs",
         "broadcast_state",
         _own_momenta,
         ranks=2,
@@ -174,7 +187,7 @@ MUTATIONS = (
     ),
     Mutation(
         "own moments after a tail",
-        "training.sync.uneven_inputs",
+        "rackrun.training.sync.uneven_inputs",
         "broadcast_state",
         _own_momenta,
         ranks=2,

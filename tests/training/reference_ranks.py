@@ -15,26 +15,26 @@ import numpy as np
 import torch
 from torch import nn
 
-from imagenet.model import mixed
-from imagenet.recipes import ImageNet
+from rackrun.imagenet.model import mixed
+from rackrun.imagenet.recipes import ImageNet
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
+from rackrun.training.config import Config
+from rackrun.training.data.node_cache import NodeCache
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.device import set_up
+from rackrun.training.loop import train
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Numbers, Ranks
+from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.schedule import make_schedule
+from rackrun.training.task import Task
 from tests.training import reference
 from tests.training.mutations import MUTATIONS
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 from tests.training.torchrun import prove
-from training import checkpoint
-from training.config import Config
-from training.data.node_cache import NodeCache
-from training.data.order.cut import Cut
-from training.data.samples import Batch
-from training.data.transforms import Transforms
-from training.device import set_up
-from training.loop import train
-from training.phases.start import TrainingRun
-from training.ranks import Numbers, Ranks
-from training.run.stop_requests import StopRequests
-from training.schedule import make_schedule
-from training.task import Task
 
 SIZE, PARTS, JUDGED = 8, 2, 50
 EQUAL = 2e-6

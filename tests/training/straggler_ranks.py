@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torch import nn
 
+from rackrun.training.config import Config
+from rackrun.training.data.samples import Batch
+from rackrun.training.ranks import Ranks
+from rackrun.training.world import joined
 from tests.training import two_ranks
-from training.config import Config
-from training.data.samples import Batch
-from training.ranks import Ranks
-from training.world import joined
 
 SECONDS = 0.08
 

@@ -14,17 +14,17 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
-from imagenet.model import TASK, transforms
-from imagenet.recipes import ImageNet, TorchvisionV2
 from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import UsageError
+from rackrun.imagenet.model import TASK, transforms
+from rackrun.imagenet.recipes import ImageNet, TorchvisionV2
+from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
+from rackrun.training.data.decode import Pixels
+from rackrun.training.data.open import open_data
+from rackrun.training.data.resampled import repeated
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.ranks import Ranks
 from tests.training.conftest import draw
-from training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
-from training.data.decode import Pixels
-from training.data.open import open_data
-from training.data.resampled import repeated
-from training.data.transforms import Transforms
-from training.ranks import Ranks
 
 SIDE = 176
 PICTURE = np.full((SIDE, SIDE, 3), (10, 120, 240), np.uint8)

@@ -15,19 +15,19 @@ import torch
 
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
+from rackrun.training.config import Config, from_command_line
+from rackrun.training.data.open import Planned, open_data
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.slots import LEAD
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.monitor.stragglers import Waiting
+from rackrun.training.phases.balance import Balance, fastest_counts, remedy, why_even
+from rackrun.training.ranks import Ranks
+from rackrun.training.world import WorldError
 from tests.training.membership_server import MembershipServer
 from tests.training.torchrun import output_of
 from tests.training.trained_rows import exact_epochs, trained_rows
-from training import checkpoint
-from training.config import Config, from_command_line
-from training.data.open import Planned, open_data
-from training.data.order.cut import Cut
-from training.data.slots import LEAD
-from training.data.transforms import Transforms
-from training.monitor.stragglers import Waiting
-from training.phases.balance import Balance, fastest_counts, remedy, why_even
-from training.ranks import Ranks
-from training.world import WorldError
 
 BATCH = 28
 SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample

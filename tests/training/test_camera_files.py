@@ -7,9 +7,9 @@ import pytest
 from PIL import Image, ImageOps
 
 from rackrun.errors import DataError
+from rackrun.training.data.decode import decode
+from rackrun.training.data.transforms import Transforms
 from tests.training.test_decode import encoded, photograph
-from training.data.decode import decode
-from training.data.transforms import Transforms
 
 PHOTO = photograph(3, 40, 40)
 WHOLE = Transforms(40)

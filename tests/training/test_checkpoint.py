@@ -19,18 +19,18 @@ import pytest
 import torch
 from torch import nn
 
-from catdog.recipes import CatDog, DemoRecipe
 from rackrun.atomic import partial_path
+from rackrun.catdog.recipes import CatDog, DemoRecipe
 from rackrun.contract import variables
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUNS, RunFolder
+from rackrun.training import checkpoint
+from rackrun.training.config import Config
+from rackrun.training.differences import table_differences
+from rackrun.training.ranks import Ranks
+from rackrun.training.run import compatibility, resume
+from rackrun.training.run.folder import own_folder
 from tests import warm
-from training import checkpoint
-from training.config import Config
-from training.differences import table_differences
-from training.ranks import Ranks
-from training.run import compatibility, resume
-from training.run.folder import own_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -124,9 +124,9 @@ FURTHEST = """
 import json, os, sys
 from dataclasses import replace
 from pathlib import Path
-from training.config import Config
-from training.world import joined
-from training.run.resume import earlier_run
+from rackrun.training.config import Config
+from rackrun.training.world import joined
+from rackrun.training.run.resume import earlier_run
 with joined(Config(device="cpu")) as ranks:
     os.chdir(Path(sys.argv[1], f"host{ranks.rank}"))
     config = Config(device="cpu", data="shards", **json.loads(sys.argv[2]))
@@ -314,7 +314,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
         "import resource, sys, torch\n"
         "from pathlib import Path\n"
         "from rackrun.commandline.program import run\n"
-        "from training import checkpoint\n"
+        "from rackrun.training import checkpoint\n"
         "from rackrun.run_folder import RunFolder\n"
         "def main(args):\n"
         "    folder = RunFolder(Path(args[0]))\n"

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from imagenet.model import TASK
-from imagenet.recipes import ImageNet
 from rackrun.errors import UsageError
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.training.data.open import open_data
+from rackrun.training.data.pool import training_mixture, training_pool
+from rackrun.training.phases.loss import class_weights
+from rackrun.training.ranks import Ranks
 from tests.training.conftest import MakeShards
-from training.data.open import open_data
-from training.data.pool import training_mixture, training_pool
-from training.phases.loss import class_weights
-from training.ranks import Ranks
 
 CLASSES = ("cat", "dog", "bird")
 SAMPLES = np.array([60, 30, 10])

@@ -3,9 +3,9 @@
 import pytest
 from torch import nn
 
+from rackrun.training.config import Config
+from rackrun.training.sync.gradient_sync import register_comm_hook
 from tests.training.torchrun import output_of
-from training.config import Config
-from training.sync.gradient_sync import register_comm_hook
 
 
 @pytest.fixture(scope="module")

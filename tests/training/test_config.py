@@ -8,19 +8,19 @@ from typing import get_type_hints
 
 import pytest
 
-from catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
-from imagenet.recipes import ImageNet
+from rackrun.catdog.recipes import RECIPES, CatDog, DemoRecipe, Reference
 from rackrun.commandline.ranges import ranges
 from rackrun.errors import UsageError
-from training.conditions import CONDITIONS, refuse_ineffective
-from training.config import Config, from_command_line
-from training.entry import run_command
-from training.tasks.classify.recipes import Classify
-from training.tasks.definition import recipes_of, require_task
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.training.conditions import CONDITIONS, refuse_ineffective
+from rackrun.training.config import Config, from_command_line
+from rackrun.training.entry import run_command
+from rackrun.training.tasks.classify.recipes import Classify
+from rackrun.training.tasks.definition import recipes_of, require_task
 
 
 def catdog(*args: str) -> CatDog:
-    return from_command_line(RECIPES, "python -m catdog", args)
+    return from_command_line(RECIPES, "python -m rackrun.catdog", args)
 
 
 def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
@@ -110,7 +110,7 @@ def test_help_does_not_import_torch() -> None:
         "import runpy, sys\n"
         "sys.argv = ['catdog', '--help']\n"
         "try:\n"
-        "    runpy.run_module('catdog.__main__', run_name='catdog_main')['main'](['--help'])\n"
+        "    runpy.run_module('rackrun.catdog.__main__', run_name='catdog_main')['main'](['--help'])\n"
         "except SystemExit as end:\n"
         "    assert not end.code\n"
         "print(sorted({'torch', 'numpy', 'PIL', 'webdataset'} & set(sys.modules)))\n"

@@ -13,9 +13,9 @@ from tests import warm
 ROOT = Path(__file__).parents[2]
 MEET = """
 import os
-from training.config import Config
-from training.world import joined
-from training.entry import enter
+from rackrun.training.config import Config
+from rackrun.training.world import joined
+from rackrun.training.entry import enter
 
 def main(args):
     with joined(Config(device="cpu", lr=float(os.environ.get("LR", "0.1")))):

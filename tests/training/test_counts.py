@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from training.counts import (
+from rackrun.training.counts import (
     SMALLEST_SCALE,
     Confusion,
     Counter,
@@ -18,7 +18,7 @@ from training.counts import (
     correct_predictions,
     evaluation_sums,
 )
-from training.ranks import Ranks
+from rackrun.training.ranks import Ranks
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, 0, 1, CPU)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError
-from shards.open import open_source
-from training.data.open import open_data
-from training.ranks import Ranks
+from rackrun.shards.open import open_source
+from rackrun.training.data.open import open_data
+from rackrun.training.ranks import Ranks
 
 NAMED = (
     r"left out: /[^: ]+: shapes-train-00000\d\.tar: the image at byte \d+ is damaged"

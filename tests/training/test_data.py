@@ -13,17 +13,17 @@ import pytest
 import torch
 from PIL import Image
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, UsageError
-from shards.folder import FolderSource
-from shards.open import open_source
-from shards.source import Range, Stored
-from training.data.open import Data, open_data
-from training.data.resampled import FilledSlot, LanePlan, ResampledStream, drawn_shards
-from training.data.samples import Batch, rows_of
-from training.data.transforms import Prepared, Transforms
-from training.ranks import Ranks
+from rackrun.shards.folder import FolderSource
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Range, Stored
+from rackrun.training.data.open import Data, open_data
+from rackrun.training.data.resampled import FilledSlot, LanePlan, ResampledStream, drawn_shards
+from rackrun.training.data.samples import Batch, rows_of
+from rackrun.training.data.transforms import Prepared, Transforms
+from rackrun.training.ranks import Ranks
 
 
 def settings(data: Path | str, **options: object) -> CatDog:

@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from catdog.model import TASK
-from convert.__main__ import main as convert
+from rackrun.catdog.model import TASK
+from rackrun.convert.__main__ import main as convert
 from rackrun.errors import UsageError
-from shards.open import open_source
+from rackrun.shards.open import open_source
+from rackrun.training import loop
+from rackrun.training.data.open import open_data
+from rackrun.training.models.weights import load_weights
+from rackrun.training.run.data_version import chosen
+from rackrun.training.run.noted_rows import VARIABLE
 from tests.training.conftest import draw
 from tests.training.test_loop import settings
 from tests.training.trained_rows import exact_epochs
-from training import loop
-from training.data.open import open_data
-from training.models.weights import load_weights
-from training.run.data_version import chosen
-from training.run.noted_rows import VARIABLE
 
 NEW = ("disc", "zigzag")
 
@@ -101,7 +101,7 @@ def test_the_first_append_while_ranks_open_the_folder_changes_nothing(
         append(data, tmp_path)
         return open_data(*args)
 
-    monkeypatch.setattr("training.phases.start.open_data", late)
+    monkeypatch.setattr("rackrun.training.phases.start.open_data", late)
     recorded = run(data, tmp_path / "first", epochs=1)
     assert open_source(str(data)).manifest.number == 2
     assert recorded["data_versions"] == {f"{data}@1": first.digest}

@@ -16,8 +16,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.functional import resized_crop as reference_crop
 
 from rackrun.errors import DataError
-from training.data import decode as decoder
-from training.data.decode import (
+from rackrun.training.data import decode as decoder
+from rackrun.training.data.decode import (
     Box,
     crop,
     decode,

@@ -2,9 +2,9 @@
 
 import pytest
 
+from rackrun.training.deep_check import Measured, report, rounds
 from tests.training.conftest import MakeShards
 from tests.training.torchrun import output_of
-from training.deep_check import Measured, report, rounds
 
 NAMES = ["a", "b", "c", "d"]
 EVEN = {pair: 10.0 for pairs in rounds(4) for pair in pairs}

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
 from rackrun import machine
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from training.config import Config
-from training.data.worker_server import _stay_beside_the_rank
-from training.device import CODE_CACHE, Compute, set_up
-from training.ranks import Ranks
-from training.run.progress import ProgressReporter, compilation_reported
-from training.schedule import make_schedule
+from rackrun.training.config import Config
+from rackrun.training.data.worker_server import _stay_beside_the_rank
+from rackrun.training.device import CODE_CACHE, Compute, set_up
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.progress import ProgressReporter, compilation_reported
+from rackrun.training.schedule import make_schedule
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
@@ -41,8 +41,8 @@ def test_compiling_without_a_compiler_is_refused(
 def test_setting_up_imports_no_compiler() -> None:
     """An evaluation needs none, and importing torch's takes half the time of a small one."""
     program = (
-        "import sys, torch, training.device as device\n"
-        "from training.config import Config\nfrom training.ranks import Ranks\n"
+        "import sys, torch, rackrun.training.device as device\n"
+        "from rackrun.training.config import Config\nfrom rackrun.training.ranks import Ranks\n"
         "device.set_up(Config(), Ranks(0, 1, 0, 1, torch.device('cpu')))\n"
         "sys.exit('torch._inductor' in sys.modules)"
     )
@@ -191,7 +191,7 @@ def test_a_rank_runs_on_the_cores_beside_its_gpu(
     asked: list[str] = []
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device=None: gpu)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
-    monkeypatch.setattr("training.device.bind_near", asked.append)
+    monkeypatch.setattr("rackrun.training.device.bind_near", asked.append)
     ranks = replace(ALONE, device=torch.device("cuda", 0))
     for binds in (True, False):
         set_up(CatDog(synthetic=True, numa_binding=binds), ranks)

@@ -17,16 +17,16 @@ import torch
 
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint, ranks, world
+from rackrun.training.config import Config
+from rackrun.training.meeting_point import HELLO, MOST_STRANGERS
+from rackrun.training.membership import GroupOrder, RankMembership
+from rackrun.training.run.resume import Earlier
 from tests import warm
 from tests.launcher.lab import children
 from tests.training.membership_server import ROOT, SCRIPT, MembershipServer
 from tests.training.trained_rows import NOTED, exact_epochs
 from tests.waiting import until
-from training import checkpoint, ranks, world
-from training.config import Config
-from training.meeting_point import HELLO, MOST_STRANGERS
-from training.membership import GroupOrder, RankMembership
-from training.run.resume import Earlier
 
 SETTINGS: dict[str, Any] = {
     "epochs": 2,

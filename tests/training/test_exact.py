@@ -20,20 +20,20 @@ import numpy as np
 import pytest
 import torch
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint, loop
+from rackrun.training.config import Config, from_command_line
+from rackrun.training.data.open import Planned
+from rackrun.training.data.pool import SamplePool, training_mixture, training_pool
+from rackrun.training.data.samples import StoredSample
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.noted_rows import VARIABLE
 from tests import warm
 from tests.training.trained_rows import exact_epochs, trained_rows
-from training import checkpoint, loop
-from training.config import Config, from_command_line
-from training.data.open import Planned
-from training.data.pool import SamplePool, training_mixture, training_pool
-from training.data.samples import StoredSample
-from training.data.transforms import Transforms
-from training.ranks import Ranks
-from training.run.noted_rows import VARIABLE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -280,8 +280,8 @@ def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> 
 
 def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
     """Train a small run of cats and dogs in this process; return its weights."""
-    from catdog.model import TASK
-    from catdog.recipes import RECIPES
+    from rackrun.catdog.model import TASK
+    from rackrun.catdog.recipes import RECIPES
 
     arguments = [
         "--data", str(data), "--run-folder", str(run), "--image-size", "16", "--width", "4",

@@ -1,4 +1,4 @@
-"""`python -m training export`: each format answers as the model does, or is not written."""
+"""`python -m rackrun.training export`: each format answers as the model does, or is not written."""
 
 import io
 import json
@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import SaveError, UsageError
-from training import checkpoint
-from training.export import formats
-from training.export.command import main
-from training.trained import load_of_any_task
+from rackrun.training import checkpoint
+from rackrun.training.export import formats
+from rackrun.training.export.command import main
+from rackrun.training.trained import load_of_any_task
 
 ROOT = Path(__file__).parents[2]
 CONFIG = CatDog(image_size=24, width=4, device="cpu")
@@ -36,7 +36,7 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("program", [["-P", "rackrun/__main__.py"], ["-m", "training"]])
+@pytest.mark.parametrize("program", [["-P", "rackrun/__main__.py"], ["-m", "rackrun.training"]])
 def test_nothing_but_the_result_is_printed(program: list[str], final: Path, tmp_path: Path) -> None:
     """What the export imports would print its leaks in the interpreter's shutdown."""
     args = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]

@@ -19,13 +19,13 @@ import torch
 from PIL import Image
 from torchvision import models
 
-from catdog.model import TASK
+from rackrun.catdog.model import TASK
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint, loop
+from rackrun.training.entry import run_command
 from tests import warm
 from tests.training.test_loop import same_weights, settings
-from training import checkpoint, loop
-from training.entry import run_command
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")
@@ -78,7 +78,9 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
         "TORCH_HOME": str(tmp_path / "home"),
     }
     data, folder = tmp_path / "data", RunFolder(tmp_path / "run")
-    drawn = warm.run("-m", "catdog", "demo", data, "--images", 32, cwd=tmp_path, env=environment)
+    drawn = warm.run(
+        "-m", "rackrun.catdog", "demo", data, "--images", 32, cwd=tmp_path, env=environment
+    )
     assert drawn.returncode == 0, drawn.stderr
     with served(tmp_path / "www") as (address, asked):
         weights_url = f"{address}/{name}"
@@ -90,7 +92,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
             *("--run-folder", folder.path),
         ]  # fmt: skip
         job = warm.ranks(
-            2, "-m", "training", "classify", *args,
+            2, "-m", "rackrun.training", "classify", *args,
             env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         outputs = "".join(rank.communicate()[0] for rank in job)
@@ -115,7 +117,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
         assert not any(kept) if tuned else all(kept)
     Image.new("RGB", (80, 60), "orange").save(tmp_path / "cat.png")
     named = warm.run(
-        "-m", "training", "classify", "predict", folder.final, tmp_path / "cat.png", "--json",
+        "-m", "rackrun.training", "classify", "predict", folder.final, tmp_path / "cat.png", "--json",
         env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert named.returncode == 0, named.stderr

@@ -9,13 +9,13 @@ from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.ops import StochasticDepth
 
 from rackrun.errors import UsageError
-from training.checkpoint import pack, unpack
-from training.config import Config
-from training.counts import Counts
-from training.layers import frozen_weights, head_of
-from training.models.extended import with_dropout, with_stochastic_depth
-from training.schedule import make_schedule
-from training.state import TrainingState
+from rackrun.training.checkpoint import pack, unpack
+from rackrun.training.config import Config
+from rackrun.training.counts import Counts
+from rackrun.training.layers import frozen_weights, head_of
+from rackrun.training.models.extended import with_dropout, with_stochastic_depth
+from rackrun.training.schedule import make_schedule
+from rackrun.training.state import TrainingState
 
 
 def net() -> nn.Sequential:

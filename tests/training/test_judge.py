@@ -1,4 +1,4 @@
-"""`python -m training evaluate`: exact counts, held against a loop written from the definitions."""
+"""`python -m rackrun.training evaluate`: exact counts, held against a loop written from the definitions."""
 
 import csv
 import json
@@ -16,19 +16,19 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import Problem, SaveError, UsageError
-from shards.open import open_source
-from shards.samples import samples
+from rackrun.shards.open import open_source
+from rackrun.shards.samples import samples
+from rackrun.training import checkpoint
+from rackrun.training.data.samples import Batch
+from rackrun.training.judge.command import main
+from rackrun.training.judge.evaluation import Tally
+from rackrun.training.ranks import Ranks
+from rackrun.training.trained import load_of_any_task
 from tests import warm
 from tests.training.torchrun import without_gloo
-from training import checkpoint
-from training.data.samples import Batch
-from training.judge.command import main
-from training.judge.evaluation import Tally
-from training.ranks import Ranks
-from training.trained import load_of_any_task
 
 Answers = npt.NDArray[np.float64]
 CPU = torch.device("cpu")
@@ -180,7 +180,7 @@ def test_two_ranks_count_what_one_does(
 ) -> None:
     """Under torchrun the ranks share the samples; numbers and CSV are those of one process."""
     alone = evaluate(final, three, "--csv", tmp_path / "one.csv")
-    args = ("-m", "training", "evaluate", final, three, *ALONE, "--json")
+    args = ("-m", "rackrun.training", "evaluate", final, three, *ALONE, "--json")
     args = (*args, "--csv", tmp_path / "two.csv")
     ranks = warm.ranks(2, *args, stdout=subprocess.PIPE, cwd=warm.ROOT, env=dict(os.environ))
     first, second = [without_gloo(rank.communicate(timeout=300)[0]) for rank in ranks]

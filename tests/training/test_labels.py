@@ -9,20 +9,20 @@ import pytest
 import torch
 from PIL import Image
 
-from convert.__main__ import main as convert
-from mnist.model import TASK
-from mnist.recipes import Mnist
 from rackrun.cli.doctor import main
+from rackrun.convert.__main__ import main as convert
 from rackrun.errors import UsageError
-from tests.mnist.digits import digits
-from training import loop
-from training.judge.labels import (
+from rackrun.mnist.model import TASK
+from rackrun.mnist.recipes import Mnist
+from rackrun.training import loop
+from rackrun.training.judge.labels import (
     ENOUGH,
     FOLDS,
     Probabilities,
     doubts,
     held_out_probabilities,
 )
+from tests.mnist.digits import digits
 
 TRAIN, VAL = 700, 150
 WRONG = 42  # labels

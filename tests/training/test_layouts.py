@@ -15,11 +15,11 @@ from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 from torchvision.transforms.functional import normalize
 
-from imagenet.model import blur_halvings
 from rackrun.errors import SaveError
-from training.data.transforms import Transforms
-from training.models.named import normalised_for, torchvision_model
-from training.models.weights import adapted, load_weights, resized_bias_tables
+from rackrun.imagenet.model import blur_halvings
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.models.named import normalised_for, torchvision_model
+from rackrun.training.models.weights import adapted, load_weights, resized_bias_tables
 
 NO_NAMES = (
     "; the last layer (fc.weight, fc.bias) keeps its 2 rows: the file does not say of which classes"

@@ -22,22 +22,22 @@ import pytest
 import torch
 from torch import nn
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
 from rackrun.atomic import partials
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import Problem, SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import mean_speed, read
-from training import checkpoint, loop
-from training.checkpoint import pack
-from training.counts import HighestLosses
-from training.data.open import Resampled
-from training.data.samples import Batch
-from training.data.transforms import Transforms
-from training.ranks import Ranks
-from training.run import resume
-from training.state import TrainingState
-from training.task import Task
+from rackrun.training import checkpoint, loop
+from rackrun.training.checkpoint import pack
+from rackrun.training.counts import HighestLosses
+from rackrun.training.data.open import Resampled
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.ranks import Ranks
+from rackrun.training.run import resume
+from rackrun.training.state import TrainingState
+from rackrun.training.task import Task
 
 
 def settings(data: Path, folder: Path, **options: Any) -> CatDog:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from training.phases.loss import class_weights, summed_loss
-from training.settings.optim import OptimSettings
+from rackrun.training.phases.loss import class_weights, summed_loss
+from rackrun.training.settings.optim import OptimSettings
 
 
 def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:

@@ -6,11 +6,11 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
 
-from training.checkpoint import pack, unpack
-from training.config import Config
-from training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
-from training.optimizer import LossScale
-from training.state import TrainingState
+from rackrun.training.checkpoint import pack, unpack
+from rackrun.training.config import Config
+from rackrun.training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
+from rackrun.training.optimizer import LossScale
+from rackrun.training.state import TrainingState
 
 CPU = torch.device("cpu")
 

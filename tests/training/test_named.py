@@ -11,15 +11,15 @@ from safetensors.torch import save_file
 
 from rackrun.commands import called
 from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.training import checkpoint
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.models import list_command, registered
+from rackrun.training.models.named import named_model, normalised_for
+from rackrun.training.models.published import downloaded_weights
+from rackrun.training.models.weights import load_weights
+from rackrun.training.ranks import Ranks
 from tests import warm
 from tests.convert.drawn import drawn
-from training import checkpoint
-from training.data.transforms import Transforms
-from training.models import list_command, registered
-from training.models.named import named_model, normalised_for
-from training.models.published import downloaded_weights
-from training.models.weights import load_weights
-from training.ranks import Ranks
 
 ROOT = Path(__file__).parents[2]
 MODELS = """
@@ -145,7 +145,7 @@ def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:
     rest = "--device cpu --workers 0 --no-tensorboard --model own_models:Net --run-folder run"
     rest += " --mean 0.4 --std 0.2"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    args = ("-m", "training", "classify")
+    args = ("-m", "rackrun.training", "classify")
     trained = warm.run(*args, *options.split(), *rest.split(), cwd=folder, env=env)
     assert trained.returncode == 0, trained.stderr
     seen = "the model sees images of 32 of 37 px, mean 0.4,0.4,0.4, std 0.2,0.2,0.2"

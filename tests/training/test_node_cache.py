@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
-from nginx.serve import NginxServer, serving
-from nginx.site import Site
-from shards import source
-from shards.index import Manifest, parse_index
-from training.data.loader import waits_reported
-from training.data.open import Data, open_data
-from training.ranks import Ranks
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
+from rackrun.nginx.serve import NginxServer, serving
+from rackrun.nginx.site import Site
+from rackrun.shards import source
+from rackrun.shards.index import Manifest, parse_index
+from rackrun.training.data.loader import waits_reported
+from rackrun.training.data.open import Data, open_data
+from rackrun.training.ranks import Ranks
 
 
 @pytest.mark.parametrize(

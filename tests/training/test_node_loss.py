@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
+from rackrun.training.checkpoint import steps_in
+from rackrun.training.run.noted_rows import VARIABLE
 from tests import warm
 from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab, net_labs
 from tests.training.trained_rows import exact_epochs
 from tests.waiting import until
-from training import checkpoint
-from training.checkpoint import steps_in
-from training.run.noted_rows import VARIABLE
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shards.index import INDEX_FIELDS
-from training.data.mixture import mixture
-from training.data.order import cut as cuts
-from training.data.order import epoch as orders
-from training.data.order import reading
-from training.data.order.cut import Cut, Lanes, moves
-from training.data.order.epoch import EpochOrder, mixed
-from training.data.order.reading import Reader, ReaderPart, Reading
-from training.data.order.shared import SharedOrder
+from rackrun.shards.index import INDEX_FIELDS
+from rackrun.training.data.mixture import mixture
+from rackrun.training.data.order import cut as cuts
+from rackrun.training.data.order import epoch as orders
+from rackrun.training.data.order import reading
+from rackrun.training.data.order.cut import Cut, Lanes, moves
+from rackrun.training.data.order.epoch import EpochOrder, mixed
+from rackrun.training.data.order.reading import Reader, ReaderPart, Reading
+from rackrun.training.data.order.shared import SharedOrder
 
 IMAGENET = 1_281_167
 

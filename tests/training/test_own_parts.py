@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
+from rackrun.training import checkpoint
+from rackrun.training.config import Config
+from rackrun.training.optimizer import make_optimizer
+from rackrun.training.schedule import make_schedule
 from tests import warm
-from training import checkpoint
-from training.config import Config
-from training.optimizer import make_optimizer
-from training.schedule import make_schedule
 
 ROOT = Path(__file__).parents[2]
 PARTS = """
@@ -102,7 +102,7 @@ def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(
     """Exit code 1, the traceback, then file, line and exception in one line."""
     (tmp_path / "failing_net.py").write_text(FAILING_NET)
     options = "--weights= --synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --device cpu"
-    args = ("-m", "training", "catdog", "--model", "failing_net:Net", *options.split())
+    args = ("-m", "rackrun.training", "catdog", "--model", "failing_net:Net", *options.split())
     ended = warm.run(*args, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert ended.returncode == 1, ended.stderr
     assert "Traceback (most recent call last):" in ended.stderr
@@ -118,7 +118,7 @@ def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     args = ("--model", f"{name}:Net", "--optimizer", f"{name}:Lion", "--lr-schedule")
     options = "--weights= --synthetic --epochs 2 --steps-per-epoch 2 --batch-size 2 --lr 0.01"
     rest = "--image-size 32 --head-epochs 0 --patience 0 --device cpu --no-tensorboard"
-    arguments = ("-m", "training", "classify", *args, f"{name}:triangle", *options.split())
+    arguments = ("-m", "rackrun.training", "classify", *args, f"{name}:triangle", *options.split())
     arguments = (*arguments, *rest.split())
     for more in (("whole",), ("resumed", "--resume", "whole/checkpoints/step-00000002.pt")):
         ended = warm.run(*arguments, "--run-folder", *more, cwd=tmp_path, env=env)

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import Problem, UsageError
+from rackrun.training.config import Config
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.phases.start import _for_workers
+from rackrun.training.task import Task
+from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from tests import warm
 from tests.convert.drawn import drawn
-from training.config import Config
-from training.data.transforms import Transforms
-from training.phases.start import _for_workers
-from training.task import Task
-from training.tasks.definition import recipes_of, require_task, task_of
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_task.py"
@@ -31,7 +31,7 @@ def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
     (tmp_path / "tasks").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "tasks")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    args = ("-m", "training", "tasks/own_task.py")
+    args = ("-m", "rackrun.training", "tasks/own_task.py")
     data = str(make_shards(classes=3))
     options = "--width 5 --epochs 1 --batch-size 20 --device cpu --workers 1 --no-tensorboard"
     train = (*args, "--data", data, *options.split(), "--run-folder", "run")
@@ -44,7 +44,7 @@ def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
     named = warm.run(*args, "predict", "run/final.pt", "image.jpg", "--json", cwd=tmp_path, env=env)
     assert len(json.loads(named.stdout)[0]["classes"]) == 3, named.stderr
 
-    ask = ("-m", "training", "evaluate", "run", data, *ALONE, "--json")
+    ask = ("-m", "rackrun.training", "evaluate", "run", data, *ALONE, "--json")
     refused = warm.run(*ask, cwd=tmp_path, env=env)
     assert refused.returncode == 74
     assert "weights of own_task; known: catdog" in refused.stderr
@@ -85,7 +85,7 @@ def test_a_task_that_is_incomplete_is_one_line(
     says: str,
 ) -> None:
     """What is missing in which file; a library that may be on hosts only is no bad usage."""
-    right = 'from training.config import Config\nRECIPES = {"default": Config}'
+    right = 'from rackrun.training.config import Config\nRECIPES = {"default": Config}'
     (tmp_path / f"{name}.py").write_text(text.replace("RECIPES = RIGHT", right))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", "")
@@ -117,7 +117,7 @@ def test_a_mistake_in_a_task_is_one_line(
     line = f"--data {make_shards(classes=3)} --epochs 1 --batch-size 20 --run-folder run"
     line += f" --no-tensorboard {' '.join(ALONE)}"
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = warm.run("-m", "training", "./mine.py", *line.split(), cwd=tmp_path, env=env)
+    done = warm.run("-m", "rackrun.training", "./mine.py", *line.split(), cwd=tmp_path, env=env)
     assert done.returncode == 64
     assert re.search(f"^error: .*{says}", done.stderr, re.MULTILINE), done.stderr
     assert "Traceback" not in done.stderr

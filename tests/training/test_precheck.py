@@ -11,12 +11,12 @@ import pytest
 import timm
 import torchvision
 
-from catdog.recipes import CatDog
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from shards.open import open_source
+from rackrun.shards.open import open_source
+from rackrun.training.entry import run_command
+from rackrun.training.models.registered import registered
 from tests.training.conftest import MakeShards
-from training.entry import run_command
-from training.models.registered import registered
 
 
 def check(*args: str) -> int:
@@ -165,7 +165,7 @@ def test_a_check_imports_no_torch() -> None:
     """It runs while hosts are reached, and must not be what is waited for."""
     args = ["--model", "resnet51", "--data", "x"]
     ended = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "training", "catdog", "check", *args],
+        [sys.executable, "-X", "importtime", "-m", "rackrun.training", "catdog", "check", *args],
         capture_output=True,
         text=True,
     )

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from rackrun.training.config import Config
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.progress import ProgressReporter
+from rackrun.training.schedule import make_schedule
 from rackrun.units import duration
-from training.config import Config
-from training.ranks import Ranks
-from training.run.progress import ProgressReporter
-from training.schedule import make_schedule
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import torch
 from torchvision import models
 
 from rackrun.errors import SaveError, UsageError
+from rackrun.training.models import published
+from rackrun.training.models.published import bring, downloaded_weights, published_url
+from rackrun.training.ranks import Ranks
 from tests.launcher.lab import free_port
-from training.models import published
-from training.models.published import bring, downloaded_weights, published_url
-from training.ranks import Ranks
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from launcher.run.job import Limits
-from launcher.supervision import hangs
 from rackrun.errors import DataError, UsageError
+from rackrun.launcher.run.job import Limits
+from rackrun.launcher.supervision import hangs
+from rackrun.training.config import Config
+from rackrun.training.data.loader import first_batch
+from rackrun.training.world import COLLECTIVE_TIMEOUT, WorldError, joined
 from tests import warm
 from tests.launcher.lab import free_port
 from tests.training.torchrun import output_of
 from tests.waiting import until
-from training.config import Config
-from training.data.loader import first_batch
-from training.world import COLLECTIVE_TIMEOUT, WorldError, joined
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,8 +88,8 @@ AGREE = """
 import os, sys
 from datetime import timedelta
 from pathlib import Path
-from training import world
-from training.config import Config
+from rackrun.training import world
+from rackrun.training.config import Config
 world.COLLECTIVE_TIMEOUT = timedelta(seconds=2)
 with world.joined(Config(device="cpu")) as ranks:
     ready = Path(sys.argv[1]) / f"ready-{ranks.rank}"
@@ -102,10 +102,10 @@ with world.joined(Config(device="cpu")) as ranks:
 SHARE = """
 import os, sys
 from dataclasses import replace
-from shards.open import open_source
-from training.config import Config
-from training.data.pool import share_index
-from training.world import joined
+from rackrun.shards.open import open_source
+from rackrun.training.config import Config
+from rackrun.training.data.pool import share_index
+from rackrun.training.world import joined
 nodes = [(0, 1), (0, 2), (1, 2)]
 with joined(Config(device="cpu")) as ranks:
     local_rank, local_world = nodes[ranks.rank]

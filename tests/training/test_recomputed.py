@@ -8,8 +8,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from rackrun.errors import UsageError
-from training.models.extended import with_recomputed_blocks
-from training.models.named import named_model
+from rackrun.training.models.extended import with_recomputed_blocks
+from rackrun.training.models.named import named_model
 
 
 def stepped(model: nn.Module, images: torch.Tensor) -> tuple[float, int]:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from imagenet.model import mixed
-from imagenet.recipes import ImageNet
+from rackrun.imagenet.model import mixed
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.training.device import seed_step
+from rackrun.training.ranks import Ranks
 from tests.training.mutations import MUTATIONS, Mutation
 from tests.training.reference_ranks import DIFFERENT, EQUAL, RECIPES, distance
 from tests.training.torchrun import output_of
-from training.device import seed_step
-from training.ranks import Ranks
 
 MISTAKES = [mutation for mutation in MUTATIONS if mutation.ranks == 1]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))

@@ -9,15 +9,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from catdog.recipes import CatDog
+from rackrun.catdog.recipes import CatDog
 from rackrun.cli.dispatch import run
 from rackrun.commandline.program import report
 from rackrun.run_folder import RunFolder
+from rackrun.shards.open import open_source
 from rackrun.terminal import clean_lines
-from shards.open import open_source
+from rackrun.training import checkpoint
+from rackrun.training.weights_file import why_no_weights
 from tests.training.conftest import MakeShards
-from training import checkpoint
-from training.weights_file import why_no_weights
 
 EARLIER = Path("runs/20260101-120000-catdog")
 OWN = """

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from training.phases.resolved import Resolved, lines, packed
+from rackrun.training.phases.resolved import Resolved, lines, packed
 
 H100 = "NVIDIA H100 80GB HBM3"
 CLUSTER: Resolved = {

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nginx.logs import ServerTraffic
-from nginx.serve import NginxServer, start
-from nginx.site import Site
+from rackrun.nginx.logs import ServerTraffic
+from rackrun.nginx.serve import NginxServer, start
+from rackrun.nginx.site import Site
 from tests import warm
 from tests.training.conftest import MakeShards, draw
 from tests.training.trained_rows import NOTED, exact_epochs
@@ -36,7 +36,7 @@ def heavy(make_shards: MakeShards) -> Path:
 
 
 def two_ranks(url: str, folder: Path) -> list[warm.Python]:
-    task = ("-m", "catdog", "--data", url, "--run-folder", folder, *RUN)
+    task = ("-m", "rackrun.catdog", "--data", url, "--run-folder", folder, *RUN)
     return warm.ranks(2, *task, cwd=ROOT, env={**os.environ, **NOTED, "OMP_NUM_THREADS": "1"})
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rackrun.errors import UsageError
-from training.config import Config
-from training.schedule import Stage, check_scaled_lr, due, make_schedule, most_ranks
-from training.settings.optim import BODY
+from rackrun.training.config import Config
+from rackrun.training.schedule import Stage, check_scaled_lr, due, make_schedule, most_ranks
+from rackrun.training.settings.optim import BODY
 
 
 def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from catdog.model import TASK
-from catdog.recipes import CatDog
+from rackrun.catdog.model import TASK
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, Problem, UsageError
+from rackrun.training.data.loader import loaded, with_problems
+from rackrun.training.data.open import open_data
+from rackrun.training.data.pool import training_pool
+from rackrun.training.data.slots import AHEAD, HELD, Slots, shared_bytes
+from rackrun.training.ranks import Ranks
 from tests import warm
 from tests.waiting import until
-from training.data.loader import loaded, with_problems
-from training.data.open import open_data
-from training.data.pool import training_pool
-from training.data.slots import AHEAD, HELD, Slots, shared_bytes
-from training.ranks import Ranks
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 WORKERS = 2
@@ -132,7 +132,7 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) ->
 def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: Path) -> None:
     """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
     program = (
-        "import torch, sys; from training.data.slots import Slots\n"
+        "import torch, sys; from rackrun.training.data.slots import Slots\n"
         "Slots(8, int(sys.argv[1]), torch.device('cpu'))"
     )
     script = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$0" -c "$@"'
@@ -152,7 +152,7 @@ def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: 
 
 FREED = """
 import resource
-from training.data.worker_server import keep_memory
+from rackrun.training.data.worker_server import keep_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

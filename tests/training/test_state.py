@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from rackrun.errors import SaveError
-from training import checkpoint
-from training.checkpoint import Snapshot
-from training.config import Config
-from training.counts import Counts
-from training.optimizer import make_optimizer
-from training.state import TrainingState
+from rackrun.training import checkpoint
+from rackrun.training.checkpoint import Snapshot
+from rackrun.training.config import Config
+from rackrun.training.counts import Counts
+from rackrun.training.optimizer import make_optimizer
+from rackrun.training.state import TrainingState
 
 
 def net() -> nn.Module:

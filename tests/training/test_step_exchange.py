@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from training.ranks import Ranks
-from training.run.stop_requests import NOTHING, SAVE
-from training.sync.step_exchange import RECENT, StepExchange
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.stop_requests import NOTHING, SAVE
+from rackrun.training.sync.step_exchange import RECENT, StepExchange
 
 STOP = 143
 WORLD = 5

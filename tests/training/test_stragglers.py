@@ -6,8 +6,8 @@ import socket
 import numpy as np
 import pytest
 
+from rackrun.training.monitor.stragglers import straggler_in
 from tests.training.torchrun import output_of
-from training.monitor.stragglers import straggler_in
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
-from imagenet.model import TASK
-from imagenet.recipes import RECIPES
-from training.counts import Counter, as_counts
-from training.data.loader import on_device
-from training.data.open import Synthetic
-from training.data.samples import Batch
-from training.device import Compute
-from training.phases.start import TrainingRun
-from training.phases.step import train_step
-from training.ranks import Ranks
-from training.run.stop_requests import StopRequests
-from training.schedule import make_schedule
-from training.state import TrainingState
-from training.sync.gradient_sync import GradientSync
-from training.sync.step_exchange import StepExchange
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import RECIPES
+from rackrun.training.counts import Counter, as_counts
+from rackrun.training.data.loader import on_device
+from rackrun.training.data.open import Synthetic
+from rackrun.training.data.samples import Batch
+from rackrun.training.device import Compute
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.phases.step import train_step
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.schedule import make_schedule
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.gradient_sync import GradientSync
+from rackrun.training.sync.step_exchange import StepExchange
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: reading one raises

@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from catdog.model import TASK
-from launcher.files.download import fetch_results
+from rackrun.catdog.model import TASK
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.launcher.files.download import fetch_results
 from rackrun.run_report.folder import PIECE_BYTES, MetricsReader
+from rackrun.training import loop
+from rackrun.training.run import metrics
+from rackrun.training.track.lines import Sent, files_of, read_sent, summary, write_sent
 from tests import warm
 from tests.launcher.fake_host import TrackedTransport
 from tests.launcher.files.test_download import plan
 from tests.training.test_loop import settings
 from tests.waiting import until
-from training import loop
-from training.run import metrics
-from training.track.lines import Sent, files_of, read_sent, summary, write_sent
 
 
 @pytest.fixture(autouse=True)
@@ -132,7 +132,7 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
     transport = TrackedTransport()
     fetch_results(transport, plan(remote), "", local)
     transport.wait_for_end()
-    sent = warm.run("-m", "training", "track", "wandb", local, env={**os.environ})
+    sent = warm.run("-m", "rackrun.training", "track", "wandb", local, env={**os.environ})
     assert sent.returncode == 0, sent.stderr
     assert read_sent(local, "wandb").id not in ("", "another-run")
     (offline,) = local.glob("wandb/offline-run-*/*.wandb")
@@ -154,8 +154,8 @@ def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Pa
         (folder / "wandb").mkdir(parents=True)
         (folder / "wandb" / "settings").write_text(f"[default]\nbase_url = {server}\n")
     script = (
-        "import sys; from pathlib import Path; from training.track.lines import Sent\n"
-        "from training.track.wandb_run import WandbRun\n"
+        "import sys; from pathlib import Path; from rackrun.training.track.lines import Sent\n"
+        "from rackrun.training.track.wandb_run import WandbRun\n"
         "settings = {'name': 'x', 'git_commit': ''}\n"
         "run = WandbRun(Path(sys.argv[1]), settings, Sent())\n"
         "print('server:', run._run.settings.base_url)\n"
@@ -178,7 +178,7 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) 
     transport = TrackedTransport()
     fetch_results(transport, plan(remote), "", local)
     transport.wait_for_end()
-    sent = warm.run("-m", "training", "track", "mlflow", local, env={**os.environ})
+    sent = warm.run("-m", "rackrun.training", "track", "mlflow", local, env={**os.environ})
     assert sent.returncode == UsageError.exit_code
     assert f"{local}/mlruns: came with the results of a host; look at it as it is" in sent.stderr
     assert not (tmp_path / "elsewhere").exists()
@@ -201,7 +201,7 @@ def test_what_a_host_has_made_large_or_damaged_is_one_line(
     run = a_run(tmp_path / "run")
     (run / name).write_bytes(begins)
     os.truncate(run / name, size)
-    sent = warm.run("-m", "training", "track", "wandb", run, env={**os.environ})
+    sent = warm.run("-m", "rackrun.training", "track", "wandb", run, env={**os.environ})
     assert sent.returncode == DataError.exit_code
     (line,) = sent.stderr.splitlines()
     assert line.startswith(f"error: {run / name}: {message}")
@@ -239,7 +239,7 @@ def test_another_server_gets_all_steps(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     for server in (tmp_path / "run" / "mlruns", tmp_path / "mlruns"):
         options = {**os.environ, "MLFLOW_TRACKING_URI": server.as_uri()}
-        sent = warm.run("-m", "training", "track", "mlflow", run, env=options)
+        sent = warm.run("-m", "rackrun.training", "track", "mlflow", run, env=options)
         assert sent.returncode == 0, sent.stderr
         output = json.loads(warm.run("-c", MLFLOW, server.parent, env=options).stdout)
         assert output["steps"] == [5, 10]

@@ -8,19 +8,19 @@ import torch
 import torchvision
 from PIL import Image
 
-from catdog.model import TASK as catdog_task
-from catdog.recipes import CatDog
 from examples import own_task
-from imagenet.recipes import ImageNet
-from mnist.model import TASK as mnist_task
-from mnist.recipes import Mnist
+from rackrun.catdog.model import TASK as catdog_task
+from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from training.data.augment import ERASED_AREA, ERASED_SHAPE
-from training.data.decode import RATIO
-from training.data.transforms import Transforms
-from training.models.named import normalised_for
-from training.tasks.classify.model import TASK as classify
-from training.tasks.classify.recipes import Classify
+from rackrun.imagenet.recipes import ImageNet
+from rackrun.mnist.model import TASK as mnist_task
+from rackrun.mnist.recipes import Mnist
+from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE
+from rackrun.training.data.decode import RATIO
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.models.named import normalised_for
+from rackrun.training.tasks.classify.model import TASK as classify
+from rackrun.training.tasks.classify.recipes import Classify
 
 
 def jpeg(width: int, height: int) -> bytes:

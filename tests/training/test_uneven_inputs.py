@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from training.config import Config
-from training.optimizer import make_optimizer
-from training.ranks import Ranks
-from training.state import TrainingState
-from training.sync.gradient_sync import GradientSync
-from training.sync.uneven_inputs import UnevenInputs, norms_of_one_image, why_not_join
+from rackrun.training.config import Config
+from rackrun.training.optimizer import make_optimizer
+from rackrun.training.ranks import Ranks
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.gradient_sync import GradientSync
+from rackrun.training.sync.uneven_inputs import UnevenInputs, norms_of_one_image, why_not_join
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 TWO = Ranks(0, 2, 0, 2, torch.device("cpu"))

@@ -9,10 +9,10 @@ import torchvision
 from torch import nn
 
 from rackrun.errors import SaveError, UsageError
-from training import checkpoint
-from training.data.transforms import Transforms
-from training.models.named import torchvision_model
-from training.models.weights import load_weights
+from rackrun.training import checkpoint
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.models.named import torchvision_model
+from rackrun.training.models.weights import load_weights
 
 
 def net(classes: int, width: int = 4) -> nn.Module:

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
+from rackrun.training.config import Config
+from rackrun.training.ranks import Ranks
+from rackrun.training.world import joined
 from tests import warm
-from training.config import Config
-from training.ranks import Ranks
-from training.world import joined
 
 ROOT = Path(__file__).parents[2]
 

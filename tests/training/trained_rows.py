@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.run_folder import RunFolder
-from training.run.noted_rows import VARIABLE
+from rackrun.training.run.noted_rows import VARIABLE
 
 NOTED = {VARIABLE: "1"}
 """The environment in which ranks note them."""

@@ -18,7 +18,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
-from training.data.decode import Pixels
+from rackrun.training.data.decode import Pixels
 
 ERASED_AREA = (0.02, 0.33)  # of the image
 ERASED_SHAPE = (0.3, 3.3)  # height to width

@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rackrun.errors import DataError
-from shards import pillow
-from shards.images import (
+from rackrun.shards import pillow
+from rackrun.shards.images import (
     END,
     FORMATS,
     MAX_ASPECT,
@@ -43,7 +43,7 @@ from shards.images import (
     scans,
     too_large,
 )
-from shards.pillow import foreign_formats, turned
+from rackrun.shards.pillow import foreign_formats, turned
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows

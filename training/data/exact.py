@@ -32,17 +32,17 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from rackrun.errors import Problem
-from training.data.loader import loaded, with_problems
-from training.data.mixture import Mixture
-from training.data.order.cut import MOST_SHARE, Cut
-from training.data.order.epoch import EpochOrder, Positions, resampled, shuffled
-from training.data.order.reading import Reader, ReaderPart, Reading
-from training.data.order.shared import SharedOrder
-from training.data.pool import SamplePool
-from training.data.samples import Batch, Quarantine, StoredSample, filled
-from training.data.slots import Slots, slots_for
-from training.data.transforms import Shape, TransformsOfEpoch
-from training.settings.data import DataSettings
+from rackrun.training.data.loader import loaded, with_problems
+from rackrun.training.data.mixture import Mixture
+from rackrun.training.data.order.cut import MOST_SHARE, Cut
+from rackrun.training.data.order.epoch import EpochOrder, Positions, resampled, shuffled
+from rackrun.training.data.order.reading import Reader, ReaderPart, Reading
+from rackrun.training.data.order.shared import SharedOrder
+from rackrun.training.data.pool import SamplePool
+from rackrun.training.data.samples import Batch, Quarantine, StoredSample, filled
+from rackrun.training.data.slots import Slots, slots_for
+from rackrun.training.data.transforms import Shape, TransformsOfEpoch
+from rackrun.training.settings.data import DataSettings
 
 READS_AHEAD = 16  # of at most 2 MiB, per loader worker
 READERS = 4  # threads per loader worker; they wait for a disk or a server

@@ -28,11 +28,11 @@ from torch.utils.data import DataLoader, Dataset
 
 from rackrun.contract import phases
 from rackrun.errors import DataError, Problem
-from training.data.samples import Batch
-from training.data.slots import AHEAD, HELD
-from training.data.worker_server import CONTEXT, end_workers, worker_init
-from training.ranks import Ranks, usual_workers
-from training.settings.data import DataSettings
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.slots import AHEAD, HELD
+from rackrun.training.data.worker_server import CONTEXT, end_workers, worker_init
+from rackrun.training.ranks import Ranks, usual_workers
+from rackrun.training.settings.data import DataSettings
 
 Item = TypeVar("Item")
 NOTICED_SECONDS = 2.0  # until the end of a process is known

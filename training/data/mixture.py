@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import UsageError
+from rackrun.training.data.order.epoch import Positions, Rows
 from rackrun.units import whole_number
-from training.data.order.epoch import Positions, Rows
 
 BALANCED = "balanced"
 """Weights that follow from the number of each class's samples."""

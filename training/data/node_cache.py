@@ -25,16 +25,16 @@ from rackrun.contract import variables
 from rackrun.machine import boot_id
 from rackrun.reports import rank_number
 from rackrun.shapes import AtMost, Matches, parsed
-from shards.block_store import SPARE
-from shards.cache import Block, CachedSource
-from shards.index import Shard
-from shards.peers import server
-from shards.peers.client import Peer
-from shards.peers.protocol import TOKEN_BYTES
-from shards.peers.source import PeerSource, PeerTable
-from shards.source import Source
-from shards.traffic import ReadBytes
-from training.ranks import Ranks
+from rackrun.shards.block_store import SPARE
+from rackrun.shards.cache import Block, CachedSource
+from rackrun.shards.index import Shard
+from rackrun.shards.peers import server
+from rackrun.shards.peers.client import Peer
+from rackrun.shards.peers.protocol import TOKEN_BYTES
+from rackrun.shards.peers.source import PeerSource, PeerTable
+from rackrun.shards.source import Source
+from rackrun.shards.traffic import ReadBytes
+from rackrun.training.ranks import Ranks
 
 MOST_MESSAGE_BYTES = 4096
 

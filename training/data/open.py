@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from training.data.exact import Feed, StepPlan
-from training.data.loader import loaded, on_device, worker_count
-from training.data.node_cache import NodeCache
-from training.data.order.cut import Cut
-from training.data.order.epoch import rows_by_label
-from training.data.pool import TRAIN, share_index, training_mixture, training_pool
-from training.data.resampled import LanePlan, ResampledStream, batch_in_slot
-from training.data.samples import Batch
-from training.data.slots import AHEAD
-from training.data.transforms import Transforms, TransformsOfEpoch
-from training.data.validation import Validation
-from training.ranks import Numbers, Ranks, part_of
-from training.settings.data import DataSettings
+from rackrun.training.data.exact import Feed, StepPlan
+from rackrun.training.data.loader import loaded, on_device, worker_count
+from rackrun.training.data.node_cache import NodeCache
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.order.epoch import rows_by_label
+from rackrun.training.data.pool import TRAIN, share_index, training_mixture, training_pool
+from rackrun.training.data.resampled import LanePlan, ResampledStream, batch_in_slot
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.slots import AHEAD
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+from rackrun.training.data.validation import Validation
+from rackrun.training.ranks import Numbers, Ranks, part_of
+from rackrun.training.settings.data import DataSettings
 
 
 class Data(ABC):

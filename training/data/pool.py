@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import DataError
-from shards.open import open_source
-from shards.peers.source import PeerSource
-from shards.samples import neighbours
-from shards.source import Source
-from training.data.mixture import (
+from rackrun.shards.open import open_source
+from rackrun.shards.peers.source import PeerSource
+from rackrun.shards.samples import neighbours
+from rackrun.shards.source import Source
+from rackrun.training.data.mixture import (
     BALANCED,
     Mixture,
     balanced,
@@ -22,9 +22,9 @@ from training.data.mixture import (
     mixture,
     weights_in,
 )
-from training.data.samples import StoredSample
-from training.ranks import Ranks
-from training.settings.data import DataSettings
+from rackrun.training.data.samples import StoredSample
+from rackrun.training.ranks import Ranks
+from rackrun.training.settings.data import DataSettings
 
 TRAIN = "train"
 

@@ -26,10 +26,10 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
-from shards.source import Source
-from training.data.loader import with_problems
-from training.data.pool import TRAIN
-from training.data.samples import (
+from rackrun.shards.source import Source
+from rackrun.training.data.loader import with_problems
+from rackrun.training.data.pool import TRAIN
+from rackrun.training.data.samples import (
     Batch,
     Quarantine,
     Seed,
@@ -37,9 +37,9 @@ from training.data.samples import (
     filled,
     rows_of,
 )
-from training.data.slots import Slots, slots_for
-from training.data.transforms import Shape, TransformsOfEpoch
-from training.settings.data import DataSettings
+from rackrun.training.data.slots import Slots, slots_for
+from rackrun.training.data.transforms import Shape, TransformsOfEpoch
+from rackrun.training.settings.data import DataSettings
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 
 from rackrun.errors import DataError
+from rackrun.shards.samples import Sample, portions
+from rackrun.shards.source import Source
 from rackrun.terminal import clean
-from shards.samples import Sample, portions
-from shards.source import Source
-from training.data.decode import Pixels
-from training.data.transforms import Fill, Prepared
-from training.settings.data import DataSettings
+from rackrun.training.data.decode import Pixels
+from rackrun.training.data.transforms import Fill, Prepared
+from rackrun.training.settings.data import DataSettings
 
 READ_BYTES = 2 << 20  # at once
 GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x 375

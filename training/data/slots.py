@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import get_worker_info
 
 from rackrun.errors import UsageError
+from rackrun.training.data.transforms import Shape, TransformsOfEpoch
 from rackrun.units import data_size
-from training.data.transforms import Shape, TransformsOfEpoch
 
 SHARED = Path("/dev/shm")
 AHEAD = 2  # items per loader worker

@@ -16,8 +16,7 @@ import torch
 
 from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Misshapen
-from rackrun.units import plural
-from training.data.decode import (
+from rackrun.training.data.decode import (
     Interpolation,
     Pixels,
     PreparedCrop,
@@ -30,7 +29,8 @@ from training.data.decode import (
     upright,
     whole,
 )
-from training.settings.data import ImageSettings
+from rackrun.training.settings.data import ImageSettings
+from rackrun.units import plural
 
 LARGEST_SIDE = 8192  # pixels
 Side = Annotated[int, Between(1, LARGEST_SIDE)]
@@ -190,7 +190,9 @@ class Transforms:
             pixels = np.ascontiguousarray(pixels[::-1])
         changes = (self.color_jitter, self.trivial_augment, self.rand_augment)
         if any(changes) or self.erase:
-            from training.data import augment  # torchvision's transforms take a second to import
+            from rackrun.training.data import (
+                augment,  # torchvision's transforms take a second to import
+            )
 
             for change in augment.changes(*changes):
                 pixels = augment.changed(pixels, change, random)

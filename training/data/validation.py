@@ -14,14 +14,14 @@ import torch
 from torch.utils.data import Dataset
 
 from rackrun.errors import Problem, UsageError
-from shards.source import Source
-from training.data.loader import loaded, on_device, worker_count
-from training.data.pool import share_index
-from training.data.samples import Batch, Quarantine, filled, rows_of
-from training.data.slots import room_for
-from training.data.transforms import Prepared, TransformsOfEpoch
-from training.ranks import Ranks, part_of
-from training.settings.data import DataSettings
+from rackrun.shards.source import Source
+from rackrun.training.data.loader import loaded, on_device, worker_count
+from rackrun.training.data.pool import share_index
+from rackrun.training.data.samples import Batch, Quarantine, filled, rows_of
+from rackrun.training.data.slots import room_for
+from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
+from rackrun.training.ranks import Ranks, part_of
+from rackrun.training.settings.data import DataSettings
 
 VALIDATION = "val"
 

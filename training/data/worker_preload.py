@@ -13,6 +13,6 @@ for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, signal.SIG_IGN)
 
 gc.disable()
-import training.data.open  # noqa: E402, F401
+import rackrun.training.data.open  # noqa: E402, F401
 
 atexit.register(os._exit, 0)  # the server owns nothing, and its modules take long to end

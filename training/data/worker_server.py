@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-PRELOAD = "training.data.worker_preload"
+PRELOAD = "rackrun.training.data.worker_preload"
 CONTEXT.set_forkserver_preload([PRELOAD])
 
 MALLOC = {-1: 256 << 20, -2: 16 << 20, -3: 32 << 20}

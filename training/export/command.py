@@ -1,4 +1,4 @@
-"""python -m training export: write a trained model for other programs.
+"""python -m rackrun.training export: write a trained model for other programs.
 
 torch is imported once there is something to export, so that `--help` answers at once.
 """
@@ -46,8 +46,8 @@ def main(args: Sequence[str]) -> int:
         raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
     weights = final_weights(given.checkpoint)
-    from training.export.formats import export
-    from training.trained import load_of_any_task
+    from rackrun.training.export.formats import export
+    from rackrun.training.trained import load_of_any_task
 
     difference = export(load_of_any_task(weights, given.model, given.task), given.out)
     size = given.out.stat().st_size / 1e6

@@ -22,7 +22,7 @@ from torch import nn
 from rackrun.atomic import write_whole
 from rackrun.errors import MissingPackage, SaveError
 from rackrun.terminal import one_line
-from training.trained import Trained
+from rackrun.training.trained import Trained
 
 IMAGES = 3  # in the check: another number than at the export, which must not be built in
 TOLERANCE = 1e-4  # of the largest output

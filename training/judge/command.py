@@ -1,4 +1,4 @@
-"""python -m training evaluate: evaluate a trained model on a split of a data set.
+"""python -m rackrun.training evaluate: evaluate a trained model on a split of a data set.
 
 torch is imported once there is something to evaluate, so that `--help` answers at once.
 """
@@ -16,7 +16,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder
-from training.data.worker_server import start_worker_server
+from rackrun.training.data.worker_server import start_worker_server
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,9 @@ def main(args: Sequence[str]) -> int:
     require_folder(given.csv)
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
-        start_worker_server("training.data.validation")
-    from training.judge.evaluation import evaluate, settings
-    from training.trained import load_of_any_task
+        start_worker_server("rackrun.training.data.validation")
+    from rackrun.training.judge.evaluation import evaluate, settings
+    from rackrun.training.trained import load_of_any_task
 
     trained = load_of_any_task(given.checkpoint, given.model, given.task)
     config = settings(
@@ -84,7 +84,7 @@ def main(args: Sequence[str]) -> int:
         if given.json:
             sys.stdout.write(json.dumps(result.judgement.plain(), indent=1) + "\n")
         else:
-            from training.judge.output import print_judgement
+            from rackrun.training.judge.output import print_judgement
 
             print_judgement(result.judgement)
     return 0

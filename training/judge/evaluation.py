@@ -20,17 +20,17 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.tables import as_csv
 from rackrun.terminal import clean
+from rackrun.training.config import Config
+from rackrun.training.counts import Confusion, Counter, Counts, as_counts, evaluation_sums
+from rackrun.training.data.pool import opened
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.data.validation import Validation
+from rackrun.training.device import set_up
+from rackrun.training.ranks import Ranks
+from rackrun.training.trained import Trained
+from rackrun.training.world import joined
 from rackrun.units import first_few
-from training.config import Config
-from training.counts import Confusion, Counter, Counts, as_counts, evaluation_sums
-from training.data.pool import opened
-from training.data.samples import Batch
-from training.data.transforms import Transforms
-from training.data.validation import Validation
-from training.device import set_up
-from training.ranks import Ranks
-from training.trained import Trained
-from training.world import joined
 
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
 BINS = 15

@@ -28,16 +28,16 @@ from torch.nn.functional import cross_entropy
 
 from rackrun.contract.suspects import Question, SuspectLabel
 from rackrun.errors import UsageError
-from training.config import Config
-from training.data.pool import TRAIN, opened
-from training.data.samples import Batch
-from training.data.worker_server import start_worker_server
-from training.device import Compute, set_up
-from training.judge.evaluation import open_split, settings
-from training.layers import heads_of
-from training.ranks import Ranks
-from training.trained import Trained, load_of_any_task
-from training.world import joined
+from rackrun.training.config import Config
+from rackrun.training.data.pool import TRAIN, opened
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.worker_server import start_worker_server
+from rackrun.training.device import Compute, set_up
+from rackrun.training.judge.evaluation import open_split, settings
+from rackrun.training.layers import heads_of
+from rackrun.training.ranks import Ranks
+from rackrun.training.trained import Trained, load_of_any_task
+from rackrun.training.world import joined
 
 FOLDS = 5
 ENOUGH = 0.8  # of a class's average probability
@@ -52,7 +52,7 @@ def suspects(question: Question) -> list[SuspectLabel]:
 
     UsageError where the model has other classes than the data, SaveError for no model.
     """
-    start_worker_server("training.data.validation")
+    start_worker_server("rackrun.training.data.validation")
     trained = load_of_any_task(question.weights, question.model, question.task)
     config = settings(
         trained,

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rackrun.terminal import clean
-from training.counts import TOP5_CLASSES
-from training.judge.evaluation import ClassScore, Judgement
+from rackrun.training.counts import TOP5_CLASSES
+from rackrun.training.judge.evaluation import ClassScore, Judgement
 
 MOST_CLASSES = 20  # rows; of more classes, the worst are shown
 MOST_COLUMNS = 10  # of a confusion matrix

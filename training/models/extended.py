@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from rackrun.errors import UsageError
-from training.layers import blocks_of, head_of
+from rackrun.training.layers import blocks_of, head_of
 
 
 def with_dropout(model: nn.Module, share: float, classes: int) -> nn.Module:

@@ -11,8 +11,8 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError, install_command
 from rackrun.tables import table
+from rackrun.training.models.registered import TIMM, registered
 from rackrun.user_code.sources import did_you_mean
-from training.models.registered import TIMM, registered
 
 Row = tuple[str, str, str, str]
 HEAD = ("model", "parameters", "pixels", "top 1")

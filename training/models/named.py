@@ -16,10 +16,10 @@ from torch import nn
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import MissingPackage, UsageError
 from rackrun.terminal import one_line
+from rackrun.training.data.decode import Interpolation
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.models.registered import MAXVIT, TIMM, has_one_size, other_models, refuse_size
 from rackrun.user_code.imports import imported
-from training.data.decode import Interpolation
-from training.data.transforms import Transforms
-from training.models.registered import MAXVIT, TIMM, has_one_size, other_models, refuse_size
 
 HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
 """Models of torchvision whose published weights were trained on pixels from -1 to 1."""

@@ -20,9 +20,9 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
-from training.models.named import repository, timm_weights
-from training.models.registered import TIMM, refuse_unpublished
-from training.ranks import Ranks
+from rackrun.training.models.named import repository, timm_weights
+from rackrun.training.models.registered import TIMM, refuse_unpublished
+from rackrun.training.ranks import Ranks
 
 URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")

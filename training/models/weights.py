@@ -13,11 +13,11 @@ from torch.nn.functional import interpolate
 
 from rackrun.errors import SaveError
 from rackrun.terminal import one_line
+from rackrun.training import checkpoint
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.differences import short, table_differences
+from rackrun.training.layers import heads_of
 from rackrun.units import first_few, plural
-from training import checkpoint
-from training.data.transforms import Transforms
-from training.differences import short, table_differences
-from training.layers import heads_of
 
 Tensors = dict[str, torch.Tensor]
 Step = Callable[[Tensors, Tensors], tuple[Tensors, str]]

@@ -36,8 +36,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from rackrun.training.ranks import Ranks
 from rackrun.units import plural
-from training.ranks import Ranks
 
 Item = TypeVar("Item")
 Times = npt.NDArray[np.float64]

@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from rackrun.atomic import translated_os_errors
-from training.ranks import Ranks
-from training.settings.run import PROFILED
+from rackrun.training.ranks import Ranks
+from rackrun.training.settings.run import PROFILED
 
 Item = TypeVar("Item")
 

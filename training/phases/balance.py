@@ -21,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from training.config import Config
-from training.data.open import Data
-from training.data.order.cut import MOST_SHARE, Cut
-from training.data.order.epoch import Numbers
-from training.data.slots import LEAD
-from training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
-from training.phases.start import TrainingRun
-from training.ranks import Ranks
-from training.run.recorder import RunRecorder
-from training.state import TrainingState
-from training.world import WorldError
+from rackrun.training.config import Config
+from rackrun.training.data.open import Data
+from rackrun.training.data.order.cut import MOST_SHARE, Cut
+from rackrun.training.data.order.epoch import Numbers
+from rackrun.training.data.slots import LEAD
+from rackrun.training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.state import TrainingState
+from rackrun.training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
 JUDGED_AT = (20, 40, 80)  # exchanges under a cut, and then every MOST_TIMES of them

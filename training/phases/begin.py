@@ -5,19 +5,23 @@ from contextlib import contextmanager
 from dataclasses import asdict
 
 from rackrun.contract import phases
-from training.data.order.cut import Cut
-from training.models.extended import with_dropout, with_recomputed_blocks, with_stochastic_depth
-from training.models.published import downloaded_weights
-from training.models.weights import load_weights
-from training.phases import resolved
-from training.phases.start import TrainingRun
-from training.run import compatibility
-from training.run.folder import own_folder, writes_to
-from training.run.metrics import check_trackers
-from training.run.progress import compilation_reported
-from training.run.recorder import RunRecorder
-from training.schedule import check_scaled_lr
-from training.state import TrainingState
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.models.extended import (
+    with_dropout,
+    with_recomputed_blocks,
+    with_stochastic_depth,
+)
+from rackrun.training.models.published import downloaded_weights
+from rackrun.training.models.weights import load_weights
+from rackrun.training.phases import resolved
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.run import compatibility
+from rackrun.training.run.folder import own_folder, writes_to
+from rackrun.training.run.metrics import check_trackers
+from rackrun.training.run.progress import compilation_reported
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.schedule import check_scaled_lr
+from rackrun.training.state import TrainingState
 
 
 def new_state(run: TrainingRun) -> TrainingState:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from rackrun.contract import phases
-from training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
-from training.phases.start import TrainingRun
-from training.run.recorder import RunRecorder
-from training.state import TrainingState
+from rackrun.training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.state import TrainingState
 
 GRID_IMAGES = 24  # in each grid of predictions in the report
 

@@ -1,10 +1,10 @@
 """The end of a run: final.pt, and the report with images and predictions."""
 
+from rackrun.training.phases.evaluate import predictions
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.state import TrainingState
 from rackrun.units import plural
-from training.phases.evaluate import predictions
-from training.phases.start import TrainingRun
-from training.run.recorder import RunRecorder
-from training.state import TrainingState
 
 
 def finish(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:

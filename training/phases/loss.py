@@ -13,9 +13,9 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from rackrun.errors import UsageError
-from training.data.mixture import BALANCED, class_number, weights_in
-from training.ranks import Numbers
-from training.settings.optim import OptimSettings
+from rackrun.training.data.mixture import BALANCED, class_number, weights_in
+from rackrun.training.ranks import Numbers
+from rackrun.training.settings.optim import OptimSettings
 
 
 def summed_loss(

@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import torch
 
 from rackrun.contract import phases
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.run.stop_requests import NOTHING, SAVE
 from rackrun.units import data_size, duration
-from training.phases.start import TrainingRun
-from training.run.recorder import RunRecorder
-from training.run.stop_requests import NOTHING, SAVE
 
 FETCHES = 8  # of a rank at once
 MEETING_SECONDS = 1.0  # between two exchanges, so that none waits long in one

@@ -14,14 +14,14 @@ from dataclasses import replace
 import numpy as np
 
 from rackrun.terminal import one_line
-from training.checkpoint import pack, unpack
-from training.membership import WAITING_SECONDS, GroupOrder, RankMembership
-from training.phases.begin import open_folder
-from training.phases.start import TrainingRun
-from training.ranks import Ranks, is_of_exchange
-from training.run.recorder import RunRecorder
-from training.state import TrainingState
-from training.world import WorldError, in_group
+from rackrun.training.checkpoint import pack, unpack
+from rackrun.training.membership import WAITING_SECONDS, GroupOrder, RankMembership
+from rackrun.training.phases.begin import open_folder
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Ranks, is_of_exchange
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.state import TrainingState
+from rackrun.training.world import WorldError, in_group
 
 
 def regrouped(run: TrainingRun, state: TrainingState, log: RunRecorder) -> TrainingRun:

@@ -22,20 +22,20 @@ from rackrun.cuda import driver_here
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
 from rackrun.terminal import one_line
+from rackrun.training.conditions import adapted_defaults
+from rackrun.training.config import Config
+from rackrun.training.data.loader import worker_count
+from rackrun.training.data.open import Data
+from rackrun.training.differences import short
+from rackrun.training.layers import heads_of
+from rackrun.training.models.named import is_own
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.ranks import Numbers, Ranks
+from rackrun.training.schedule import Stage
+from rackrun.training.settings.optim import BODY
+from rackrun.training.state import TrainingState
 from rackrun.units import plural
 from rackrun.user_code.revision import git_commit
-from training.conditions import adapted_defaults
-from training.config import Config
-from training.data.loader import worker_count
-from training.data.open import Data
-from training.differences import short
-from training.layers import heads_of
-from training.models.named import is_own
-from training.phases.start import TrainingRun
-from training.ranks import Numbers, Ranks
-from training.schedule import Stage
-from training.settings.optim import BODY
-from training.state import TrainingState
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Resolved = dict[str, Any]

@@ -10,25 +10,25 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from training.conditions import without_evaluation
-from training.config import Config
-from training.counts import Counts, as_counts
-from training.data.loader import first_batch, waits_reported
-from training.data.open import Data, open_data
-from training.data.order.cut import Cut
-from training.data.samples import Batch
-from training.data.transforms import TransformsOfEpoch
-from training.device import Compute, set_up
-from training.membership import RankMembership, membership_here
-from training.phases.loss import class_weights
-from training.ranks import Ranks
-from training.run.data_version import pinned
-from training.run.progress import ProgressReporter, report_start
-from training.run.resume import Earlier, earlier_run
-from training.run.stop_requests import NOTHING, REGROUP, StopRequests
-from training.schedule import Schedule, make_schedule
-from training.task import Task
-from training.world import alone, joined, planned_world
+from rackrun.training.conditions import without_evaluation
+from rackrun.training.config import Config
+from rackrun.training.counts import Counts, as_counts
+from rackrun.training.data.loader import first_batch, waits_reported
+from rackrun.training.data.open import Data, open_data
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import TransformsOfEpoch
+from rackrun.training.device import Compute, set_up
+from rackrun.training.membership import RankMembership, membership_here
+from rackrun.training.phases.loss import class_weights
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.data_version import pinned
+from rackrun.training.run.progress import ProgressReporter, report_start
+from rackrun.training.run.resume import Earlier, earlier_run
+from rackrun.training.run.stop_requests import NOTHING, REGROUP, StopRequests
+from rackrun.training.schedule import Schedule, make_schedule
+from rackrun.training.task import Task
+from rackrun.training.world import alone, joined, planned_world
 
 
 @dataclass(frozen=True)

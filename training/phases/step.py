@@ -11,16 +11,16 @@ import torch
 from torch.nn.functional import interpolate
 from torch.nn.utils import clip_grad_norm_
 
-from training.counts import Counter, correct_predictions
-from training.data.samples import Batch
-from training.data.transforms import Transforms
-from training.device import seed_step
-from training.phases.loss import summed_loss
-from training.phases.start import TrainingRun
-from training.state import TrainingState
-from training.sync.gradient_sync import GradientSync
-from training.sync.step_exchange import StepExchange
-from training.task import check_logits
+from rackrun.training.counts import Counter, correct_predictions
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.device import seed_step
+from rackrun.training.phases.loss import summed_loss
+from rackrun.training.phases.start import TrainingRun
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.gradient_sync import GradientSync
+from rackrun.training.sync.step_exchange import StepExchange
+from rackrun.training.task import check_logits
 
 FIRST_IMAGES, LONGEST_SIDE = 16, 224  # of the first batch, in the report: at most 2.4 MB
 LONGEST_NAME = 100

@@ -8,12 +8,12 @@ import torch
 from rackrun.contract import phases
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
-from training import checkpoint
-from training.checkpoint import BackgroundSaves, Content
-from training.counts import check_weights
-from training.ranks import Ranks
-from training.run.progress import ProgressReporter
-from training.state import TrainingState
+from rackrun.training import checkpoint
+from rackrun.training.checkpoint import BackgroundSaves, Content
+from rackrun.training.counts import check_weights
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.progress import ProgressReporter
+from rackrun.training.state import TrainingState
 
 NOTHING, DUE, BEST = 0, 1, 2
 

@@ -20,21 +20,21 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
 from rackrun.shapes import LARGEST_NUMBER, Misshapen, parsed_file
+from rackrun.shards.open import open_source
+from rackrun.training.config import Config
+from rackrun.training.differences import short, table_differences
+from rackrun.training.run.data_version import chosen, described_tensors, is_local_folder
+from rackrun.training.run.folder import newest_run, runs_folder
+from rackrun.training.settings.data import SELECTION
+from rackrun.training.settings.run import OutputSettings, RunSettings
+from rackrun.training.weights_file import is_whole
 from rackrun.units import plural
 from rackrun.user_code.tasks import TaskSource
-from shards.open import open_source
-from training.config import Config
-from training.differences import short, table_differences
-from training.run.data_version import chosen, described_tensors, is_local_folder
-from training.run.folder import newest_run, runs_folder
-from training.settings.data import SELECTION
-from training.settings.run import OutputSettings, RunSettings
-from training.weights_file import is_whole
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from training.checkpoint import Content
+    from rackrun.training.checkpoint import Content
 
 FORMAT = 1
 IN_CHECKPOINT = "in the checkpoint"

@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
 from rackrun.shard_folder import folder_and_version
-from shards.open import open_source
-from training.config import Config
-from training.data.mixture import weights_in
-from training.settings.data import DataSettings
+from rackrun.shards.open import open_source
+from rackrun.training.config import Config
+from rackrun.training.data.mixture import weights_in
+from rackrun.training.settings.data import DataSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from training.ranks import Ranks
-    from training.run.resume import Earlier
+    from rackrun.training.ranks import Ranks
+    from rackrun.training.run.resume import Earlier
 
 EXTRA = "--extra-data"
 

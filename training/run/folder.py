@@ -14,7 +14,7 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RUNS, RunFolder, folder_name
 
 if TYPE_CHECKING:  # the check of a task reads names here, without torch
-    from training.ranks import Ranks
+    from rackrun.training.ranks import Ranks
 
 
 def own_folder(task: str, given: str, ranks: "Ranks") -> RunFolder:

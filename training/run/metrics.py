@@ -19,11 +19,11 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import MissingPackage
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
-from training.config import Config
-from training.counts import TOP5_CLASSES, Counts, Scaling
-from training.monitor.stragglers import Waiting
-from training.run.stop_requests import StopRequests
-from training.track.lines import END_SECONDS, Line, hand_on, scalars, summary
+from rackrun.training.config import Config
+from rackrun.training.counts import TOP5_CLASSES, Counts, Scaling
+from rackrun.training.monitor.stragglers import Waiting
+from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.track.lines import END_SECONDS, Line, hand_on, scalars, summary
 
 STOPPED_SECONDS = 5  # for the tracker of a run that is to end
 
@@ -174,7 +174,7 @@ class TensorBoard:
 
 
 class Tracker:
-    """Starts `python -m training track`, and reports in one line when it fails."""
+    """Starts `python -m rackrun.training track`, and reports in one line when it fails."""
 
     def __init__(self, name: str, folder: Path, say: Callable[[str], None]) -> None:
         self._name = name
@@ -188,7 +188,7 @@ class Tracker:
             self._warn(str(error.strerror))
 
     def _started(self) -> "subprocess.Popen[bytes]":
-        command = ["-m", "training", "track", self._name, str(self._folder)]
+        command = ["-m", "rackrun.training", "track", self._name, str(self._folder)]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *command],

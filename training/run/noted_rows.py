@@ -13,8 +13,8 @@ import os
 import time
 from pathlib import Path
 
-from training.data.samples import Batch
-from training.ranks import Ranks
+from rackrun.training.data.samples import Batch
+from rackrun.training.ranks import Ranks
 
 VARIABLE = "RACKRUN_NOTE_ROWS"
 

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from rackrun.contract import phases, variables
 from rackrun.reports import Reporter, rank_number, send
+from rackrun.training.counts import Counts, Scaling
+from rackrun.training.ranks import Ranks
+from rackrun.training.schedule import Schedule
 from rackrun.units import duration
-from training.counts import Counts, Scaling
-from training.ranks import Ranks
-from training.schedule import Schedule
 
 CLEAR_LINE = "\r\x1b[K"
 

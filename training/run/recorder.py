@@ -13,21 +13,21 @@ from rackrun.atomic import atomic_write, translated_os_errors, write_whole
 from rackrun.contract import phases
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
+from rackrun.training import checkpoint
+from rackrun.training.checkpoint import Content
+from rackrun.training.config import Config
+from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
+from rackrun.training.data.open import Data
+from rackrun.training.monitor.stragglers import Waiting
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.checkpoints import RunCheckpoints
+from rackrun.training.run.folder import run_name
+from rackrun.training.run.metrics import MetricsWriter, lines_until
+from rackrun.training.run.progress import Pace, ProgressReporter
+from rackrun.training.run.resume import Earlier
+from rackrun.training.schedule import Schedule
+from rackrun.training.state import TrainingState
 from rackrun.units import duration, plural
-from training import checkpoint
-from training.checkpoint import Content
-from training.config import Config
-from training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
-from training.data.open import Data
-from training.monitor.stragglers import Waiting
-from training.ranks import Ranks
-from training.run.checkpoints import RunCheckpoints
-from training.run.folder import run_name
-from training.run.metrics import MetricsWriter, lines_until
-from training.run.progress import Pace, ProgressReporter
-from training.run.resume import Earlier
-from training.schedule import Schedule
-from training.state import TrainingState
 
 
 class RunRecorder:

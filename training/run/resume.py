@@ -12,10 +12,10 @@ from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
-from training.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
-from training.config import Config
-from training.ranks import Ranks
-from training.run.folder import newest_run, runs_folder
+from rackrun.training.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
+from rackrun.training.config import Config
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.folder import newest_run, runs_folder
 
 UNDECIDED = {"image_size": 0, "short_side": 0, "interpolation": "auto", "mean": "", "std": ""}
 """Settings of images that the published weights of a new run decide."""

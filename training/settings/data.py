@@ -10,7 +10,7 @@ from rackrun.commandline.ranges import Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.shapes import Between
-from training.settings import Slice, option
+from rackrun.training.settings import Slice, option
 
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from rackrun.commandline.options import Values
 from rackrun.commandline.ranges import Count, Positive, Share
 from rackrun.shapes import Between
+from rackrun.training.settings import Slice, option
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import did_you_mean
-from training.settings import Slice, option
 
 OPTIMIZERS = ("sgd", "adamw", "lamb")
 SHAPES = ("cosine", "linear", "polynomial", "step", "constant", "plateau")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rackrun.commandline.ranges import Positive
-from training.settings import Slice, Switch
+from rackrun.training.settings import Slice, Switch
 
 Precision = Literal["auto", "bf16", "fp16", "tf32", "fp32"]
 

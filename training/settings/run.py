@@ -8,8 +8,8 @@ from rackrun.commandline.options import Hidden
 from rackrun.commandline.ranges import Count, Positive
 from rackrun.contract.files import TrackerName
 from rackrun.shapes import Between
+from rackrun.training.settings import Slice
 from rackrun.user_code.sources import nearest
-from training.settings import Slice
 
 PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
 

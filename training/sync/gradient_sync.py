@@ -19,10 +19,10 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from training.ranks import Ranks, without_exchange
-from training.settings.ranks import SyncSettings
-from training.state import TrainingState
-from training.sync.uneven_inputs import UnevenInputs, has_own_norms, norms_of_one_image
+from rackrun.training.ranks import Ranks, without_exchange
+from rackrun.training.settings.ranks import SyncSettings
+from rackrun.training.state import TrainingState
+from rackrun.training.sync.uneven_inputs import UnevenInputs, has_own_norms, norms_of_one_image
 
 
 class GradientSync:

@@ -10,7 +10,7 @@ within their step, that is none.
 from collections import deque
 from collections.abc import Callable
 
-from training.ranks import PendingMax, Ranks
+from rackrun.training.ranks import PendingMax, Ranks
 
 RECENT = 32  # exchanges whose duration counts
 

@@ -33,9 +33,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rackrun.errors import UsageError
-from training.checkpoint import pack, unpack
-from training.ranks import Ranks
-from training.state import TrainingState
+from rackrun.training.checkpoint import pack, unpack
+from rackrun.training.ranks import Ranks
+from rackrun.training.state import TrainingState
 
 
 class UnevenInputs:

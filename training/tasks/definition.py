@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rackrun.errors import UsageError
+from rackrun.training.config import Config
 from rackrun.user_code.imports import import_from, own_module
 from rackrun.user_code.tasks import TaskSource, find_task, why_no_task
-from training.config import Config
 
 if TYPE_CHECKING:
-    from training.task import Task
+    from rackrun.training.task import Task
 
 
 def require_task(task: str) -> TaskSource:
@@ -33,7 +33,7 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
     recipes = _value(source, source.recipes, "RECIPES")
     named = recipes.get("default") if isinstance(recipes, dict) else None
     if not (isinstance(named, type) and issubclass(named, Config)):
-        form = 'RECIPES = {"default": MySettings}, a dataclass that extends training.config.Config'
+        form = 'RECIPES = {"default": MySettings}, a dataclass that extends rackrun.training.config.Config'
         raise UsageError(f"{source.name}: RECIPES: not a dict of settings; type: {form}")
     settings_by_recipe: Mapping[str, type[Config]] = recipes
     for settings in settings_by_recipe.values():
@@ -57,11 +57,11 @@ def _require_types(source: TaskSource, settings: type[Config]) -> None:
 
 def task_of(source: TaskSource) -> "Task":
     """Return the `TASK` of a task, which is imported with torch and all else that it needs."""
-    from training.task import Task
+    from rackrun.training.task import Task
 
     task = _value(source, source.model, "TASK")
     if not isinstance(task, Task):
-        form = 'TASK = Task("my_task", build, transforms), of training.task'
+        form = 'TASK = Task("my_task", build, transforms), of rackrun.training.task'
         raise UsageError(f"{source.name}: TASK: not a Task; type: {form}")
     return task
 

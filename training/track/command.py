@@ -2,7 +2,7 @@
 
     config.json, metrics.jsonl, report.html  ->  wandb, mlflow
 
-    python -m training track wandb RUN
+    python -m rackrun.training track wandb RUN
 
 The first rank starts it. It sends what was not sent yet and what comes, until standard input ends
 with the outcome of the run. A run writes these files anyway and never waits for who reads them: so
@@ -22,7 +22,7 @@ from rackrun.errors import MissingPackage, Problem
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import MetricsReader, read_settings
 from rackrun.terminal import one_line
-from training.track.lines import END_SECONDS, Line, Sent, read_sent, summary, write_sent
+from rackrun.training.track.lines import END_SECONDS, Line, Sent, read_sent, summary, write_sent
 
 POLL_SECONDS = 1.0
 QUIET = {  # these libraries report how they are used, which a closed network would not let through
@@ -106,7 +106,7 @@ def opened(tracker: str, folder: Path, sent: Sent) -> TrackedRun:
         "git_commit": resolved.get("git_commit", "") if isinstance(resolved, dict) else "",
     }
     try:
-        module = import_module(f"training.track.{tracker}_run")
+        module = import_module(f"rackrun.training.track.{tracker}_run")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == tracker:
             raise MissingPackage(tracker, tracker) from None

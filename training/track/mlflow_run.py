@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from training.track.lines import Line, Sent, files_of, scalars
+from rackrun.training.track.lines import Line, Sent, files_of, scalars
 
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 500  # of a request; characters of a value
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

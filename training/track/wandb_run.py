@@ -6,7 +6,7 @@ from typing import Any
 
 import wandb
 
-from training.track.lines import Line, Sent, scalars
+from rackrun.training.track.lines import Line, Sent, scalars
 
 OF_A_RUN = ("plan.json", "metrics.jsonl")
 

@@ -25,17 +25,17 @@ import signal
 import time
 from typing import Any
 
-from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.host_watch import HostWatch
-from launcher.remote.agent.output import RankOutput
-from launcher.remote.agent.ranks import LocalRanks
-from launcher.remote.agent.reachability import Reachability
-from launcher.remote.agent.reports import Reports
-from launcher.remote.agent.shutdown import HostShutdown, sweep
-from launcher.remote.agent.torchrun import Torchrun
-from launcher.remote.files import explained, identities_in, remove_folder, write_new
-from launcher.remote.locks import HELD, lock, release
-from launcher.remote.processes import (
+from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.agent.host_watch import HostWatch
+from rackrun.launcher.remote.agent.output import RankOutput
+from rackrun.launcher.remote.agent.ranks import LocalRanks
+from rackrun.launcher.remote.agent.reachability import Reachability
+from rackrun.launcher.remote.agent.reports import Reports
+from rackrun.launcher.remote.agent.shutdown import HostShutdown, sweep
+from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.files import explained, identities_in, remove_folder, write_new
+from rackrun.launcher.remote.locks import HELD, lock, release
+from rackrun.launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     identity,

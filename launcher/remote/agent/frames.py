@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from launcher.remote.agent.nonblocking import READ_BYTES, read_some
-from launcher.remote.processes import KILL_SECONDS
-from launcher.remote.service import MARKER
+from rackrun.launcher.remote.agent.nonblocking import READ_BYTES, read_some
+from rackrun.launcher.remote.processes import KILL_SECONDS
+from rackrun.launcher.remote.service import MARKER
 
 HEADER = struct.Struct(">BHI")
 """A frame's kind, local rank and payload length."""

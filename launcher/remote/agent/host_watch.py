@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.ranks import LocalRanks
-from launcher.remote.agent.reports import Reports
-from launcher.remote.agent.torchrun import Torchrun
-from launcher.remote.agent.usage import UsageMeter
-from launcher.remote.processes import processor_ticks, state_of
+from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.agent.ranks import LocalRanks
+from rackrun.launcher.remote.agent.reports import Reports
+from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.agent.usage import UsageMeter
+from rackrun.launcher.remote.processes import processor_ticks, state_of
 
 COMPUTING_SHARE = 0.05
 """Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""

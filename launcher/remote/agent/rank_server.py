@@ -22,7 +22,7 @@ import socket
 import sys
 from typing import Any
 
-from launcher.remote.processes import (
+from rackrun.launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     environment_of,

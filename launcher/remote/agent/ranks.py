@@ -7,9 +7,9 @@ import signal
 import socket
 from collections.abc import Iterator
 
-from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.nonblocking import LocalSocket
-from launcher.remote.processes import look_up, oom_kills, send_signal
+from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.agent.nonblocking import LocalSocket
+from rackrun.launcher.remote.processes import look_up, oom_kills, send_signal
 
 
 class LocalRank:

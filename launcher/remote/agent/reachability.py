@@ -13,8 +13,8 @@ import selectors
 import socket
 import time
 
-from launcher.remote.agent.frames import Launcher
-from launcher.remote.processes import names_in
+from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.processes import names_in
 
 CALLS = 256  # to other hosts at a time
 SPARE_DESCRIPTORS = 32  # for all else that the agent opens

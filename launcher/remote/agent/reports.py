@@ -8,8 +8,8 @@ import selectors
 import socket
 from typing import Any
 
-from launcher.remote.agent.frames import REPORT, Launcher
-from launcher.remote.agent.nonblocking import READ_BYTES
+from rackrun.launcher.remote.agent.frames import REPORT, Launcher
+from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
 
 REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later

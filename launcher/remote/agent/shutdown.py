@@ -10,11 +10,12 @@ import os
 import signal
 import time
 
-from launcher.remote.agent.frames import Launcher
-from launcher.remote.agent.ranks import LocalRanks
-from launcher.remote.agent.torchrun import Torchrun
-from launcher.remote.files import identities_in, is_own_folder, is_scratch, remove_folder
-from launcher.remote.processes import (
+from rackrun.contract import variables
+from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.agent.ranks import LocalRanks
+from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.files import identities_in, is_own_folder, is_scratch, remove_folder
+from rackrun.launcher.remote.processes import (
     KILL_SECONDS,
     Process,
     all_processes,
@@ -24,7 +25,6 @@ from launcher.remote.processes import (
     kill,
     send_signal,
 )
-from rackrun.contract import variables
 
 ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for long
 ABANDONED_SECONDS = 1.0  # for the last frames, which the launcher may not read any more

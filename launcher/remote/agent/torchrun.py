@@ -8,9 +8,10 @@ import signal
 import time
 from typing import Any
 
-from launcher.remote.agent.frames import ERR, OUT, Launcher
-from launcher.remote.agent.output import RankOutput
-from launcher.remote.processes import (
+from rackrun.contract import variables
+from rackrun.launcher.remote.agent.frames import ERR, OUT, Launcher
+from rackrun.launcher.remote.agent.output import RankOutput
+from rackrun.launcher.remote.processes import (
     descendants,
     exit_status,
     link_target,
@@ -20,7 +21,6 @@ from launcher.remote.processes import (
     reaped,
     spawn,
 )
-from rackrun.contract import variables
 
 JOIN_SECONDS = 3.0  # torchrun takes that long to start, and each look at /proc costs time
 ESTABLISHED = "01"  # in /proc/net/tcp

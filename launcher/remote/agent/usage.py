@@ -11,9 +11,9 @@ from functools import partial
 from selectors import EVENT_READ
 from typing import Any
 
-from launcher.remote.agent.nonblocking import read_some
-from launcher.remote.processes import open_null, spawn
-from launcher.remote.waiting import find_program
+from rackrun.launcher.remote.agent.nonblocking import read_some
+from rackrun.launcher.remote.processes import open_null, spawn
+from rackrun.launcher.remote.waiting import find_program
 
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"

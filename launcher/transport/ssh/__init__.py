@@ -9,9 +9,9 @@ behind a gateway share one connection to it, and programs use plain channels.
 
 import logging
 
-from launcher.transport.ssh.machine import Machine
-from launcher.transport.ssh.network import Network, open_network
-from launcher.transport.ssh.route import ConnectSettings
+from rackrun.launcher.transport.ssh.machine import Machine
+from rackrun.launcher.transport.ssh.network import Network, open_network
+from rackrun.launcher.transport.ssh.route import ConnectSettings
 
 __all__ = ["ConnectSettings", "Machine", "Network", "open_network"]
 

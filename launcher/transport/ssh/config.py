@@ -23,8 +23,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.transport.ssh.lookup import BETWEEN
 from rackrun.errors import UsageError
+from rackrun.launcher.transport.ssh.lookup import BETWEEN
 
 DEEPEST = 16  # as deep as ssh follows
 

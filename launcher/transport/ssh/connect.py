@@ -11,9 +11,9 @@ from functools import partial
 
 import paramiko
 
-from launcher.transport.ssh.failures import translated, was_dropped
-from launcher.transport.ssh.protocol import protocol_for
-from launcher.transport.ssh.route import Proxy, SshRoute
+from rackrun.launcher.transport.ssh.failures import translated, was_dropped
+from rackrun.launcher.transport.ssh.protocol import protocol_for
+from rackrun.launcher.transport.ssh.route import Proxy, SshRoute
 
 KEEPALIVE_SECONDS = 5  # paramiko never judges them, but they make the kernel notice a dead link
 UNACKNOWLEDGED_SECONDS = 15  # until it does; its own limit is a quarter of an hour

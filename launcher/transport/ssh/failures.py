@@ -13,9 +13,9 @@ from paramiko.ssh_exception import (
     PartialAuthentication,
 )
 
-from launcher.errors import AccessRefused, HostUnreachable
-from launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
-from launcher.transport.ssh.route import SshRoute
+from rackrun.launcher.errors import AccessRefused, HostUnreachable
+from rackrun.launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
+from rackrun.launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import clean, one_line
 from rackrun.units import plural
 

@@ -15,15 +15,15 @@ from pathlib import Path
 import paramiko
 from paramiko.pkey import UnknownKeyType
 
-from launcher.errors import AccessRefused
-from launcher.transport.ssh.certificates import Certificate, certificate_of, packed
-from launcher.transport.ssh.known_hosts import (
+from rackrun.launcher.errors import AccessRefused
+from rackrun.launcher.transport.ssh.certificates import Certificate, certificate_of, packed
+from rackrun.launcher.transport.ssh.known_hosts import (
     KeyVerdict,
     fingerprint,
     known_hosts_line,
     record,
 )
-from launcher.transport.ssh.route import SshRoute
+from rackrun.launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import one_line
 
 KRL_MAGIC = b"SSHKRL\n\0"

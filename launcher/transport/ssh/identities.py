@@ -29,9 +29,9 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import PartialAuthentication
 
-from launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
-from launcher.transport.ssh.protocol import SshProtocol
-from launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
+from rackrun.launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
+from rackrun.launcher.transport.ssh.protocol import SshProtocol
+from rackrun.launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
 
 PRIVATE_KEY = re.compile(
     rb"-----BEGIN ((?:[A-Z]+ )?PRIVATE KEY)-----.*?-----END \1-----", re.DOTALL

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launcher.transport.ssh.certificates import Certificate, packed
+from rackrun.launcher.transport.ssh.certificates import Certificate, packed
 
 KeyStatus = Literal["known", "unknown", "changed", "revoked"]
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import paramiko
 
-from launcher.errors import HostLost, HostUnreachable
-from launcher.run.hosts import Host
-from launcher.transport.ssh.connect import hang_up, open_route
-from launcher.transport.ssh.failures import message_of, no_program_message, translated
-from launcher.transport.ssh.route import COMPLAINT_BYTES, SshRoute
+from rackrun.launcher.errors import HostLost, HostUnreachable
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.ssh.connect import hang_up, open_route
+from rackrun.launcher.transport.ssh.failures import message_of, no_program_message, translated
+from rackrun.launcher.transport.ssh.route import COMPLAINT_BYTES, SshRoute
 from rackrun.terminal import clean_lines
 
 READ_BYTES = 256 * 1024

@@ -14,21 +14,21 @@ from typing import Any
 import paramiko
 from fabric import Config, Connection
 
-from launcher.errors import HostUnreachable
-from launcher.run.hosts import Host
-from launcher.run.settings import ReachOptions
-from launcher.transport.parallel import all_or_raise, each
-from launcher.transport.ssh.config import Directives, expanded, file_named, paths
-from launcher.transport.ssh.connect import close_route, open_gateway, open_route
-from launcher.transport.ssh.failures import translated
-from launcher.transport.ssh.host_key_policy import HostKeyPolicy
-from launcher.transport.ssh.identities import PublicKeyLogin
-from launcher.transport.ssh.known_hosts import KnownHosts
-from launcher.transport.ssh.lookup import ClientConfig
-from launcher.transport.ssh.machine import Machine
-from launcher.transport.ssh.restrictions import restrictions_of
-from launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.errors import Problem, UsageError
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.transport.parallel import all_or_raise, each
+from rackrun.launcher.transport.ssh.config import Directives, expanded, file_named, paths
+from rackrun.launcher.transport.ssh.connect import close_route, open_gateway, open_route
+from rackrun.launcher.transport.ssh.failures import translated
+from rackrun.launcher.transport.ssh.host_key_policy import HostKeyPolicy
+from rackrun.launcher.transport.ssh.identities import PublicKeyLogin
+from rackrun.launcher.transport.ssh.known_hosts import KnownHosts
+from rackrun.launcher.transport.ssh.lookup import ClientConfig
+from rackrun.launcher.transport.ssh.machine import Machine
+from rackrun.launcher.transport.ssh.restrictions import restrictions_of
+from rackrun.launcher.transport.ssh.route import ConnectSettings, SshRoute
 from rackrun.units import plural
 
 _HOP = re.compile(

@@ -6,8 +6,8 @@ from typing import Any
 
 import paramiko
 
-from launcher.transport.ssh.restrictions import KEYS, Restrictions, signatures
-from launcher.transport.ssh.route import SshRoute
+from rackrun.launcher.transport.ssh.restrictions import KEYS, Restrictions, signatures
+from rackrun.launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import one_line
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import paramiko
 
-from launcher.transport.ssh.certificates import CERTIFICATE
-from launcher.transport.ssh.config import paths
 from rackrun.errors import UsageError
+from rackrun.launcher.transport.ssh.certificates import CERTIFICATE
+from rackrun.launcher.transport.ssh.config import paths
 
 WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],

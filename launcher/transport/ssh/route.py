@@ -10,8 +10,8 @@ from typing import IO
 
 from fabric import Connection
 
-from launcher.transport.ssh.known_hosts import KnownHosts
-from launcher.transport.ssh.restrictions import Restrictions
+from rackrun.launcher.transport.ssh.known_hosts import KnownHosts
+from rackrun.launcher.transport.ssh.restrictions import Restrictions
 from rackrun.terminal import one_line
 
 COMPLAINT_BYTES = 4096

@@ -19,16 +19,16 @@ import pytest
 from PIL import Image, ImageOps
 from sklearn.datasets import load_sample_images
 
-import convert.doctor.command as command
-from convert.__main__ import main as convert_main
-from convert.doctor.checks import LABEL, LEAK, Finding, ordered
-from convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
-from convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
-from nginx.serve import serving
-from nginx.site import Site
+import rackrun.convert.doctor.command as command
 from rackrun.cli.doctor import main
+from rackrun.convert.__main__ import main as convert_main
+from rackrun.convert.doctor.checks import LABEL, LEAK, Finding, ordered
+from rackrun.convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
+from rackrun.convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
 from rackrun.errors import UsageError
-from shards.open import open_source
+from rackrun.nginx.serve import serving
+from rackrun.nginx.site import Site
+from rackrun.shards.open import open_source
 from tests.convert.conftest import Convert
 from tests.convert.drawn import write_files
 from tests.mnist.digits import digits
@@ -186,9 +186,9 @@ def test_a_neighbour_is_the_fifth_nearest_of_the_others() -> None:
 
 def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs are found wherever their rows fall among the blocks that are compared at once."""
-    monkeypatch.setattr("convert.doctor.near_copies.ROWS", 4)
-    monkeypatch.setattr("convert.doctor.near_copies.COLUMNS", 8)
-    monkeypatch.setattr("convert.doctor.near_copies.JOB_ROWS", 12)
+    monkeypatch.setattr("rackrun.convert.doctor.near_copies.ROWS", 4)
+    monkeypatch.setattr("rackrun.convert.doctor.near_copies.COLUMNS", 8)
+    monkeypatch.setattr("rackrun.convert.doctor.near_copies.JOB_ROWS", 12)
     images = parts(25)
     fingerprints = np.stack([fingerprint(jpeg(image)) for image in images])
     order = np.random.default_rng(3).permutation(50)
@@ -318,7 +318,7 @@ def test_without_the_extra_the_rest_is_found(
 ) -> None:
     """Where imagehash is not installed, exact copies are found, and the output names the extra."""
     monkeypatch.setattr(command, "HAS_HASHES", False)
-    monkeypatch.setattr("convert.doctor.fingerprints.HAS_HASHES", False)
+    monkeypatch.setattr("rackrun.convert.doctor.fingerprints.HAS_HASHES", False)
     files = clean_set()
     files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
     files["train/oak/near.jpg"] = jpeg(parts()[6], 40)

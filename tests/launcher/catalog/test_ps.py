@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
-from launcher.catalog.folders import runs_in
-from launcher.catalog.listed import ListedRun, table, task_of
-from launcher.catalog.ps import main, merged
-from launcher.commands.detached import main as look_after
-from launcher.commands.parse import work_of
-from launcher.detached import known_runs
-from launcher.detached.stop import StopOptions, stop
-from launcher.lifecycle.task_check import refuse_absent_run
-from launcher.output.log_files import LogFiles
-from launcher.remote import processes
-from launcher.run.hosts import Host, hosts_named
-from launcher.run.job import Job, TaskWork
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.result import Result
-from launcher.transport.local import free_port
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
+from rackrun.launcher.catalog.folders import runs_in
+from rackrun.launcher.catalog.listed import ListedRun, table, task_of
+from rackrun.launcher.catalog.ps import main, merged
+from rackrun.launcher.commands.detached import main as look_after
+from rackrun.launcher.commands.parse import work_of
+from rackrun.launcher.detached import known_runs
+from rackrun.launcher.detached.stop import StopOptions, stop
+from rackrun.launcher.lifecycle.task_check import refuse_absent_run
+from rackrun.launcher.output.log_files import LogFiles
+from rackrun.launcher.remote import processes
+from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.job import Job, TaskWork
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.transport.local import free_port
 from rackrun.run_folder import new_run_folder, point_latest_to
 from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
+from rackrun.training.run import resume
 from rackrun.units import age
 from tests import warm
 from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
-from training.run import resume
 
 ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
@@ -124,7 +124,7 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
     with pytest.raises(UsageError, match="are not known here; type: --hosts FILE"):
         look_after(["stop", job.run_id[:8]])
     job.folder.settings.write_text('launch = "local"\n')
-    args = ("-m", "launcher", "ssh", "stop", job.run_id[:8])
+    args = ("-m", "rackrun.launcher", "ssh", "stop", job.run_id[:8])
     home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
     assert (output.returncode, "1 of 1 host clean" in output.stderr) == (0, True), output.stderr
@@ -309,7 +309,9 @@ def test_an_age_has_two_units(seconds: float, message: str) -> None:
 
 def test_the_task_is_that_of_the_command() -> None:
     """Of a program of the user's own it is the script."""
-    assert task_of(["/v/python", "-u", "-m", "training", "imagenet", "--epochs"]) == "imagenet"
+    assert (
+        task_of(["/v/python", "-u", "-m", "rackrun.training", "imagenet", "--epochs"]) == "imagenet"
+    )
     assert task_of(["/v/python", "/w/train.py"]) == "train.py"
     assert task_of([]) == ""
 

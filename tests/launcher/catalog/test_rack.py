@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.catalog.rack_table import table
-from launcher.errors import HostUnreachable
-from launcher.preflight.facts import HostFacts
-from launcher.run.hosts import Host
+from rackrun.launcher.catalog.rack_table import table
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.preflight.facts import HostFacts
+from rackrun.launcher.run.hosts import Host
 from tests.launcher.lab import ROOT, Lab
 from tests.launcher.planted_rack import SLEEP, PlantedRack
 from tests.launcher.preflight.test_gpus import OLDER

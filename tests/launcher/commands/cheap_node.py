@@ -1,13 +1,13 @@
-"""`python -m launcher node` with a stand-in for torchrun, as a program: 0.05 s, not 2."""
+"""`python -m rackrun.launcher node` with a stand-in for torchrun, as a program: 0.05 s, not 2."""
 
 import dataclasses
 import sys
 from collections.abc import Sequence
 
-from launcher.commands import node
-from launcher.run.job import Job
-from launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.__main__ import command
+from rackrun.launcher.commands import node
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from tests.launcher.drive import FAKE
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.files.download import fetch_returned
-from launcher.run.python_launch import function_call
 from rackrun.errors import UsageError
+from rackrun.launcher.files.download import fetch_returned
+from rackrun.launcher.run.python_launch import function_call
 from rackrun.user_code.call import as_json
 from tests import warm
 from tests.launcher.fake_host import TrackedTransport
@@ -62,7 +62,7 @@ def test_each_rank_returns_a_value_of_the_declared_shape(start_lab: Labs) -> Non
     hosts = [f"python={python} workdir={lab.folder}/there-{n} slots=2" for n in (1, 2)]
     options = {"hosts": str(lab.write_hosts(*hosts)), "ssh_config": str(lab.config), "plain": True}
     code = (
-        "from launcher import launch\n"
+        "from rackrun.launcher import launch\n"
         "from rackrun.errors import Problem\n"
         "from own_function import fails, lies, train\n"
         f"ended = launch(train, 10, **{options!r})\n"

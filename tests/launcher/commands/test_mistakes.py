@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-import convert.__main__ as convert
-import nginx.__main__ as nginx
-from launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of
-from launcher.commands.ray import RayOptions
-from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.remote.locks import lock
-from launcher.run.settings import LocalOptions
+import rackrun.convert.__main__ as convert
+import rackrun.nginx.__main__ as nginx
 from rackrun.cli.dispatch import run
 from rackrun.commandline.options import options
 from rackrun.commandline.program import report
 from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of
+from rackrun.launcher.commands.ray import RayOptions
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.remote.locks import lock
+from rackrun.launcher.run.settings import LocalOptions
 from rackrun.terminal import clean_lines
+from rackrun.training.config import Config
+from rackrun.training.entry import run_command
 from tests.launcher.lab import Lab
-from training.config import Config
-from training.entry import run_command
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "./run-local": lambda words: run(["./run-local", *words]),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.transport.local import free_port
+from rackrun.launcher.transport.local import free_port
 from tests import warm
 from tests.launcher.drive import ROOT
 from tests.launcher.lab import processes_with
@@ -351,7 +351,15 @@ def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """Return a few drawn cats and dogs."""
-    drawn = [sys.executable, "-m", "catdog", "demo", str(tmp_path / "drawn"), "--images", "60"]
+    drawn = [
+        sys.executable,
+        "-m",
+        "rackrun.catdog",
+        "demo",
+        str(tmp_path / "drawn"),
+        "--images",
+        "60",
+    ]
     subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
     return tmp_path / "drawn" / "shards"
 

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 import rackrun
-from launcher import launch
-from launcher.commands import local_run
-from launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
-from launcher.commands.ray import RayOptions
-from launcher.commands.settings import NodeOptions, SshOptions
-from launcher.commands.ssh_run import refuse_what_stays
-from launcher.lifecycle.launch_spec import LaunchSpec, resolved
-from launcher.lifecycle.serving import folder_to_serve
-from launcher.lifecycle.this_machine import plan_alone
-from launcher.preflight.checks import CHECKS, check_allowed
-from launcher.run.job import Command, Limits, TaskWork
-from launcher.run.python_launch import LaunchOptions
-from launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.errors import SaveError, UsageError
+from rackrun.launcher import launch
+from rackrun.launcher.commands import local_run
+from rackrun.launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
+from rackrun.launcher.commands.ray import RayOptions
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.commands.ssh_run import refuse_what_stays
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
+from rackrun.launcher.lifecycle.serving import folder_to_serve
+from rackrun.launcher.lifecycle.this_machine import plan_alone
+from rackrun.launcher.preflight.checks import CHECKS, check_allowed
+from rackrun.launcher.run.job import Command, Limits, TaskWork
+from rackrun.launcher.run.python_launch import LaunchOptions
+from rackrun.launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.user_code.revision import git_commit
 from tests import warm
@@ -128,7 +128,7 @@ def test_what_is_typed_wrong_is_one_line(args: tuple[str, ...], says: str, tmp_p
     """Code 64, and what to type; no host is there to be asked."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     ended = warm.run(
-        *("-m", "launcher", "ssh", *args),
+        *("-m", "rackrun.launcher", "ssh", *args),
         start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -186,7 +186,7 @@ def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> Non
     hosts = ["hosts.txt"] * (way == "ssh")
     args = ["--dry-run", *hosts, "catdog", "--data", "http://user:hunter2@127.0.0.1/"]
     ended = warm.run(
-        *("-m", "launcher", way, *args),
+        *("-m", "rackrun.launcher", way, *args),
         start=warm.Launcher,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.stragglers import straggler
+from rackrun.launcher.run.stragglers import straggler
 from tests import warm
 from tests.launcher.drive import ROOT, Drive
 
@@ -29,7 +29,7 @@ def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
     script, _ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
     ended = warm.run(
-        *("-m", "launcher", "local", "--python", str(warm.interpreter()), "--nproc", "2"),
+        *("-m", "rackrun.launcher", "local", "--python", str(warm.interpreter()), "--nproc", "2"),
         *("--", "python", "script.py"),
         start=warm.Launcher,
         cwd=tmp_path,

@@ -6,19 +6,19 @@ from typing import NoReturn
 
 import pytest
 
-from catdog.recipes import RECIPES
-from launcher.commands import local_run, ray, ssh_run
-from launcher.commands.parse import job_template
-from launcher.commands.ray import RayOptions
-from launcher.commands.settings import SshOptions
-from launcher.detached.entries import Ending
-from launcher.detached.replay import resume_command
-from launcher.lifecycle.launch_spec import LaunchSettings
-from launcher.lifecycle.task_check import DEMO
-from launcher.run.job import JobTemplate, TaskWork, Work, without_option
-from launcher.run.settings import LocalOptions, Options
+from rackrun.catdog.recipes import RECIPES
 from rackrun.cli import dispatch
-from training.config import from_command_line
+from rackrun.launcher.commands import local_run, ray, ssh_run
+from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.commands.ray import RayOptions
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.detached.entries import Ending
+from rackrun.launcher.detached.replay import resume_command
+from rackrun.launcher.lifecycle.launch_spec import LaunchSettings
+from rackrun.launcher.lifecycle.task_check import DEMO
+from rackrun.launcher.run.job import JobTemplate, TaskWork, Work, without_option
+from rackrun.launcher.run.settings import LocalOptions, Options
+from rackrun.training.config import from_command_line
 
 RUN = "20260102-030405-demo"
 

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher import launch
-from launcher.commands.parse import work_of
 from rackrun.errors import UsageError
+from rackrun.launcher import launch
+from rackrun.launcher.commands.parse import work_of
 from tests import warm
 from tests.launcher.drive import ROOT
 
 
 def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
     return warm.run(
-        *("-m", "launcher", "local", *args),
+        *("-m", "rackrun.launcher", "local", *args),
         start=warm.Launcher,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
@@ -113,7 +113,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as broken:
-        args = [sys.executable, "-m", "launcher", "local", "--help"]
+        args = [sys.executable, "-m", "rackrun.launcher", "local", "--help"]
         ended = subprocess.run(
             args, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
         )
@@ -130,7 +130,7 @@ def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
     """`launch` takes the same words and options, and returns codes, cause and folder."""
     second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"
     code = (
-        "from launcher import launch\n"
+        "from rackrun.launcher import launch\n"
         f"ranks = 'if [ $RANK = 0 ]; then touch first; else {second}; fi'\n"
         f"python = {str(warm.interpreter())!r}\n"
         "ended = launch('--', 'bash', '-c', ranks, nproc=2, python=python)\n"
@@ -156,7 +156,7 @@ def test_launch_refuses_what_it_does_not_know() -> None:
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None:
     """One line and 130, whether the terminal or a program sends it; nothing goes on."""
     process = warm.Launcher(
-        *("-m", "launcher", "local"),
+        *("-m", "rackrun.launcher", "local"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

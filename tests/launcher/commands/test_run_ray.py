@@ -58,7 +58,7 @@ def start(address: str, folder: Path, *args: str, canary: str = "") -> subproces
     """Start `./run-ray` as a user does, on hosts that are one machine."""
     options = ["--ignore-check", "machine", "--python", warm.interpreter()]
     return warm.Launcher(
-        *("-m", "launcher", "ray", "--address", address, *options, *args),
+        *("-m", "rackrun.launcher", "ray", "--address", address, *options, *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
         stdin=subprocess.DEVNULL,
@@ -77,7 +77,7 @@ def test_two_nodes_train_two_ranks(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank a node, the same folder, logs and result as by any other way: in the notebook."""
-    drawn = ("-m", "catdog", "demo", "data/demo", "--images", "60")
+    drawn = ("-m", "rackrun.catdog", "demo", "data/demo", "--images", "60")
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
     assert warm.run(*drawn, start=warm.Launcher, cwd=tmp_path, env=ours).returncode == 0
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> Non
         "    return [start, int(os.environ['RANK'])]\n"
     )
     code = (
-        "from launcher import launch\nfrom own_function import train\n"
+        "from rackrun.launcher import launch\nfrom own_function import train\n"
         f"ended = launch(train, 7, address={address!r}, ignore_check=['machine'],"
         f" python={str(warm.interpreter())!r}, plain=True)\n"
         "print('got', ended.verdict, ended.returned)\n"
@@ -160,8 +160,8 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
 
 FROZEN = """
 import os, signal, sys, time
-from launcher.errors import HostLost
-from launcher.transport.ray import cluster
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.transport.ray import cluster
 program = "import os\\nos.write(1, b'%d\\\\n' % os.getppid())\\nos.execvp('cat', ['cat'])"
 with cluster(sys.argv[1]) as (hosts, places):
     frozen, other = [place.open([sys.executable, "-c", program]) for place in places]

@@ -169,7 +169,7 @@ def test_python_programs_launch_on_hosts_as_well(start_lab: Labs) -> None:
     lab = start_lab(2)
     hosts = cheap_hosts(lab)
     program = (
-        "from launcher import launch\n"
+        "from rackrun.launcher import launch\n"
         "words = ('--', 'sh', '-c', 'test $RANK = 0 || sleep 3; exit $((3 * RANK))')\n"
         f"options = dict(hosts={hosts!r}, ssh_config={str(lab.config)!r}, plain=True)\n"
         "result = launch(*words, **options)\n"

@@ -20,27 +20,27 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.detached import VERBS
-from launcher.detached import known_runs, results
-from launcher.detached.controller import RunOrder
-from launcher.detached.locate import ReachedRun
-from launcher.detached.start import sources, start_controller
-from launcher.detached.status import status_of_all
-from launcher.detached.stop import is_left
-from launcher.errors import HostUnreachable, PreflightRefused
-from launcher.lifecycle.launch_spec import resolved
-from launcher.remote import processes, run_manager
-from launcher.remote.relay import call
-from launcher.remote.sockets import tls
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork
-from launcher.run.settings import HostOptions
-from launcher.supervision.agents import drain
-from launcher.transport.certificate import new_key
-from launcher.transport.local import LocalChannel, LocalTransport
-from launcher.transport.relay import RelayListener
-from launcher.transport.rpc import RpcClient
 from rackrun import runs as runs_here
+from rackrun.launcher.commands.detached import VERBS
+from rackrun.launcher.detached import known_runs, results
+from rackrun.launcher.detached.controller import RunOrder
+from rackrun.launcher.detached.locate import ReachedRun
+from rackrun.launcher.detached.start import sources, start_controller
+from rackrun.launcher.detached.status import status_of_all
+from rackrun.launcher.detached.stop import is_left
+from rackrun.launcher.errors import HostUnreachable, PreflightRefused
+from rackrun.launcher.lifecycle.launch_spec import resolved
+from rackrun.launcher.remote import processes, run_manager
+from rackrun.launcher.remote.relay import call
+from rackrun.launcher.remote.sockets import tls
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.run.settings import HostOptions
+from rackrun.launcher.supervision.agents import drain
+from rackrun.launcher.transport.certificate import new_key
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.launcher.transport.relay import RelayListener
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.runs import find_run
 from rackrun.shapes import Misshapen, parsed
 from tests import warm
@@ -353,7 +353,9 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
     process = detached.lab.run_ssh(*args, env={"HOME": str(detached.home)}, cwd=detached.home)
 
     def kept() -> bool:
-        return any("launcher.detached.controller" in line for line in detached.processes().values())
+        return any(
+            "rackrun.launcher.detached.controller" in line for line in detached.processes().values()
+        )
 
     until(kept, "a controller is started", 60)
     process.kill()
@@ -406,9 +408,7 @@ def test_an_orphaned_controller_awaits_no_host(
 def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: DetachedLab) -> None:
     """The controller's error is printed; neither its code nor its folder stays on the host."""
     broken = detached.lab.folder / "broken"
-    refuse = (
-        'case "$*" in *launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
-    )
+    refuse = 'case "$*" in *rackrun.launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
     broken.write_text(f'#!/bin/sh\n{refuse}\nexec {detached.lab.cheap_python()} "$@"\n')
     broken.chmod(0o755)
     hosts = str(detached.lab.write_hosts(f"python={broken} workdir={detached.work} slots=1"))
@@ -554,9 +554,7 @@ def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -
     for name, text in sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    start = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import launcher.detached.controller"
-    )
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rackrun.launcher.detached.controller"
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.rerun import read
+from rackrun.launcher.commands.rerun import read
 from tests.launcher.detached_lab import DetachedLab
 from tests.launcher.lab import Lab, wait_for_banner
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import HostLost
-from launcher.remote.relay import call
-from launcher.remote.sockets import memory_file, read_line, tls
-from launcher.transport import relay
-from launcher.transport.certificate import new_key
-from launcher.transport.relay import RelayListener, RelayTransport
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.remote.relay import call
+from rackrun.launcher.remote.sockets import memory_file, read_line, tls
+from rackrun.launcher.transport import relay
+from rackrun.launcher.transport.certificate import new_key
+from rackrun.launcher.transport.relay import RelayListener, RelayTransport
 
 pytestmark = pytest.mark.filterwarnings(  # `ssl` leaves those to Python that are gone already
     "ignore::pytest.PytestUnraisableExceptionWarning"

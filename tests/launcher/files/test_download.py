@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.files import download
-from launcher.files.download import fetch_results
-from launcher.remote import service
-from launcher.run.plan import HostPlan
-from launcher.transport import rpc
 from rackrun.errors import Problem
+from rackrun.launcher.files import download
+from rackrun.launcher.files.download import fetch_results
+from rackrun.launcher.remote import service
+from rackrun.launcher.run.plan import HostPlan
+from rackrun.launcher.transport import rpc
 from tests.fuzz.targets_files import Recorded
 from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 from tests.launcher.lab import Lab, children, command_line
@@ -326,7 +326,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -
     (remote / "z").write_text("z")
     order = {"do": "send", "folder": str(remote), "paths": ["a", "gone", "../a", "z"]}
     text = json.dumps(order).encode()
-    program = "import sys; from launcher.remote import transfer; transfer.serve(b'')"
+    program = "import sys; from rackrun.launcher.remote import transfer; transfer.serve(b'')"
     done = subprocess.run(
         [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
     )

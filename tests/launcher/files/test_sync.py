@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import PreflightRefused
-from launcher.files import sync
-from launcher.files.sync import Destination, upload_code
-from launcher.files.working_tree import WorkingTree, with_files
-from launcher.remote import service, transfer
-from launcher.supervision.agents import drain
-from launcher.transport.local import LocalChannel, LocalTransport
-from launcher.transport.rpc import RpcClient
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from rackrun.errors import Problem
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.files import sync
+from rackrun.launcher.files.sync import Destination, upload_code
+from rackrun.launcher.files.working_tree import WorkingTree, with_files
+from rackrun.launcher.remote import service, transfer
+from rackrun.launcher.supervision.agents import drain
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.launcher.transport.rpc import RpcClient
 from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 from tests.launcher.lab import ROOT, Lab, children, command_line
 from tests.waiting import until
@@ -505,7 +505,7 @@ def test_a_task_of_ones_own_is_brought_or_refused(start_lab: Labs) -> None:
         folder.mkdir()
         (folder / "model.py").write_text("raise SystemExit('the launcher runs no task')")
         (folder / "recipes.py").write_text(
-            'from training.config import Config\nRECIPES = {"default": Config}'
+            'from rackrun.training.config import Config\nRECIPES = {"default": Config}'
         )
     (source / ".gitignore").write_text("mine\n")
     host = f"python={lab.cheap_python(trains=True)} workdir={lab.folder}/there"

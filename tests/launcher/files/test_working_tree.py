@@ -11,12 +11,17 @@ from typing import Any
 
 import pytest
 
-from launcher.commands import upload
-from launcher.commands.settings import SshOptions
-from launcher.files.working_tree import _is_private, remarks_on, with_untracked, working_tree
-from launcher.remote.files import INSTALLED
-from launcher.run.hosts import Host
 from rackrun.errors import UsageError
+from rackrun.launcher.commands import upload
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.files.working_tree import (
+    _is_private,
+    remarks_on,
+    with_untracked,
+    working_tree,
+)
+from rackrun.launcher.remote.files import INSTALLED
+from rackrun.launcher.run.hosts import Host
 from tests.launcher.lab import ROOT, Lab
 from tests.waiting import until
 
@@ -114,7 +119,7 @@ def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
         file.write(b"code")
         file.truncate(100 << 20)
     program = (
-        "import sys; from launcher.remote.files import file_digest\n"
+        "import sys; from rackrun.launcher.remote.files import file_digest\n"
         "print(file_digest(sys.argv[1]))\n"
         "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
     )

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from launcher.lifecycle.choosing import HostOffer, pick_gpus, pick_hosts
-from launcher.run.hosts import Host
+from rackrun.launcher.lifecycle.choosing import HostOffer, pick_gpus, pick_hosts
+from rackrun.launcher.run.hosts import Host
 
 
 def offer(name: str, free: str, gpus: int = 4) -> HostOffer:

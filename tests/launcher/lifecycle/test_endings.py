@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote.agent.output import RankOutput as AgentOutput
-from launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.agent.output import RankOutput as AgentOutput
+from rackrun.launcher.remote.agent.torchrun import Torchrun
 from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY
 from tests.waiting import until

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import HostUnreachable
-from launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
-from launcher.preflight.checks import CHECKS, examine, refusal
-from launcher.preflight.facts import Requirements, gather_facts
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork
-from launcher.run.result import Result
-from launcher.supervision.agents import drain
-from launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.errors import UsageError
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
+from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.facts import Requirements, gather_facts
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.supervision.agents import drain
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from tests.launcher.lab import ROOT, Lab, children
 from tests.waiting import until
 
@@ -242,7 +242,9 @@ def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
 def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
     """A task that failed at once is started anew with all its options and the earlier runs."""
     lab = start_lab(1)
-    package = lab.folder / "cheap" / "training"  # ranks start as: python -m training catdog ...
+    package = (
+        lab.folder / "cheap" / "training"
+    )  # ranks start as: python -m rackrun.training catdog ...
     package.mkdir(parents=True)
     (package / "__init__.py").touch()  # or the installed package would come first
     (package / "__main__.py").write_text(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.lifecycle.serving import RestartingServer
-from nginx.serve import servers
-from nginx.site import Site
 from rackrun.errors import Problem
+from rackrun.launcher.lifecycle.serving import RestartingServer
+from rackrun.nginx.serve import servers
+from rackrun.nginx.site import Site
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
 from tests.waiting import until
 

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from rackrun.atomic import partials
 from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
 from tests import warm
 from tests.launcher.drive import ROOT, Drive
 from tests.waiting import until
-from training import checkpoint
 
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
 from tests.training import two_ranks
 from tests.waiting import until
-from training.config import Config
-from training.world import joined
+from rackrun.training.config import Config
+from rackrun.training.world import joined
 fsync = os.fsync
 def slow(descriptor):
     if "step-00000003" in os.readlink(f"/proc/self/fd/{descriptor}"):
@@ -39,7 +39,7 @@ os._exit(code)
 BLOCKED = """
 import json, os, socket, time
 from pathlib import Path
-from training import checkpoint
+from rackrun.training import checkpoint
 from rackrun import report
 os.fsync = lambda descriptor: time.sleep(999)
 report(phase="save", step=3)

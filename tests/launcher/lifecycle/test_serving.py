@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from catdog.archive import write_archive
-from launcher.lifecycle.restart_policy import after, resumed
-from launcher.lifecycle.serving import folder_to_serve, is_here, own_address
-from launcher.run.job import Command, TaskWork, data_of, with_data
-from launcher.run.settings import Serving
-from launcher.search.sweep import Combination
-from nginx.serve import servers, serving, stop
-from nginx.site import Site
+from rackrun.catdog.archive import write_archive
 from rackrun.errors import UsageError
-from shards.index import Manifest, Shard, Split
+from rackrun.launcher.lifecycle.restart_policy import after, resumed
+from rackrun.launcher.lifecycle.serving import folder_to_serve, is_here, own_address
+from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
+from rackrun.launcher.run.settings import Serving
+from rackrun.launcher.search.sweep import Combination
+from rackrun.nginx.serve import servers, serving, stop
+from rackrun.nginx.site import Site
+from rackrun.shards.index import Manifest, Shard, Split
 from tests import warm
 from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab
@@ -29,7 +29,7 @@ from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
-# Stands in for `python -m training TASK` on hosts: reads its data as a rank does, prints its URL.
+# Stands in for `python -m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
 import sys, time, urllib.request
 data = sys.argv[sys.argv.index("--data") + 1]
@@ -58,7 +58,7 @@ def give_shards(folder: Path) -> Path:
 
 
 def with_stand_in(shards: Path) -> dict[str, str]:
-    """Return the variable with which `python -m training` is the stand-in."""
+    """Return the variable with which `python -m rackrun.training` is the stand-in."""
     return {"PYTHONPATH": f"{shards.parent / 'stand-in'}:{ROOT}"}
 
 
@@ -173,7 +173,7 @@ def drawn_shards(folder: Path, images: int = 40, *options: str) -> Path:
     """Return real shards of a few images."""
     archive, shards = folder / f"train-{images}.zip", folder / f"drawn-{images}"
     write_archive(archive, images)
-    args = ("-m", "convert", "catdog", str(archive), str(shards), *options)
+    args = ("-m", "rackrun.convert", "catdog", str(archive), str(shards), *options)
     done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return shards
@@ -250,7 +250,7 @@ def test_run_local_serves_when_asked(start_lab: Labs, shards: Path) -> None:
     """`./run-local --serve` reads its own shards over HTTP."""
     python = start_lab(1).cheap_python()
     done = warm.run(
-        *("-m", "launcher", "local", "--python", python, "--serve", "--serve-native"),
+        *("-m", "rackrun.launcher", "local", "--python", python, "--serve", "--serve-native"),
         *("--plain", "catdog", "--data", shards),
         start=warm.Launcher,
         cwd=shards.parent / "code",
@@ -363,7 +363,7 @@ def test_what_cannot_be_served_is_one_line(
 ) -> None:
     """Bad usage and bad folders end with their codes, before anything is started."""
     given = (str(shards) if arg == SHARDS else arg for arg in args)
-    command = ("-m", "launcher", "local", "--serve-native", *given)
+    command = ("-m", "rackrun.launcher", "local", "--serve-native", *given)
     done = warm.run(*command, start=warm.Launcher, cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert done.stderr.count("\n") == 1

@@ -12,11 +12,11 @@ from types import CodeType, ModuleType
 
 import pytest
 
-from launcher.remote import loader, probe, relay, run_manager, service, transfer
-from launcher.remote.agent import agent, rank_server, shim
-from launcher.transport import bootstrap
-from launcher.transport.bundle import _needed, _portable, packed
-from launcher.transport.local import LocalTransport
+from rackrun.launcher.remote import loader, probe, relay, run_manager, service, transfer
+from rackrun.launcher.remote.agent import agent, rank_server, shim
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.bundle import _needed, _portable, packed
+from rackrun.launcher.transport.local import LocalTransport
 from tests import warm
 from tests.launcher.lab import BUSY, ROOT, Lab
 
@@ -64,7 +64,7 @@ def test_a_host_file_is_all_that_has_to_be_typed(start_lab: Labs) -> None:
 
 def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None:
     """`./run-ssh` alone means hosts.txt here, and says so where there is none."""
-    command = [sys.executable, "-m", "launcher", "ssh"]
+    command = [sys.executable, "-m", "rackrun.launcher", "ssh"]
     environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 64

@@ -12,19 +12,25 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from launcher.output.console import PROGRESS_SECONDS, PlainOutput, next_commands, say, time_of_day
-from launcher.output.dashboard import Dashboard
-from launcher.run.events import Report
-from launcher.run.job import Command, Job, TaskWork
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
+from rackrun.launcher.output.console import (
+    PROGRESS_SECONDS,
+    PlainOutput,
+    next_commands,
+    say,
+    time_of_day,
+)
+from rackrun.launcher.output.dashboard import Dashboard
+from rackrun.launcher.run.events import Report
+from rackrun.launcher.run.job import Command, Job, TaskWork
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from tests.launcher.drive import ROOT
 
 SAY = """
 import sys
-from launcher.output.console import say
+from rackrun.launcher.output.console import say
 say("first")
 sys.stdin.readline()
 for number in range(3):

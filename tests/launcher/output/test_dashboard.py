@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.console import ranges
-from launcher.output.dashboard import Dashboard
-from launcher.output.run_view import machines
-from launcher.run.events import (
+from rackrun.launcher.output.console import ranges
+from rackrun.launcher.output.dashboard import Dashboard
+from rackrun.launcher.output.run_view import machines
+from rackrun.launcher.run.events import (
     Event,
     Frozen,
     Gpu,
@@ -23,10 +23,10 @@ from launcher.run.events import (
     Report,
     Usage,
 )
-from launcher.run.job import Command, Job, TaskWork, Work
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.result import Result
-from launcher.run.state import RunState
+from rackrun.launcher.run.job import Command, Job, TaskWork, Work
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration
 from tests.launcher.drive import Terminal

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.events import Lost
-from launcher.supervision import agent_protocol
-from launcher.transport import bootstrap
-from launcher.transport.local import LocalTransport
+from rackrun.launcher.run.events import Lost
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.local import LocalTransport
 from tests.launcher.lab import Lab
 from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.log_files import LogFiles, unfinished_run_notice
-from launcher.run.plan import HostPlan, Plan
+from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
+from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
 from tests.launcher.drive import ROOT
 
@@ -18,8 +18,8 @@ BEGIN = """
 import sys
 from pathlib import Path
 from rackrun.run_folder import RunFolder
-from launcher.output.log_files import LogFiles, unfinished_run_notice
-from launcher.run.plan import Plan
+from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
+from rackrun.launcher.run.plan import Plan
 runs = Path(sys.argv[1])
 (runs / "first").mkdir()
 LogFiles(RunFolder(runs / "first"), Plan("id", 0, ()))

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from launcher.output.merge import FLOOD_BYTES, Flood, Line, LogMerger, LogSource, readable
-from launcher.run.events import Output
+from rackrun.launcher.output.merge import FLOOD_BYTES, Flood, Line, LogMerger, LogSource, readable
+from rackrun.launcher.run.events import Output
 from rackrun.terminal import clean
 
 OUT = LogSource(0, 0, "out")

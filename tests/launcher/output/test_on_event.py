@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.output.on_event import EventCommand
+from rackrun.launcher.output.on_event import EventCommand
 from tests.launcher.drive import ROOT, Drive
 from tests.launcher.lab import Lab
 from tests.waiting import until

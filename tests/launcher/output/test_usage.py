@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output import journal
-from launcher.output.journal import UsageLog
-from launcher.remote.agent import usage
-from launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
-from launcher.run.events import Gpu, Usage
+from rackrun.launcher.output import journal
+from rackrun.launcher.output.journal import UsageLog
+from rackrun.launcher.remote.agent import usage
+from rackrun.launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
+from rackrun.launcher.run.events import Gpu, Usage
 from rackrun.run_report.folder import read_usage
 from rackrun.shapes import shaped
 

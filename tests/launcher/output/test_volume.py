@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote.agent.nonblocking import READ_BYTES
-from launcher.supervision.agents import QUEUED_EVENTS
-from launcher.supervision.supervisor import EVENTS_PER_TURN
+from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
+from rackrun.launcher.supervision.agents import QUEUED_EVENTS
+from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
 from tests.launcher.lab import Lab
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from launcher.remote import probe, service
+from rackrun.launcher.remote import probe, service
 
 FIRST = "127.1.0."
 

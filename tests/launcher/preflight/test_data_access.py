@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.events import Lost
+from rackrun.launcher.run.events import Lost
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner
 from tests.launcher.netlab import NetLab, port

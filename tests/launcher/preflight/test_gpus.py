@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import PreflightRefused
-from launcher.lifecycle import task_check
-from launcher.preflight import gpus as judge
-from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
-from launcher.preflight.replies import believed
-from launcher.remote import gpus as remote
-from launcher.remote import probe
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork
-from launcher.transport.local import gpu_count, gpu_model
 from rackrun.cuda import gpu_problem
 from rackrun.errors import UsageError
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.lifecycle import task_check
+from rackrun.launcher.preflight import gpus as judge
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
+from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.remote import gpus as remote
+from rackrun.launcher.remote import probe
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
 
@@ -410,7 +410,7 @@ def test_the_driver_names_the_gpus_of_this_machine(tmp_path: Path) -> None:
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:
     """Two GPUs were counted here, and torch finds none: 78 and a line that says why."""
     python = str(warm.interpreter())
-    command = (*with_gpus(tmp_path), python, "-m", "launcher", "local", "--python", python)
+    command = (*with_gpus(tmp_path), python, "-m", "rackrun.launcher", "local", "--python", python)
     ended = subprocess.run(
         [*command, "catdog", "--synthetic", "--epochs", "1"],
         cwd=tmp_path,

@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
-from launcher.lifecycle.session import wants_lines
-from launcher.preflight import facts
-from launcher.preflight.check_table import shown
-from launcher.preflight.checks import CHECKS, TableRow, examine, refusal
-from launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
-from launcher.remote.probe import INTERPRETER_SECONDS
-from launcher.run.host_names import grouped
-from launcher.run.hosts import Host, parse_hosts
-from launcher.transport.parallel import all_or_raise
-from launcher.transport.ssh import ConnectSettings, Network
+from rackrun.launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
+from rackrun.launcher.lifecycle.session import wants_lines
+from rackrun.launcher.preflight import facts
+from rackrun.launcher.preflight.check_table import shown
+from rackrun.launcher.preflight.checks import CHECKS, TableRow, examine, refusal
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
+from rackrun.launcher.remote.probe import INTERPRETER_SECONDS
+from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.run.hosts import Host, parse_hosts
+from rackrun.launcher.transport.parallel import all_or_raise
+from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import BUSY, Lab, wait_for_banner
 from tests.waiting import until
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote import shard_access
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from shards.http.server import authorization, tls_context
+from rackrun.launcher.remote import shard_access
+from rackrun.shards.http.server import authorization, tls_context
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.lab import Lab
 from tests.waiting import until

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.settings import SshOptions
-from launcher.remote import locks
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.remote import locks
 from rackrun.units import seconds_in
 from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
 from tests.launcher.lab import ROOT, Lab
@@ -136,7 +136,7 @@ def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(
 SOMEBODY = 65534
 HOLDER = """
 import os
-from launcher.remote import locks
+from rackrun.launcher.remote import locks
 os.setuid({})
 locks.lock({!r}, False)
 print(1, flush=True)

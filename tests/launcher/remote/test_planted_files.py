@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from launcher.remote import files, processes, run_manager
-from launcher.remote.agent import shutdown
+from rackrun.launcher.remote import files, processes, run_manager
+from rackrun.launcher.remote.agent import shutdown
 from tests.launcher.detached_lab import WAIT, DetachedLab
 
 NOBODY = 65534

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote import locks
+from rackrun.launcher.remote import locks
 from tests import warm
 from tests.launcher.lab import ROOT, Lab
 from tests.launcher.planted_rack import PlantedRack
@@ -32,9 +32,9 @@ GPUS = (4, 4, 2, 2)
 JOBS = 300
 AT_ONCE = 8
 NOBODY = 65534
-LAUNCH = (  # as `python -m launcher ssh`, but for the time between two looks at busy hosts
-    "import sys, launcher.lifecycle.planning as planning; planning.WAIT_SECONDS = 0.5;"
-    " from launcher.commands import ssh; from rackrun.commandline.program import run;"
+LAUNCH = (  # as `python -m rackrun.launcher ssh`, but for the time between two looks at busy hosts
+    "import sys, rackrun.launcher.lifecycle.planning as planning; planning.WAIT_SECONDS = 0.5;"
+    " from rackrun.launcher.commands import ssh; from rackrun.commandline.program import run;"
     " run(ssh.main)"
 )
 RANK = """

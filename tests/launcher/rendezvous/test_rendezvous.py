@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node_agreement import check_agreement
-from launcher.commands.settings import NodeOptions
-from launcher.errors import HostUnreachable
-from launcher.rendezvous.connection import PeerConnection
-from launcher.rendezvous.gather import (
+from rackrun.contract.variables import JOB_KEY
+from rackrun.errors import Problem, UsageError
+from rackrun.launcher.commands.node_agreement import check_agreement
+from rackrun.launcher.commands.settings import NodeOptions
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.rendezvous.connection import PeerConnection
+from rackrun.launcher.rendezvous.gather import (
     MOST_STRANGERS,
     Agreement,
     NodeInfo,
@@ -23,11 +25,9 @@ from launcher.rendezvous.gather import (
     gather,
     join,
 )
-from launcher.run.job import Command
-from launcher.run.settings import Serving
-from launcher.transport.local import free_port
-from rackrun.contract.variables import JOB_KEY
-from rackrun.errors import Problem, UsageError
+from rackrun.launcher.run.job import Command
+from rackrun.launcher.run.settings import Serving
+from rackrun.launcher.transport.local import free_port
 from tests.launcher.commands.test_node import SAY, Nodes, connected, ends, nodes, python
 from tests.waiting import until
 

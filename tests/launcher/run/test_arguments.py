@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote.agent.torchrun import environment
-from launcher.run.job import Command, Job, JobTemplate, TaskWork
-from launcher.run.plan import PlannedHost, make_plan
 from rackrun.errors import UsageError
+from rackrun.launcher.remote.agent.torchrun import environment
+from rackrun.launcher.run.job import Command, Job, JobTemplate, TaskWork
+from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.run_folder import RunFolder
 from tests import warm
 from tests.launcher.drive import Drive
@@ -80,7 +80,7 @@ def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
     assert plan.world_size == 6
     for host in plan.hosts:
         assert {"--master-addr=10.0.0.0", "--master-port=2345", "--nnodes=3"} <= set(host.torchrun)
-        assert host.command == ("/py", "-u", "-m", "training", "catdog", "--epochs", "2")
+        assert host.command == ("/py", "-u", "-m", "rackrun.training", "catdog", "--epochs", "2")
     assert dict(plan.hosts[2].defaults)["OMP_NUM_THREADS"] == "2"
 
 

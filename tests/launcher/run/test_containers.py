@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.remote import run_manager
-from launcher.run.container import ContainerSpec, container_of
 from rackrun.errors import UsageError
+from rackrun.launcher.remote import run_manager
+from rackrun.launcher.run.container import ContainerSpec, container_of
 from tests import warm
 from tests.launcher.lab import ROOT, Lab, wait_for_banner
 from tests.launcher.preflight.test_accounts import account, root, user
@@ -290,7 +290,7 @@ def hosts_of(lab: Lab, image: str) -> tuple[str, ...]:
 def local(folder: Path, *args: str) -> "subprocess.Popen[str]":
     """Start `./run-local` in a folder."""
     return warm.Launcher(
-        *("-m", "launcher", "local", *args),
+        *("-m", "rackrun.launcher", "local", *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

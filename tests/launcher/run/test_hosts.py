@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.run.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
 from rackrun.errors import UsageError
+from rackrun.launcher.run.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
 
 
 def names(text: str) -> list[str]:

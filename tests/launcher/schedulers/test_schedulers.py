@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from launcher.commands.node import detected_in, placement_here, with_free_port
-from launcher.commands.settings import NodeOptions
-from launcher.run.job import Command
-from launcher.schedulers import find_placement
-from launcher.schedulers.slurm import allocated, expand
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.node import detected_in, placement_here, with_free_port
+from rackrun.launcher.commands.settings import NodeOptions
+from rackrun.launcher.run.job import Command
+from rackrun.launcher.schedulers import find_placement
+from rackrun.launcher.schedulers.slurm import allocated, expand
 from tests import warm
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -236,7 +236,7 @@ def test_the_gpus_of_an_allocation_are_slots() -> None:
 
 def dry_run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run `node --dry-run` under a recorded environment."""
-    command = ("-m", "launcher", "node", "--dry-run", *args, "catdog")
+    command = ("-m", "rackrun.launcher", "node", "--dry-run", *args, "catdog")
     path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
     return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.commands.local import main as local
-from launcher.run.hosts import Host
-from launcher.run.job import Command, TaskWork
-from launcher.search.sweep import cells, command, groups_of, members_of
 from rackrun.errors import UsageError
+from rackrun.launcher.commands.local import main as local
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.search.sweep import cells, command, groups_of, members_of
 from rackrun.run_report.folder import RunEnd, Story
 from tests.launcher.lab import Lab
 from tests.waiting import until

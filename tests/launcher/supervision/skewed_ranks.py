@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from rackrun.training.config import Config
+from rackrun.training.data.samples import Batch
+from rackrun.training.world import joined
 from tests.training import two_ranks
-from training.config import Config
-from training.data.samples import Batch
-from training.world import joined
 
 FOLDER = Path(sys.argv[1])
 exec((FOLDER / "sitecustomize.py").read_text())  # which a warm interpreter does not import

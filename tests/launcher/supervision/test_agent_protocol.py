@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import HostLost
-from launcher.remote import service
-from launcher.remote.agent import frames
-from launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
-from launcher.run.job import Command, Job
-from launcher.run.plan import Plan, PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision import agent_protocol
-from launcher.supervision.reports import FIELDS
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.agent import frames
+from rackrun.launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.supervision.reports import FIELDS
 from rackrun.run_folder import RunFolder
 
 

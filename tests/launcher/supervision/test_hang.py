@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.output.run_view import state_of
-from launcher.run.events import Computing, RankStarted, Report
-from launcher.run.job import Command, Job, Limits, TaskWork, Work
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision.hangs import find_hang
-from launcher.supervision.root_cause import cause_of
+from rackrun.launcher.output.run_view import state_of
+from rackrun.launcher.run.events import Computing, RankStarted, Report
+from rackrun.launcher.run.job import Command, Job, Limits, TaskWork, Work
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.hangs import find_hang
+from rackrun.launcher.supervision.root_cause import cause_of
 from rackrun.run_folder import RunFolder
-from shards.http.connection import Timeouts
+from rackrun.shards.http.connection import Timeouts
 from tests import warm
 from tests.launcher.drive import Drive
 from tests.launcher.lab import BUSY

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.remote import service
-from launcher.remote.agent import frames
+from rackrun.launcher.remote import service
+from rackrun.launcher.remote.agent import frames
 from tests.launcher.drive import Drive
 
 WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]

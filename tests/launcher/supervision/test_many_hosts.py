@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.events import Joined, Opened
-from launcher.run.job import Command, Job, Limits
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision.agents import AgentGroup, EventQueue, SilenceDetector
-from launcher.transport.local import LocalTransport, SocketChannel
+from rackrun.launcher.run.events import Joined, Opened
+from rackrun.launcher.run.job import Command, Job, Limits
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.agents import AgentGroup, EventQueue, SilenceDetector
+from rackrun.launcher.transport.local import LocalTransport, SocketChannel
 from rackrun.run_folder import RunFolder
 
 ALLOW = """
 import resource, sys
-from launcher.transport.ssh.network import allow_connections
+from rackrun.launcher.transport.ssh.network import allow_connections
 from rackrun.commandline.program import run
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 2000))
 def main(args):

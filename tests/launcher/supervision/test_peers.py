@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from launcher.rendezvous.connection import PeerConnection
-from launcher.rendezvous.gather import Agreement, Rendezvous
-from launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
-from launcher.run.job import Command, Job
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision.agents import EventQueue
-from launcher.supervision.hangs import PHASE_HANG_FACTORS
-from launcher.supervision.outcome import final_cause, stopping_line
-from launcher.supervision.peers import LAUNCHER_GONE, NONSENSE, Peers
-from launcher.supervision.root_cause import FailureLog
+from rackrun.launcher.rendezvous.connection import PeerConnection
+from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
+from rackrun.launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.agents import EventQueue
+from rackrun.launcher.supervision.hangs import PHASE_HANG_FACTORS
+from rackrun.launcher.supervision.outcome import final_cause, stopping_line
+from rackrun.launcher.supervision.peers import LAUNCHER_GONE, NONSENSE, Peers
+from rackrun.launcher.supervision.root_cause import FailureLog
 from rackrun.run_folder import RunFolder
 from rackrun.units import MOST_SECONDS
 

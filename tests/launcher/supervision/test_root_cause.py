@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
-from launcher.run.job import Command, Job
-from launcher.run.plan import PlannedHost, make_plan
-from launcher.run.state import RunState
-from launcher.supervision.hangs import Hang, Suspect
-from launcher.supervision.root_cause import (
+from rackrun.launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.supervision.hangs import Hang, Suspect
+from rackrun.launcher.supervision.root_cause import (
     Cause,
     Failure,
     FailureLog,

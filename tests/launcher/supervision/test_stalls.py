@@ -12,9 +12,9 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from launcher.errors import HostUnreachable
-from launcher.run.hosts import Host
-from launcher.transport.ssh import ConnectSettings, Network
+from rackrun.launcher.errors import HostUnreachable
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
 
 Labs = Callable[[int], Lab]

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.plan import Plan
-from launcher.run.state import RunState
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.state import RunState
 from tests import warm
 from tests.launcher.commands.test_run_ssh import result
 from tests.launcher.lab import ROOT

@@ -6,7 +6,7 @@ import sys
 
 CROWDED = """
 import os, socket, subprocess
-from launcher.transport.local import free_port
+from rackrun.launcher.transport.local import free_port
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
 with open("/proc/sys/net/ipv4/ip_local_port_range", "w") as file:
     file.write("40000 40003")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from training.data.order.epoch import Numbers, ranges
+from rackrun.training.data.order.epoch import Numbers, ranges
 
 MOST_SHARE = 3
 """Times of its even part that a rank gets at most, and that loader workers have memory for."""

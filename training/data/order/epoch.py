@@ -21,7 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from training.data.order.random_words import (
+from rackrun.training.data.order.random_words import (
     BLOCKS,
     MIXING,
     PHASE,

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from training.data.order.cut import Cut, Lanes, moves
-from training.data.order.epoch import EpochOrder, Numbers, Pieces, Positions, mixed, ranges
+from rackrun.training.data.order.cut import Cut, Lanes, moves
+from rackrun.training.data.order.epoch import EpochOrder, Numbers, Pieces, Positions, mixed, ranges
 
 PORTION = 1 << 16  # samples of a reader that are planned at a time: 6 MB while it lasts
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from training.data.order.epoch import EpochOrder
+from rackrun.training.data.order.epoch import EpochOrder
 
 HEAD_NUMBERS = 6  # epoch, counted from 1; seed; lanes; blocks; rows; 1 if the rows follow
 HEAD_BYTES = 8 * HEAD_NUMBERS

@@ -5,10 +5,10 @@ from dataclasses import replace
 from torch import nn
 
 from rackrun.contract.files import PUBLISHED
-from training.data.transforms import Transforms, augmented
-from training.models.named import named_model, normalised_for, published_images
-from training.task import Task
-from training.tasks.classify.recipes import Classify
+from rackrun.training.data.transforms import Transforms, augmented
+from rackrun.training.models.named import named_model, normalised_for, published_images
+from rackrun.training.task import Task
+from rackrun.training.tasks.classify.recipes import Classify
 
 SYNTHETIC_CLASSES = 10
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from rackrun.shapes import Between
-from training.config import Config
-from training.settings.data import CropArea
-from training.settings.optim import BODY, Optimizer, Shape
+from rackrun.training.config import Config
+from rackrun.training.settings.data import CropArea
+from rackrun.training.settings.optim import BODY, Optimizer, Shape
 
 OWN_MODELS: tuple[str, ...] = ()
 USUAL_SIDE = 224

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from subprocess import PIPE
 
-from launcher.errors import HostLost
-from launcher.remote import locks, service
-from launcher.remote.agent import frames
-from launcher.run.events import (
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.remote import locks, service
+from rackrun.launcher.remote.agent import frames
+from rackrun.launcher.run.events import (
     Closed,
     Event,
     Lost,
@@ -25,11 +25,11 @@ from launcher.run.events import (
     Stopping,
     Unreached,
 )
-from launcher.run.job import Command, Job, JobTemplate, Limits
-from launcher.run.plan import HostPlan, PlannedHost, make_plan
-from launcher.supervision import agent_protocol
-from launcher.transport import bootstrap
-from launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.launcher.run.job import Command, Job, JobTemplate, Limits
+from rackrun.launcher.run.plan import HostPlan, PlannedHost, make_plan
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.run_folder import RunFolder
 from tests.launcher.drive import FAKE, peak_mib
 from tests.waiting import until
@@ -290,7 +290,7 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
     """Between fork and exec it is not taken by the handler of the starting process."""
     script = (
         "import os, signal\n"
-        "from launcher.remote import processes\n"
+        "from rackrun.launcher.remote import processes\n"
         "for number in processes.HANDLED: signal.signal(number, lambda *_: None)\n"
         "reading, writing = os.pipe(); os.set_blocking(writing, False)\n"
         "signal.set_wakeup_fd(writing)\n"

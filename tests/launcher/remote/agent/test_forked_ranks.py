@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.run.job import Command, TaskWork
+from rackrun.launcher.run.job import Command, TaskWork
 from tests.launcher.drive import Drive
 from tests.launcher.remote.agent.test_orphans import HALVES, KINDS, RANK, bound_seconds, pid_of
 from tests.waiting import until
@@ -83,8 +83,8 @@ def test_a_forked_rank_is_what_a_fresh_python_would_be(tmp_path: Path) -> None:
 
 def test_a_user_s_own_code_is_imported_by_the_ranks_alone() -> None:
     """The server imports the models of tasks in the table, and of others what all need."""
-    common = ("training.loop", "torch._dynamo")
-    assert TaskWork("classify").preload == (*common, "training.tasks.classify.model")
+    common = ("rackrun.training.loop", "torch._dynamo")
+    assert TaskWork("classify").preload == (*common, "rackrun.training.tasks.classify.model")
     assert TaskWork("own/task.py").preload == TaskWork("own.task").preload == common
     assert Command(("python", "train.py")).preload == ()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.run.hosts import Host
-from launcher.transport.ssh import ConnectSettings, Network
-from launcher.transport.ssh.config import Directives, expanded
-from launcher.transport.ssh.network import USER_KNOWN_HOSTS
 from rackrun.errors import UsageError
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.ssh import ConnectSettings, Network
+from rackrun.launcher.transport.ssh.config import Directives, expanded
+from rackrun.launcher.transport.ssh.network import USER_KNOWN_HOSTS
 
 CONFIGS: dict[str, dict[str, str]] = {
     "plain": {"config": "Host a\n  Port 1001\nHost *\n  User all\n"},

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.transport.ssh import ConnectSettings, Network
 from rackrun.errors import Problem
+from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner
 from tests.waiting import until
 

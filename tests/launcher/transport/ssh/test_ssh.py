@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import AccessRefused, HostLost, HostUnreachable
-from launcher.run.hosts import Host
-from launcher.transport.parallel import each
-from launcher.transport.ssh import ConnectSettings, Machine, Network
-from launcher.transport.ssh.certificates import certificate_of
-from launcher.transport.ssh.host_key_policy import is_signed
 from rackrun.errors import UsageError
+from rackrun.launcher.errors import AccessRefused, HostLost, HostUnreachable
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network
+from rackrun.launcher.transport.ssh.certificates import certificate_of
+from rackrun.launcher.transport.ssh.host_key_policy import is_signed
 from tests.launcher.lab import (
     Lab,
     Sshd,
@@ -987,8 +987,8 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
     """An interrupt during the login ends the launcher at once, whatever the time limits are."""
     lab = start_lab(1)
     script = (
-        "from pathlib import Path\nfrom launcher.run.hosts import Host\n"
-        "from launcher.transport.ssh import ConnectSettings, Network\nprint('ready', flush=True)\n"
+        "from pathlib import Path\nfrom rackrun.launcher.run.hosts import Host\n"
+        "from rackrun.launcher.transport.ssh import ConnectSettings, Network\nprint('ready', flush=True)\n"
         f"network = Network(ConnectSettings(config=Path({str(lab.config)!r})))\n"
         f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
     )
