@@ -1,4 +1,4 @@
-"""python -m rackrun.catdog: train; `demo` draws data, `predict` names animals, `check` judges options."""
+"""python -m rackrun.catdog: train; `demo` draws data, `predict` names animals, `check` checks."""
 
 from functools import partial
 

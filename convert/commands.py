@@ -1,4 +1,4 @@
-"""The commands of `python -m rackrun.convert`; a class of settings is imported only when it is called."""
+"""The commands of `rackrun convert`; a class of settings is imported only when it is called."""
 
 from __future__ import annotations
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+if __name__ != "rackrun.launcher":  # a second copy of the package, with other classes
+    raise ImportError("import rackrun.launcher, not launcher")
+
 if TYPE_CHECKING:
     from typing import Unpack
 

@@ -1,4 +1,4 @@
-"""`python -m rackrun.launcher local|ssh|node|ray ...`: the launcher's commands, called by their module."""
+"""`python -m rackrun.launcher local|ssh|node|ray ...`: the launcher's commands by their module."""
 
 import sys
 

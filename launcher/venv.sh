@@ -19,6 +19,7 @@
 trap 'trap - INT; kill -INT $$' INT # else lost where the program that ran meanwhile ended well
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ -d "$root/rackrun" ] || root=${root%/*} # an installed rackrun, brought by --sync: it has launcher/ in it
 
 venv_fail() {
     printf 'rackrun: %s\n' "$1" >&2
@@ -56,7 +57,7 @@ venv_finds_torch() { # BASE: makes .venv with BASE's torch, and sets $locks to w
     link=$(venv_link) || link=
     [ -z "$link" ] || [ ! -x "$python" ] || finder=$python
     if [ -n "${RACKRUN_OWN_TORCH:-}" ] || venv_has_own_torch ||
-        ! "$finder" -P "$root/launcher/files/found_torch.py" "$folder" "${locks[@]}" >&2; then
+        ! "$finder" -P "$root/rackrun/launcher/files/found_torch.py" "$folder" "${locks[@]}" >&2; then
         [ -z "$link" ] || rm -f "$link"
         return 1
     fi
@@ -70,7 +71,7 @@ venv_links_torch() { # BASE
     venv_has_own_torch && return
     [ -z "${RACKRUN_OWN_TORCH:-}" ] && venv_sees_torch "$1" || return 1
     "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || return 0
-    "$1" -P "$root/launcher/files/found_torch.py" "$root/.venv" >&2 && venv_adds_project
+    "$1" -P "$root/rackrun/launcher/files/found_torch.py" "$root/.venv" >&2 && venv_adds_project
 }
 
 venv_sees_torch() { # BASE
@@ -108,7 +109,7 @@ venv_get() { # WORDS...
     installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile
         --retries 1) # of five, each as long, the last ones tell no more about an index that is not there
     if [ -n "$uv" ]; then
-        installer=("$python" -P "$root/launcher/files/pip_settings.py" "$uv" pip install
+        installer=("$python" -P "$root/rackrun/launcher/files/pip_settings.py" "$uv" pip install
             --python "$python")
     fi
     if [ ${#wheels[@]} != 0 ]; then # of another lock, it may be

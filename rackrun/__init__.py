@@ -5,7 +5,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PUBLIC = {
-    "launch": "launcher",
+    "launch": "rackrun.launcher",
     "load_model": "rackrun.training.trained:load_of_any_task",
     "report": "rackrun.reports",
     "open_source": "rackrun.shards.open",

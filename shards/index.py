@@ -7,7 +7,7 @@ dataset.v1.json ...         the manifests of earlier versions (`python -m rackru
 cats-train.v2.index.npy     the index of a later version; tars that versions share exist once
 
 Tars of other programs can be adopted: they keep their names and bytes, and get an index and a
-manifest (`python -m rackrun.convert index`). Their samples may have additional members in any order.
+manifest (`rackrun convert index`). Their samples may have additional members in any order.
 """
 
 import hashlib

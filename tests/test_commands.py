@@ -27,7 +27,7 @@ from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
 from rackrun.commandline import parser
 from rackrun.commands import LAUNCHES, is_command
-from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.tasks import TASKS, package_of
 from rackrun.convert.commands import read as read_convert
 from rackrun.convert.doctor.command import Doctor
 from rackrun.launcher.commands.parse import (
@@ -286,7 +286,7 @@ def read_launch(way: str, words: list[str]) -> None:
     parse(settings, way, launcher_args, "")
     work = read_work(way, settings, launcher_args, rest)
     if isinstance(work, TaskWork) and work.name in TASKS:
-        package = PACKAGES.get(work.name, work.name)
+        package = package_of(work.name)
         recipes = import_module(f"{package}.recipes").RECIPES
         from_command_line(recipes, work.name, list(work.options))
 

@@ -27,7 +27,7 @@ DEVICE = ["--device", "cpu", "--batch-size", "8"]
 def command(*args: str | Path) -> subprocess.CompletedProcess[str]:
     """Run one of our commands; it must exit with 0."""
     kind = warm.Launcher if args[0] == "launcher" else warm.Python
-    done = warm.run("-m", *args, start=kind, cwd=PROJECT)
+    done = warm.run("-m", f"rackrun.{args[0]}", *args[1:], start=kind, cwd=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

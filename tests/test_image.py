@@ -72,7 +72,8 @@ def test_two_containers_train_together(image: str) -> None:
     """Each with its own processes; the libraries are lent by this machine's Python."""
     task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
     script = (
-        "python -m rackrun.catdog demo /tmp/drawn --images 60 >&2 && exec python -m rackrun.launcher node"
+        "python -m rackrun.catdog demo /tmp/drawn --images 60 >&2"
+        " && exec python -m rackrun.launcher node"
         f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"
     )
     args = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]

@@ -15,7 +15,7 @@ from rackrun.contract.tasks import PLATFORM, TASKS
 
 ROOT = Path(__file__).parents[1]
 
-PACKAGES = (*PLATFORM, *(task for task in TASKS if (ROOT / task).is_dir()))
+PACKAGES = ("rackrun", *PLATFORM, *(task for task in TASKS if (ROOT / task).is_dir()))
 
 MAY_IMPORT = {
     "rackrun": set(),
@@ -130,7 +130,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "convert": {
         "__main__": "commands signals",
-        "convert": "",
+        "rackrun": "",
         "commands": "catdog folder hf imagenet indexing mnist packing signals summary table verify "
         "versions",
         "signals": "",
@@ -244,14 +244,20 @@ def nodes_of_import(path: Path) -> list[ast.AST]:
     return list(ast.walk(tree))
 
 
+def package_of(module: str) -> str:
+    """Return the package of a module: `training` for `rackrun.training.loop`."""
+    first, *rest = module.split(".")
+    return rest[0] if first == "rackrun" and rest and rest[0] in PACKAGES else first
+
+
 def imports(path: Path) -> set[str]:
-    """Return the top-level modules a file imports, wherever in the file."""
+    """Return the packages a file imports from, wherever in the file."""
     names: set[str] = set()
     for node in nodes(path):
         if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names.add((node.module or "").split(".")[0])
+            names |= {package_of(alias.name) for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(package_of(node.module))
     return names
 
 
@@ -261,8 +267,8 @@ NAMES = {path: str(path.relative_to(ROOT)) for path in FILES}
 
 def module_of(path: Path) -> str:
     """Return the name by which a file is imported."""
-    name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    return name.removesuffix(".__init__")
+    name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return name if name.startswith("rackrun") else f"rackrun.{name}"
 
 
 MODULES = {module_of(path): path for path in FILES}
@@ -276,7 +282,9 @@ def named_modules(nodes: Iterable[ast.AST]) -> set[str]:
     texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
     names = {text.partition(":")[0] for text in texts if isinstance(text, str)}
     return {
-        name for name in names if "." in name and name in MODULES and not name.startswith(PROGRAMS)
+        name
+        for name in names
+        if name.count(".") > 1 and name in MODULES and not name.startswith(PROGRAMS)
     }
 
 
@@ -288,7 +296,7 @@ def started_packages(nodes: Iterable[ast.AST]) -> set[str]:
             texts = [getattr(element, "value", None) for element in node.elts]
             pairs = zip(texts, texts[1:], strict=False)
             following = (after for before, after in pairs if before == "-m")
-            started |= {text.split(".")[0] for text in following if isinstance(text, str)}
+            started |= {package_of(text) for text in following if isinstance(text, str)}
     return started & set(PACKAGES)
 
 
@@ -334,16 +342,16 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 def room(module: str) -> str:
     """Return the room of a module within its package: its folder, or itself at the top."""
-    folder = MODULES[module].relative_to(ROOT).parent.parts[1:]
-    return "/".join(folder) or module.partition(".")[2] or "__init__"
+    file = MODULES[module].relative_to(ROOT)
+    return "/".join(file.parts[1:-1]) or file.stem
 
 
 def arrows_of(package: str) -> dict[str, set[str]]:
     """Return, for each room of a package, the others that its files import."""
     arrows: dict[str, set[str]] = {}
     for module, needs in all_arrows().items():
-        if module.split(".")[0] == package:
-            ours = {room(need) for need in needs if need.split(".")[0] == package}
+        if package_of(module) == package:
+            ours = {room(need) for need in needs if package_of(need) == package}
             arrows.setdefault(room(module), set()).update(ours - {room(module)})
     return arrows
 
@@ -380,7 +388,7 @@ def test_circles_are_found() -> None:
     [
         ("import_module('rackrun.convert.commands').main()", {"rackrun.convert.commands"}, set()),
         ("TABLE = {'load': 'rackrun.training.trained:load'}", {"rackrun.training.trained"}, set()),
-        ("run([sys.executable, '-m', 'training', task])", set(), {"training"}),
+        ("run([sys.executable, '-m', 'rackrun.training', task])", set(), {"training"}),
         ("('python', '-m', 'rackrun.convert.commands')", {"rackrun.convert.commands"}, {"convert"}),
         ("args = ['convert', 'training', '-m', 'pip']", set(), set()),
     ],
@@ -407,7 +415,7 @@ def not_allowed(path: Path) -> set[str]:
     relative = path.relative_to(ROOT)
     package = relative.parts[0]
     folders = {str(relative), *map(str, relative.parents)}
-    named = {module.split(".")[0] for module in named_modules(nodes(path))}
+    named = {package_of(module) for module in named_modules(nodes(path))}
     named |= started_packages(nodes(path))
     named -= set().union(*(MAY_NAME.get(folder, set()) for folder in folders))
     elsewhere = {library for library, doors in ONE_DOOR.items() if not doors & folders}
@@ -574,7 +582,7 @@ def test_docstrings_say_what_a_function_does() -> None:
 
 
 VARIABLE = re.compile(r"RACKRUN_[A-Z]")
-SPELLED = re.compile(r"python -m (convert|nginx|launcher|rackrun)|\./run-(ssh|local|ray)")
+SPELLED = re.compile(r"python -m rackrun(\.(convert|nginx|launcher)| |$)|\./run-(ssh|local|ray)")
 
 
 def test_messages_name_commands_as_the_user_calls_them() -> None:

@@ -40,9 +40,7 @@ ASKED = {**VERBS, **SCRIPTS, **TASK_HELP}
 
 LAUNCHERS = ("rackrun ", "./run-local", "./run-ray", "./run-ssh")
 OURS = re.compile(r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests))(?=\s|$).*")
-BY_MODULE = re.compile(
-    r"python3? -m (?:convert|nginx|rackrun|launcher|training (?!TASK)|" + "|".join(TASKS) + r")\b.*"
-)
+BY_MODULE = re.compile(r"python3? -m rackrun(?!\.training TASK)\b.*")
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--shm-size", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
     *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),

@@ -13,7 +13,7 @@ from tests import warm
 from tests.convert.drawn import drawn
 
 ROOT = Path(__file__).parents[1]
-NEEDED = ("rackrun", "launcher", "nginx", "shards", "training")
+NEEDED = ("rackrun", "launcher", "nginx", "shards", "training", "catdog")
 
 RECIPES = '''
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ RECIPES = {"default": Toy}
 MODEL = """
 from torch import nn
 
-from toy.recipes import Toy
+from rackrun.toy.recipes import Toy
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.task import Task
 
@@ -58,8 +58,9 @@ def project(tmp_path: Path) -> Path:
     """Return the project with a third task."""
     for package in NEEDED:
         without = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=without)
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=without)
     (tmp_path / "toy").mkdir()
+    (tmp_path / "rackrun" / "toy").symlink_to("../toy")
     (tmp_path / "toy" / "recipes.py").write_text(RECIPES)
     (tmp_path / "toy" / "model.py").write_text(MODEL)
     table = tmp_path / "rackrun" / "contract" / "tasks.py"
@@ -70,7 +71,7 @@ def project(tmp_path: Path) -> Path:
 
 def python(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [warm.interpreter(), "-m", *args],
+        [warm.interpreter(), "-m", f"rackrun.{args[0]}", *args[1:]],
         cwd=project,
         env={**os.environ, "PYTHONPATH": str(project)},
         stdin=subprocess.DEVNULL,

@@ -36,6 +36,7 @@ def clone(tmp_path: Path) -> Path:
     for name in PROGRAMS:
         shutil.copy(ROOT / "launcher" / "files" / name, programs)
     (folder / "rackrun").mkdir()
+    (folder / "rackrun" / "launcher").symlink_to("../launcher")
     shutil.copy(ROOT / "rackrun" / "cuda.py", folder / "rackrun")
     shutil.copy(ROOT / "run-local", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)

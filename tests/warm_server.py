@@ -58,7 +58,7 @@ def libraries(kind: str) -> list[str]:
     if kind == "torch":
         return [*TORCH, *OURS]
     sys.path.insert(0, str(ROOT))
-    below = pkgutil.walk_packages([str(ROOT / "launcher")], "launcher.")
+    below = pkgutil.walk_packages([str(ROOT / "launcher")], "rackrun.launcher.")
     ours = [module.name for module in below if not module.ispkg]
     return [*(name for name in ours if not {*name.split(".")} & {*NOT_THE_LAUNCHERS}), *WITH_IT]
 
@@ -183,11 +183,10 @@ def become(request: Request, descriptors: list[int]) -> None:
 
 def forget_another_tree() -> None:
     """Have our modules imported anew where those of a clone, or of a host, come first."""
-    packages = ("catdog", "rackrun", "shards", "training")
-    by_file = [importlib.machinery.PathFinder.find_spec(name) for name in packages]
-    elsewhere = [spec for spec in by_file if spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"]
-    if elsewhere and "rackrun.training.loop" in sys.modules:
-        for name in [name for name in sys.modules if name.partition(".")[0] in packages]:
+    spec = importlib.machinery.PathFinder.find_spec("rackrun")
+    is_elsewhere = spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"
+    if is_elsewhere and "rackrun.training.loop" in sys.modules:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "rackrun"]:
             del sys.modules[name]
 
 

@@ -34,7 +34,7 @@ def main(args: list[str]) -> int | None:
             why_no_task(name) if name else f"no task given; there are: {', '.join(known_tasks())}"
         )
         raise UsageError(f"{what}; commands: {', '.join(COMMANDS)}")
-    return run_command(name, f"{typed_command('python -m training')} {name}", args[1:])
+    return run_command(name, f"{typed_command('python -m rackrun.training')} {name}", args[1:])
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ class Task:
             if (typed := config.normalization) and typed[0][0] != transforms.mean[0]:
                 raise UsageError(
                     f"task {self.name}: {_called(self.transforms)} does not use --mean and --std;"
-                    " return augmented(Transforms(...), config), of rackrun.training.data.transforms"
+                    " return rackrun.training.data.transforms.augmented(Transforms(...), config)"
                 )
             return transforms
         raise UsageError(

@@ -188,9 +188,11 @@ def _number(name: str, default: int) -> int:
 
 @cache
 def _code_digest() -> bytes:
-    # The program: training, shards, and the package that was started.
+    # The program: training, shards, and the package that was started, as `rackrun.catdog`.
     started = sys.modules["__main__"].__spec__
-    names = {"training", "shards", started.name.partition(".")[0] if started else "training"}
+    names = {"training", "shards"}
+    if started and started.name.startswith("rackrun."):
+        names.add(started.name.split(".")[1])
     digest = hashlib.sha256()
     for path in sorted(path for name in names for path in (ROOT / name).rglob("*.py")):
         content = path.read_bytes()

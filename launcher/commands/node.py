@@ -1,4 +1,4 @@
-"""`python -m rackrun.launcher node`: one node's share of a run, started once per node by a scheduler.
+"""`rackrun node`: one node's share of a run, started once per node by a scheduler.
 
 The scheduler determines which node this is (`schedulers`), the nodes agree on the rest
 (`node_agreement`), and each launcher supervises its own agent. Output and exit codes are those

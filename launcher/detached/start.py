@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.commands import called
+from rackrun.contract.tasks import PLATFORM, TASKS
 from rackrun.launcher.detached.controller import RunOrder
 from rackrun.launcher.detached.entries import result_of
 from rackrun.launcher.detached.known_runs import remember
@@ -43,7 +44,6 @@ from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import clean_lines
 
 _GATHER_SECONDS = 30.0
-_PACKAGES = ("launcher", "rackrun")  # what a controller imports on its host
 _POLL_SECONDS = 0.5
 _NOT_RUNNING = ("connecting", "starting", "stopping", "lost", "failed")
 
@@ -150,9 +150,14 @@ def _call(client: RpcClient, host: Host, question: str, **arguments: object) -> 
 
 def sources() -> dict[str, str]:
     """Return the code that a controller needs: path below the repository -> text."""
-    root = Path(__file__).parents[2]
-    paths = (path for package in _PACKAGES for path in (root / package).rglob("*.py"))
-    return {str(path.relative_to(root)): path.read_text() for path in paths}
+    ours = Path(__file__).parents[2]
+    others = {*PLATFORM, *TASKS} - {"launcher"}  # a controller imports none of them
+    paths = [*ours.rglob("*.py"), *(ours / "launcher").rglob("*.py")]
+    return {
+        str(path.relative_to(ours.parent)): path.read_text()
+        for path in paths
+        if path.relative_to(ours).parts[0] not in others
+    }
 
 
 def _wait(run: str, spec: LaunchSpec, running_seconds: float | None) -> int:

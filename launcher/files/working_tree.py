@@ -232,13 +232,14 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def with_installed(code: WorkingTree) -> WorkingTree:
     """Return the code and, where it is not rackrun's own repository, the installed packages."""
     ours = Path(__file__).parents[2]
-    if code.root.resolve() == ours:
+    if code.root.resolve() == ours.parent.resolve():
         return code
+    # In a checkout the packages are links in rackrun/, and are not found from there.
     files = [
-        file for package in (*PLATFORM, *TASKS) for file in sorted((ours / package).rglob("*"))
+        file for package in (".", *PLATFORM, *TASKS) for file in sorted((ours / package).rglob("*"))
     ]
     sources = {
-        str(file.relative_to(ours)): file
+        str(file.relative_to(ours.parent)): file
         for file in files
         if file.is_file() and "__pycache__" not in file.parts and file.name not in LOCKS
     }

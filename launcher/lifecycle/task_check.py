@@ -16,7 +16,6 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.contract.tasks import PACKAGES, TASKS
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.run.job import (
@@ -45,9 +44,6 @@ DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
 """What a launch without a task trains."""
 
 
-RANK_PACKAGES = ("rackrun", "shards", "training")
-"""The packages that ranks of every task import."""
-
 RANK_BYTES = 500_000_000
 """What a rank of a task takes at least: torch alone takes 372 MiB, and its loader has processes."""
 CPU = "to train on the CPU type --device cpu"
@@ -68,7 +64,7 @@ def check_task_options(
     if not isinstance(work, TaskWork):
         yield TaskNeeds
         return
-    _refuse_hidden_packages(work.task)
+    _refuse_hidden_package()
     of_run = {}
     if local_jobs:
         folder = str(local_jobs.planned_folder(work).path)
@@ -85,22 +81,19 @@ def check_task_options(
         yield lambda: _refuse(process)
 
 
-def _refuse_hidden_packages(task: str) -> None:
-    """Raise UsageError for a module of the current folder that ranks would import as one of ours.
+def _refuse_hidden_package() -> None:
+    """Raise UsageError for a module of the current folder that ranks would import in place of ours.
 
-    `python -m` looks into the current folder first: a training.py there would run in place of the
-    training, without a word. A checkout of rackrun is meant to come first.
+    `python -m` looks into the current folder first. A checkout of rackrun is meant to come first.
     """
     if Path("rackrun/contract/tasks.py").exists():
         return
-    packages = [PACKAGES.get(task, task).partition(".")[0]] if task in TASKS else []
-    for package in (*RANK_PACKAGES, *packages):
-        for path in (Path(f"{package}.py"), Path(package, "__init__.py")):
-            if path.exists():
-                raise UsageError(
-                    f"{path}: ranks would import it in place of rackrun's own {package}; rename it,"
-                    " or type the command in another folder"
-                )
+    for path in (Path("rackrun.py"), Path("rackrun/__init__.py")):
+        if path.exists():
+            raise UsageError(
+                f"{path}: ranks would import it in place of rackrun; rename it, or type the command"
+                " in another folder"
+            )
 
 
 def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:

@@ -42,7 +42,10 @@ PLAN_BYTES = 1 << 26
 LONGEST_LINE = 500  # of what makes the environment
 FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is no longer in use
 COMMON_MODE = 0o644
-_SCRIPT = os.path.join("launcher", "venv.sh")
+_SCRIPTS = (  # folder below the project -> what makes an environment there
+    (INSTALLED, "rackrun/launcher/venv.sh"),
+    ("", "launcher/venv.sh"),  # a checkout
+)
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -282,13 +285,14 @@ def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
     It takes minutes and may print nothing meanwhile, so it is ended when the launcher is gone.
     `chosen` are variables of the launcher that venv.sh obeys, too.
     """
-    homes = [os.path.join(root, INSTALLED), root]
-    home = next((home for home in homes if os.path.exists(os.path.join(home, _SCRIPT))), "")
-    if not home:
+    for home, script in _SCRIPTS:
+        if os.path.exists(os.path.join(root, home, script)):
+            break
+    else:
         return {"code": 0}
     with subprocess.Popen(
-        ["bash", "-c", ". launcher/venv.sh; venv_python"],
-        cwd=home,
+        ["bash", "-c", '. "$0"; venv_python', script],
+        cwd=os.path.join(root, home),
         env={**os.environ, **chosen},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

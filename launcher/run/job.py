@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.units import MOST_SECONDS
@@ -38,7 +38,7 @@ class TaskWork:
     @property
     def preload(self) -> tuple[str, ...]:
         """The modules that every rank imports; each rank imports a user's own task by itself."""
-        modules = (f"{PACKAGES.get(self.task, self.task)}.model",) if self.task in TASKS else ()
+        modules = (f"{package_of(self.task)}.model",) if self.task in TASKS else ()
         return ("rackrun.training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
 
 

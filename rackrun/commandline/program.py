@@ -171,7 +171,7 @@ def _is_user_code(file: Path) -> bool:
             package = parts[parts.index(folder) + 1].removesuffix(".py")
             return package in user_packages and package not in TRAINING_PACKAGES
     if file.is_relative_to(root):
-        return file.relative_to(root).parts[0] not in (*PLATFORM, *TASKS)
+        return file.relative_to(root).parts[0] not in ("rackrun", *PLATFORM, *TASKS)
     return not file.is_relative_to(Path(os.__file__).parent)
 
 

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.tasks import TASKS, package_of
 from rackrun.user_code.sources import parsed, spec_of
 
 GROUP = "rackrun.tasks"
@@ -49,7 +49,7 @@ def find_task(name: str) -> TaskSource | None:
     Raises UsageError for a file that is not Python.
     """
     if name in TASKS:
-        package = PACKAGES.get(name, name)
+        package = package_of(name)
         return TaskSource(name, f"{package}.recipes", f"{package}.model", TASKS[name])
     if name.endswith(".py"):
         file = Path(name)

@@ -46,7 +46,7 @@ Command = Callable[..., Ended]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Return a function that runs `python -m rackrun.catdog predict` in this process: torch is loaded."""
+    """Return a function that runs `catdog predict` in this process: torch is loaded."""
 
     def run(*args: str | Path) -> Ended:
         try:
@@ -306,7 +306,7 @@ def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_file_is_a_script_as_well() -> None:
-    """`python -m rackrun.training.predict` predicts, or says what is missing: it never ends in silence."""
+    """`-m rackrun.training.predict` predicts, or says what is missing: it never ends in silence."""
     words = [sys.executable, "-m", "rackrun.training.predict", "runs/none", "photo.jpg"]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)
     assert (done.returncode, "runs/none: no such run or file" in done.stderr) == (64, True)

@@ -78,9 +78,9 @@ SCRIPTS = {
 @pytest.mark.parametrize("start", ["file", "module"])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
-    """`python convert/imagenet.py` and `-m rackrun.convert.imagenet` are the command, and fail like it."""
+    """`convert/imagenet.py` and `-m rackrun.convert.imagenet` are the command, and fail like it."""
     path = ROOT / "convert" / f"{script}.py"
-    as_script = [str(path)] if start == "file" else ["-m", f"convert.{script}"]
+    as_script = [str(path)] if start == "file" else ["-m", f"rackrun.convert.{script}"]
     folders = [str(tmp_path / "none"), str(tmp_path / "out")]
     folders = folders[: 1 if script in ("summary", "verify") else 2]
     done, expected = (
@@ -95,7 +95,7 @@ def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
 def test_a_script_runs_with_a_python_that_has_nothing(script: str, tmp_path: Path) -> None:
     """`python3 convert/imagenet.py` in a new clone is `./run-local convert imagenet`."""
     (tmp_path / "convert").mkdir()
-    for name in ("convert.py", f"{script}.py"):
+    for name in ("rackrun.py", f"{script}.py"):
         shutil.copy(ROOT / "convert" / name, tmp_path / "convert")
     door = tmp_path / "run-local"
     door.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')

@@ -114,7 +114,7 @@ def test_a_choice_of_no_images_is_refused(options: tuple[str, str], tmp_path: Pa
 
 
 def converted(source: Path, out: Path, *options: object) -> Path:
-    """Convert a source by `python -m rackrun.convert imagenet` with these options; return the folder."""
+    """Convert a source by `rackrun convert imagenet` with these options; return the folder."""
     main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
     return out
 

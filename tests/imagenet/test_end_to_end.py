@@ -23,7 +23,7 @@ SMALL = (
 
 def command(*args: str) -> str:
     """Run one of our commands; return its output when it exits with 0."""
-    done = warm.run("-m", *args, cwd=ROOT, env=ENVIRONMENT)
+    done = warm.run("-m", f"rackrun.{args[0]}", *args[1:], cwd=ROOT, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -142,8 +142,8 @@ def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
     python.chmod(0o755)
     hosts = lab.write_hosts(f"workdir={remote}")
     args = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
-    ended = rackrun(*args, "import training; print(training.__file__)")
+    ended = rackrun(*args, "import rackrun.training as training; print(training.__file__)")
     assert ended.returncode == 0, ended.stderr
-    assert f"{remote}/.rackrun/training/__init__.py" in ended.stdout
+    assert f"{remote}/.rackrun/rackrun/training/__init__.py" in ended.stdout
     checked = rackrun("check", "--ssh-config", lab.config, hosts, "--", "true")
     assert checked.returncode == 0, checked.stdout

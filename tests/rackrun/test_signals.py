@@ -23,7 +23,7 @@ from rackrun.training.run.stop_requests import StopRequests
     ],
 )
 def test_closed_streams_are_no_error(line: str, closed: str, code: int) -> None:
-    command = f'exec "$0" -m {line} {closed}'
+    command = f'exec "$0" -m rackrun.{line} {closed}'
     done = subprocess.run(
         ["bash", "-c", command, sys.executable], stderr=subprocess.PIPE, text=True
     )

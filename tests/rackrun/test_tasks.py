@@ -115,7 +115,7 @@ def test_a_settings_file_starts_ones_own_task_again(folder: Path) -> None:
     work = work_of([str(folder / "my_task.py"), "--epochs=2"])
     assert work == TaskWork("my_task.py", ("--epochs=2",))
     assert work.name == "my_task"
-    assert work.argv("python")[-3:] == ("training", "my_task.py", "--epochs=2")
+    assert work.argv("python")[-3:] == ("rackrun.training", "my_task.py", "--epochs=2")
     text = settings_text("local", LocalOptions(), work)
     Path("run.toml").write_text(text)
     assert work_of(work_words(read_settings(Path("run.toml")), [])) == work

@@ -532,7 +532,8 @@ def test_connections_are_limited_and_those_in_use_survive(large: Tiny, tmp_path:
 def test_a_server_ends_with_its_rank_even_when_that_is_killed(large: Tiny, tmp_path: Path) -> None:
     """Nothing listens afterwards; Ctrl-C and SIGTERM do not end it before."""
     code = (
-        "import sys, time; from rackrun.shards.peers import server; from rackrun.shards.peers.source import *;"
+        "import sys, time; from rackrun.shards.peers import server;"
+        "from rackrun.shards.peers.source import *;"
         "from rackrun.shards.folder import FolderSource;"
         "source = PeerSource(FolderSource(sys.argv[1]), sys.argv[2], 1 << 30);"
         "process, port = server.started('127.0.0.1', bytes(16), [source], ('train',));"

@@ -14,7 +14,7 @@ import torch
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
-from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK, transforms
 from rackrun.imagenet.recipes import ImageNet, TorchvisionV2
@@ -66,7 +66,7 @@ def test_options_reach_the_images_of_every_task() -> None:
     """Flips, jitter and policies of the settings are those of the transforms; digits never flip."""
     chosen = {"vertical_flip": True, "color_jitter": 0.3, "rand_augment": 3, "random_erasing": 0.2}
     for name in TASKS:
-        package = PACKAGES.get(name, name)
+        package = package_of(name)
         settings = import_module(f"{package}.recipes").RECIPES["default"](**chosen)
         result = import_module(f"{package}.model").TASK.transforms(settings, 0)
         assert result.vertical_flip and result.rand_augment == 3

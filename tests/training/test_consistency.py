@@ -55,8 +55,8 @@ def test_a_rank_with_another_option_ends_them_all() -> None:
 
 def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
     """The same code in another folder, as on another host, is the same code."""
-    for package in ("training", "shards"):
-        shutil.copytree(ROOT / package, tmp_path / package)
+    for package in ("rackrun", "training", "shards"):
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     for code, message in met({}, tmp_path):
         assert (code, message.splitlines()[-1]) == (0, "trains"), message
 
@@ -64,8 +64,8 @@ def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
 @pytest.mark.parametrize("what", ["run", "code"])
 def test_a_stranger_among_the_ranks_ends_them_all(tmp_path: Path, what: str) -> None:
     """A rank of another run: 75 on every rank; one line of another code: 78; both name the rank."""
-    for package in ("training", "shards"):
-        shutil.copytree(ROOT / package, tmp_path / package)
+    for package in ("rackrun", "training", "shards"):
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     if what == "code":
         with (tmp_path / "training" / "loop.py").open("a") as file:
             file.write("# yesterday's\n")

@@ -117,7 +117,8 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
         assert not any(kept) if tuned else all(kept)
     Image.new("RGB", (80, 60), "orange").save(tmp_path / "cat.png")
     named = warm.run(
-        "-m", "rackrun.training", "classify", "predict", folder.final, tmp_path / "cat.png", "--json",
+        "-m", "rackrun.training", "classify", "predict", folder.final, tmp_path / "cat.png",
+        "--json",
         env=environment, cwd=tmp_path,
     )  # fmt: skip
     assert named.returncode == 0, named.stderr

@@ -1,4 +1,4 @@
-"""`python -m rackrun.training evaluate`: exact counts, held against a loop written from the definitions."""
+"""`rackrun evaluate`: exact counts, held against a loop written from the definitions."""
 
 import csv
 import json

@@ -33,7 +33,8 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
     recipes = _value(source, source.recipes, "RECIPES")
     named = recipes.get("default") if isinstance(recipes, dict) else None
     if not (isinstance(named, type) and issubclass(named, Config)):
-        form = 'RECIPES = {"default": MySettings}, a dataclass that extends rackrun.training.config.Config'
+        form = 'RECIPES = {"default": MySettings}'
+        form += ", a dataclass that extends rackrun.training.config.Config"
         raise UsageError(f"{source.name}: RECIPES: not a dict of settings; type: {form}")
     settings_by_recipe: Mapping[str, type[Config]] = recipes
     for settings in settings_by_recipe.values():

@@ -20,7 +20,7 @@ import rackrun.nginx.__main__ as nginx
 from rackrun.cli.dispatch import run
 from rackrun.commandline.options import options
 from rackrun.commandline.program import report
-from rackrun.contract.tasks import PACKAGES, TASKS
+from rackrun.contract.tasks import TASKS, package_of
 from rackrun.launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
@@ -311,7 +311,7 @@ def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
 
 def recipes(task: str) -> list[type[Config]]:
     """Return the settings of every recipe of a task."""
-    return list(import_module(f"{PACKAGES.get(task, task)}.recipes").RECIPES.values())
+    return list(import_module(f"{package_of(task)}.recipes").RECIPES.values())
 
 
 # -- hosts --------------------------------------------------------------------------------------

@@ -408,7 +408,7 @@ def test_an_orphaned_controller_awaits_no_host(
 def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: DetachedLab) -> None:
     """The controller's error is printed; neither its code nor its folder stays on the host."""
     broken = detached.lab.folder / "broken"
-    refuse = 'case "$*" in *rackrun.launcher.detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
+    refuse = 'case "$*" in *detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
     broken.write_text(f'#!/bin/sh\n{refuse}\nexec {detached.lab.cheap_python()} "$@"\n')
     broken.chmod(0o755)
     hosts = str(detached.lab.write_hosts(f"python={broken} workdir={detached.work} slots=1"))
@@ -554,7 +554,8 @@ def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -
     for name, text in sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import rackrun.launcher.detached.controller"
+    start = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    start += "; import rackrun.launcher.detached.controller"
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 

@@ -103,9 +103,8 @@ def checkout(lab: Lab) -> Path:
     source = project(lab)
     with (source / ".gitignore").open("a") as ignored:
         ignored.write("__pycache__/\n")  # copied too, or the launcher there would compile it all
-    for package in (*PLATFORM, *TASKS):
-        folder = PACKAGES.get(package, package).replace(".", "/")
-        shutil.copytree(ROOT / folder, source / folder, dirs_exist_ok=True)
+    for package in ("rackrun", *PLATFORM, *(TASKS.keys() - PACKAGES.keys())):
+        shutil.copytree(ROOT / package, source / package, symlinks=True, dirs_exist_ok=True)
     return source
 
 

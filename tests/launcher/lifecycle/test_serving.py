@@ -29,7 +29,7 @@ from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 
-# Stands in for `python -m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
+# Stands in for `-m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
 import sys, time, urllib.request
 data = sys.argv[sys.argv.index("--data") + 1]

@@ -988,7 +988,8 @@ def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
     lab = start_lab(1)
     script = (
         "from pathlib import Path\nfrom rackrun.launcher.run.hosts import Host\n"
-        "from rackrun.launcher.transport.ssh import ConnectSettings, Network\nprint('ready', flush=True)\n"
+        "from rackrun.launcher.transport.ssh import ConnectSettings, Network\n"
+        "print('ready', flush=True)\n"
         f"network = Network(ConnectSettings(config=Path({str(lab.config)!r})))\n"
         f"network.connect([Host({silent[0]!r}, port={silent[1]})])\n"
     )
