@@ -3,18 +3,21 @@
 Paths are relative to the table's folder, or to --root, and must not lead out of it.
 """
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from glob import escape
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
 
 from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
-from rackrun.convert.readers.directories import ListedFiles
+from rackrun.convert.readers.csv_rows import csv_rows
+from rackrun.convert.readers.directories import ListedFiles, MissingFile
 from rackrun.convert.readers.names import (
     MAX_NAME,
     class_names,
@@ -25,6 +28,8 @@ from rackrun.convert.readers.names import (
 )
 from rackrun.convert.readers.records import (
     HELD_OUT,
+    IMAGE_SUFFIXES,
+    REENCODED_SUFFIXES,
     ImageDefect,
     Record,
     RecordListing,
@@ -33,7 +38,10 @@ from rackrun.convert.readers.records import (
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.shards.index import Origin
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
+
+NAMED = 5  # missing files that a message names
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,9 @@ class ImageTable:
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
         findings = list[ImageDefect]()
-        records = images(_records(self.source, rows, classes, container), findings)
+        rows = _with_suffix(self.source, rows, container.root)
+        located = _records(self.source, rows, classes, container, findings)
+        records = _complete(located, self.source, container.root, findings, self.packing)
         dataset = dataset_name(self.name or self.source.stem)
         return RecordListing(dataset, tuple(classes), (container,), records, findings)
 
@@ -106,14 +116,36 @@ class TableImages(ListedFiles):
         return Origin(as_text(self._table.name), self.bytes, digest)
 
 
+def _with_suffix(table: Path, rows: list[ListedImage], root: Path) -> list[ListedImage]:
+    """Return the rows, where all paths lack a suffix with that of the first one's file."""
+    known = (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)
+    if any(row.path.lower().endswith(known) for row in rows):
+        return rows
+    first = root / rows[0].path
+    beside = [path.suffix for path in first.parent.glob(f"{escape(first.name)}.*")]
+    suffixes = [suffix for suffix in beside if suffix.lower() in known]
+    if len(suffixes) != 1 or first.is_file():
+        return rows
+    say(clean(f"{table}: no path has a suffix: {suffixes[0]} is added, as that of {rows[0].path}"))
+    return [row._replace(path=row.path + suffixes[0]) for row in rows]
+
+
 def _records(
-    table: Path, rows: list[ListedImage], classes: dict[str, int], container: TableImages
+    table: Path,
+    rows: list[ListedImage],
+    classes: dict[str, int],
+    container: TableImages,
+    findings: list[ImageDefect],
 ) -> Iterator[Record]:
     train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
     names, keys = set[str](), set[str]()
     for row in rows:
         where = clean(f"{table}: line {row.number}: {row.path}")
-        name, size = container.find(row.path, where)
+        try:
+            name, size = container.find(_with_slashes(row.path, container.root), where)
+        except MissingFile:
+            findings.append(ImageDefect(row.path, "missing", f"line {row.number}"))
+            continue
         if name in names:
             raise DataError(f"{where}: is in the table twice; leave one of them out")
         names.add(name)
@@ -123,12 +155,41 @@ def _records(
         yield Record(key, classes[row.label], split, name, 0, 0, size, size)
 
 
+def _with_slashes(path: str, root: Path) -> str:
+    """Return a path that was written on Windows as this machine has it."""
+    return path.replace("\\", "/") if "\\" in path and not (root / path).exists() else path
+
+
+def _complete(
+    records: Iterator[Record],
+    table: Path,
+    root: Path,
+    findings: list[ImageDefect],
+    packing: Packing,
+) -> Iterator[Record]:
+    """Yield the images; DataError after them for files that are missing, unless that is allowed."""
+    yield from images(records, findings)
+    missing = [finding for finding in findings if finding.kind == "missing"]
+    if len(missing) > (packing.allow_left_out or 0):
+        names = first_few([f"{each.detail}: {each.name}" for each in missing], NAMED)
+        raise DataError(
+            clean(
+                f"{table}: {plural(len(missing), 'file')} of it: there is no such file in {root}: "
+                f"{names}; correct the table, or --root, or add --allow-left-out {len(missing)}"
+            )
+        )
+
+
 def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     names = (columns.path_column, columns.label_column, columns.split_column)
+    if table.suffix.lower() in (".jsonl", ".json"):
+        raise UsageError(
+            f"{table}: lines of JSON; type: {called('convert')} hf FOLDER OUT --label-column label "
+            "--root FOLDER, with the folder that it is in"
+        )
     is_parquet = table.suffix.lower() in (".parquet", ".pq")
-    table_rows = _of_parquet(table) if is_parquet else _of_csv(table)
     rows = []
-    for number, fields in enumerate(table_rows, start=1 if is_parquet else 2):
+    for number, fields in _of_parquet(table) if is_parquet else csv_rows(table):
         missing = [name for name in names[:2] if name not in fields]
         if missing:
             has = clean(", ".join(map(str, fields)))[:200]
@@ -151,15 +212,8 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     return rows
 
 
-def _of_csv(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            yield from csv.DictReader(file, restkey="")
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{path}: cannot be read as CSV: {error}") from None
-
-
-def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
+def _of_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the cells of each row by column, after its number."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
@@ -167,8 +221,8 @@ def _of_parquet(path: Path) -> Iterator[dict[str, Any]]:
         raise MissingPackage("pyarrow", "parquet") from None
     try:
         with ParquetFile(path) as file:
-            for batch in file.iter_batches():
-                yield from batch.to_pylist()
+            rows = chain.from_iterable(batch.to_pylist() for batch in file.iter_batches())
+            yield from enumerate(rows, 1)
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
 

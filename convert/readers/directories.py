@@ -135,6 +135,10 @@ class Folder:
         return name
 
 
+class MissingFile(DataError):
+    """A file that a table names is not there."""
+
+
 class ListedFiles:
     """The files below a folder that a table names one by one."""
 
@@ -155,7 +159,9 @@ class ListedFiles:
                 f"{where}: outside {self.root}; add --root FOLDER that holds all images"
             )
         if not is_file:
-            raise DataError(f"{where}: there is no such file in {self.root}; correct it, or --root")
+            raise MissingFile(
+                f"{where}: there is no such file in {self.root}; correct it, or --root"
+            )
         size = real.stat().st_size
         self.bytes += size
         return str(real.relative_to(self.root)), size

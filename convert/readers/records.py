@@ -39,6 +39,7 @@ SYSTEM_FOLDERS = (  # which a NAS (Synology, QNAP), a file system, Windows or ma
 )
 SYSTEM = re.compile(rf"(?:^|/)(?:{'|'.join(map(re.escape, SYSTEM_FOLDERS))})(?=/|$)", re.IGNORECASE)
 LOSSES = {  # kind of defect -> its description in the report
+    "missing": "not there",
     "empty": "empty",
     "checksum": "not the bytes that the archive's CRC-32 promises",
     "truncated": "cut off",

@@ -145,7 +145,8 @@ class Append:
             return listing_of_folder(
                 self.source, "", self.follow_links, fewest=1, may_be_splits=may_be_splits
             )
-        return ImageTable(self.source, self.data, self.columns).listing()
+        packing = Packing(allow_left_out=self.allow_left_out)
+        return ImageTable(self.source, self.data, self.columns, packing=packing).listing()
 
 
 def append_images(

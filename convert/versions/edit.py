@@ -12,7 +12,6 @@ train,cats-train-000003.tar,cat_17,cat,wrong label,relabel,dog,0.98,…
 that column is taken whole. Of a row, shard and class must be right if they are filled in.
 """
 
-import csv
 import difflib
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import write_shards, write_version
 from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of
+from rackrun.convert.readers.csv_rows import csv_rows
 from rackrun.convert.readers.records import RecordListing
 from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.convert.versions.parent import Parent
@@ -180,20 +180,12 @@ def _named(text: str, action: str) -> Edit:
 
 def _rows(table: Path, action: str) -> Iterator[Edit | None]:
     """Yield the rows of a table; None for one with another action."""
-    try:
-        with table.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restkey="", strict=True)
-            columns = set(reader.fieldnames or ())
-            needed = (KEY, NEW_CLASS) if action == "relabel" else (KEY,)
-            if missing := [name for name in needed if name not in columns]:
-                has = clean(", ".join(map(str, columns)))[:200]
-                raise UsageError(
-                    f"{table}: no column {missing[0]!r}, only {has or 'an empty file'}"
-                )
-            for row in reader:
-                yield _edit(row, action, clean(f"{table}: line {reader.line_num}"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"{table}: cannot be read as CSV: {error}") from None
+    needed = (KEY, NEW_CLASS) if action == "relabel" else (KEY,)
+    for line, row in csv_rows(table):
+        if missing := [name for name in needed if name not in row]:
+            has = clean(", ".join(row))[:200]
+            raise UsageError(f"{table}: no column {missing[0]!r}, only {has}")
+        yield _edit(row, action, clean(f"{table}: line {line}"))
 
 
 def _edit(row: dict[str, str | None], action: str, where: str) -> Edit | None:

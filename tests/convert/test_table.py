@@ -87,7 +87,7 @@ GOOD = [("img/0.jpg", "a", ""), ("img/1.jpg", "b", "")]
         (("../secret.jpg", "a", ""), DataError, r"line 4: \.\./secret\.jpg: outside .*--root"),
         (("/etc/passwd", "a", ""), DataError, "line 4: /etc/passwd: outside"),
         (("link.jpg", "a", ""), DataError, "line 4: link.jpg: outside"),
-        (("img/99.jpg", "a", ""), DataError, "line 4: img/99.jpg: there is no such file"),
+        (("img/99.jpg", "a", ""), DataError, "no such file in .*: line 4: img/99.jpg; "),
         (
             ("n" * 300 + ".jpg", "a", ""),
             DataError,
@@ -117,7 +117,8 @@ def test_a_row_that_cannot_be_used_is_named(
     ("text", "says"),
     [
         (b"file,label\na,b\n", "no column 'path', only file, label; name them by"),
-        (b"path,label\n\xff,b\n", "cannot be read as CSV"),
+        (b"path,label\n\xff,b\n", "not in UTF-8; in a spreadsheet, save it as CSV UTF-8"),
+        ("path,label\na,b\n".encode("utf-16"), "not in UTF-8"),
     ],
 )
 def test_what_is_no_table(tmp_path: Path, convert: Convert, text: bytes, says: str) -> None:
@@ -140,3 +141,41 @@ def as_parquet_file(folder: Path) -> Path:
     path = folder / "t.parquet"
     path.write_bytes(b"PAR1")
     return path
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "\ufeffpath;label\r\nimg/{n}.jpg;{label}\r\n",
+        "path\tlabel\nimg/{n}.jpg\t{label}\n",
+        "path, label\nimg/{n}.jpg, {label}\n",
+        "path,label\nimg\\{n}.jpg,{label}\n",
+        "path,label\nimg/{n},{label}\n",
+    ],
+    ids=["semicolons", "tabs", "blanks", "backslashes", "no suffix"],
+)
+def test_tables_as_spreadsheets_and_kaggle_write_them(
+    tmp_path: Path, convert: Convert, table: str
+) -> None:
+    """Other separators, other slashes, ids instead of names of files."""
+    header, row = table.splitlines(keepends=True)
+    rows = [row.format(n=n, label=("oak", "fir")[n % 2]) for n in range(12)]
+    path = write_files(tmp_path / "set", FILES) / "trees.csv"
+    path.write_bytes("".join([header, *rows]).encode())
+    out = convert("csv", path)
+    assert len(everything(out)) == 12
+    assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("fir", "oak")
+
+
+def test_all_missing_files_are_named_and_can_be_left_out(tmp_path: Path, convert: Convert) -> None:
+    """At once, with their lines, also after a cell with a line break in it."""
+    folder = write_files(tmp_path / "set", FILES)
+    lines = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},x\n" for n in range(14)]
+    lines[0] = lines[0].replace(",x", ',"two\nlines"')
+    (folder / "trees.csv").write_text("path,label,note\n" + "".join(lines))
+    says = "2 files of it: there is no such file in .*: line 15: img/12.jpg, line 16: img/13.jpg; "
+    with pytest.raises(DataError, match=f"{says}.*--allow-left-out 2"):
+        convert("csv", folder / "trees.csv")
+    out = convert("csv", folder / "trees.csv", "--allow-left-out", 2)
+    assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"missing": 2}
+    assert len(everything(out)) == 12
