@@ -4,9 +4,6 @@ import os
 import shutil
 from pathlib import Path
 
-from rackrun.nginx import logs
-from rackrun.nginx.account import Account
-
 INSTALL = "sudo apt-get install nginx-light"
 PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 
@@ -16,22 +13,18 @@ def missing() -> str:
     return "" if shutil.which("nginx", path=PATHS) else "no nginx on this machine"
 
 
-def command(home: Path, account: Account, detach: bool) -> list[str]:
+def command(home: Path, uid: int, gid: int) -> list[str]:
     """Return the arguments that start nginx in the foreground; it runs in the folder of shards.
 
-    setpriv takes away every capability and any way to gain one, and unless the server is to
-    outlive us, asks the kernel to end it with us, however we end. prlimit bounds its logs.
+    setpriv takes away every capability and any way to gain one, and asks the kernel to end nginx
+    with us, however we end.
     """
     rights = [
-        *("--reuid", str(account.uid), "--regid", str(account.gid), "--clear-groups"),
+        *("--reuid", str(uid), "--regid", str(gid), "--clear-groups"),
         *("--inh-caps", "-all", "--bounding-set", "-all"),
     ]
     return [
-        "prlimit",
-        f"--fsize={logs.FILE_BYTES}",
-        "setpriv",
-        "--no-new-privs",
-        *([] if detach else ["--pdeathsig", "TERM"]),
+        *("setpriv", "--no-new-privs", "--pdeathsig", "TERM"),
         *(rights if os.getuid() == 0 else []),
         shutil.which("nginx", path=PATHS) or "nginx",
         *arguments(str(home / "etc")),

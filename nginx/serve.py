@@ -9,23 +9,19 @@ import http.client
 import os
 import shlex
 import shutil
-import ssl
+import signal
 import subprocess
+import tempfile
 import time
-from base64 import b64encode
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
 
-from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
-from rackrun.nginx import docker, native, registry
-from rackrun.nginx.account import Account, account_of
-from rackrun.nginx.logs import Logs, ServerTraffic
-from rackrun.nginx.registry import ServerProcess, ServerRecord
+from rackrun.nginx import docker, native
 from rackrun.nginx.site import (
+    INCLUDED,
     FolderError,
     PortTaken,
     ServeRefused,
@@ -33,12 +29,15 @@ from rackrun.nginx.site import (
     checked,
     configuration,
     free_port,
-    user_and_password,
 )
 
 READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
 ANSWER_SECONDS = 5.0
-NAME_FIELD = "X-Served-By"
+GRACE_SECONDS = 5.0
+POLL_SECONDS = 0.02
+NOBODY = 65534
+LISTENS = "start worker process"  # in nginx's log, once the port is its own
+LISTED_LINES = 3
 
 
 @dataclass
@@ -46,16 +45,13 @@ class NginxServer:
     """A running nginx that has shown that it can read the folder."""
 
     site: Site
-    record: ServerRecord
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
-    child: subprocess.Popen[bytes]
-    account: Account
-    traffic: ServerTraffic = field(init=False)
-    logs: Logs = field(init=False)
+    home: Path
+    """Folder with its configuration in etc/, its log, and scratch/, where a native one may write.
 
-    def __post_init__(self) -> None:
-        self.traffic = ServerTraffic(self.record.home / "access.log")
-        self.logs = Logs(self.traffic.log, self.record.home / "error.log")
+    Its name is that of the container.
+    """
+    child: subprocess.Popen[bytes]
 
     @property
     def url(self) -> str:
@@ -65,20 +61,55 @@ class NginxServer:
     @property
     def alive(self) -> bool:
         """Return True while nginx runs."""
-        return self.record.process.alive
+        return self.child.poll() is None
 
     @property
     def announcement(self) -> str:
         """Return a line with the folder, the URL and the kind of server."""
         because = f", because {self.why}" if self.why else ""
-        user = f"; {self.account.why}" if self.account.why else ""
-        return f"serving {self.record.folder} at {self.url} ({self.record.runs_as}{because}{user})"
+        kind = f"nginx, pid {self.child.pid}" if self.site.native else f"container {self.home.name}"
+        return f"serving {self.site.folder} at {self.url} ({kind}{because})"
+
+    @property
+    def log(self) -> str:
+        """Return what nginx has written about its start and its end; of requests it is silent."""
+        with contextlib.suppress(FileNotFoundError):  # it was stopped
+            text = (self.home / "log").read_text(errors="replace")
+            return text.replace(str(self.home / "etc" / INCLUDED), str(self.site.include))
+        return ""
+
+    @property
+    def last_words(self) -> str:
+        """Return the lines that may tell why nginx has ended."""
+        lines = [line.strip() for line in self.log.splitlines() if line.strip()]
+        grave = [line for line in lines if "[emerg]" in line]
+        return "; ".join((grave or lines)[-LISTED_LINES:]) or "it gave no reason"
 
     def stop(self) -> None:
         """End nginx and remove its files; return when the port is free. May be called twice."""
-        self.logs.stop()
-        stop(self.record)
+        if not self.home.exists():
+            return
+        self.child.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.child.wait(GRACE_SECONDS)
+        # Its group is its own. The workers are still there where the master was killed.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
+        if not self.site.native:
+            docker.remove(self.home.name)
+        deadline = time.monotonic() + GRACE_SECONDS
+        while _is_taken(self.site) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+
+def _is_taken(site: Site) -> bool:
+    try:
+        free_port(site)
+    except PortTaken:
+        return True
+    return False
 
 
 @contextlib.contextmanager
@@ -91,42 +122,30 @@ def serving(site: Site) -> Iterator[NginxServer]:
         server.stop()
 
 
-def start(site: Site, detach: bool = False) -> NginxServer:
+def start(site: Site) -> NginxServer:
     """Start nginx and wait until it has served the manifest and a byte of a shard.
 
-    Unless detached, the kernel ends nginx when the *thread* that called this ends: call it from
-    one that lives as long as the server shall. Raises a Problem.
+    The kernel ends nginx when the *thread* that called this ends: call it from one that lives as
+    long as the server shall. Raises a Problem.
     """
     for _ in range(3):
         try:
-            return _start(checked(site), detach)
+            return _start(checked(site))
         except PortTaken:
             if site.port:  # asked for; a free one that was taken meanwhile is only bad luck
                 raise
     raise Problem(f"every free port of {site.address} was taken at once; try again")
 
 
-def _start(site: Site, detach: bool) -> NginxServer:
+def _start(site: Site) -> NginxServer:
     site, why = _choose(site)
-    with registry.alone():
-        if registry.name_of(site) in [record.name for record in _alive()]:
-            raise ServeRefused(
-                f"{site.folder} is already served at {site.url}; to end that, type:"
-                f" {called('serve')} stop {shlex.quote(str(site.folder))} --port {site.port}"
-            )
-        site = replace(site, port=free_port(site))
-        account = account_of(site, registry.name_of(site))
-        server = _launch(site, _furnish(site, account), account, why, detach)
-        # Open: if this nginx ends, another start may remove its files before they are read.
-        log = (server.record.home / "error.log").open(errors="replace")
+    site = replace(site, port=free_port(site))
+    server = _launch(site, why)
     try:
-        with log:
-            _await_ready(server, log)
+        _await_ready(server)
     except BaseException:
         server.stop()
         raise
-    if not detach:
-        server.logs.keep_short()
     return server
 
 
@@ -148,90 +167,66 @@ def _choose(site: Site) -> tuple[Site, str]:
     return replace(site, native=True), lack
 
 
-def _furnish(site: Site, account: Account) -> Path:
-    """Make the server's folder with all that nginx reads; secrets only for the serving user."""
-    home = registry.base() / registry.name_of(site)
-    shutil.rmtree(home, ignore_errors=True)
-    for folder in (home, home / "etc", home / "scratch"):
-        folder.mkdir(mode=0o711, exist_ok=True)
-    if site.native:
-        os.chown(home / "scratch", account.uid, account.gid)
-    scratch = str(home / "scratch") if site.native else "/tmp"
-    for file, text in configuration(site, scratch, home.name).items():
-        _write(home / "etc" / file, text, account)
-    for log in ("access.log", "error.log"):
-        _write(home / log, "", account)
-    return home
-
-
-def _write(path: Path, text: str, account: Account) -> None:
-    """Write a file for that user alone; without root it holds no secret and is open."""
-    path.touch(mode=0o600)
-    path.write_text(text)
-    if os.getuid() in (0, account.uid):
-        os.chown(path, account.uid, account.gid)
-    else:
-        path.chmod(0o644)
-
-
-def _launch(site: Site, home: Path, account: Account, why: str, detach: bool) -> NginxServer:
-    if site.native:
-        args = native.command(home, account, detach)
-    else:
-        docker.refuse_foreign(home.name)
-        args = docker.command(site, home.name, home, account, detach)
-    with (home / "access.log").open("ab") as log, (home / "error.log").open("ab") as errors:
+def _launch(site: Site, why: str) -> NginxServer:
+    # nginx is never root.
+    uid, gid = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
+    home = _furnished(site, uid, gid)
+    command = (
+        native.command(home, uid, gid) if site.native else docker.command(site, home, uid, gid)
+    )
+    with (home / "log").open("ab") as log:
         child = subprocess.Popen(
-            args,
+            command,
             cwd=site.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
-            stderr=errors,
+            stderr=log,
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
-            restore_signals=False,  # SIGXFSZ stays ignored: a full log ends no process
         )
-    process = ServerProcess.of(child.pid)
-    if detach and not site.native:
-        child.wait()
-        process = ServerProcess.of(docker.pid(home.name))
-    record = ServerRecord(
-        home.name, str(site.folder), site.url, process, not site.native, time.time()
-    )
-    record.write()
-    return NginxServer(site, record, why, child, account)
+    return NginxServer(site, why, home, child)
 
 
-def _await_ready(server: NginxServer, log: TextIO) -> None:
+def _furnished(site: Site, uid: int, gid: int) -> Path:
+    """Return a new folder with all that nginx reads."""
+    home = Path(tempfile.mkdtemp(prefix="rackrun-nginx-"))
+    for folder in (home, home / "etc", home / "scratch"):
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o711)
+    if os.getuid() == 0:
+        os.chown(home / "scratch", uid, gid)
+    scratch = str(home / "scratch") if site.native else "/tmp"
+    for name, text in configuration(site, scratch).items():
+        (home / "etc" / name).write_text(text)
+        (home / "etc" / name).chmod(0o644)
+    return home
+
+
+def _await_ready(server: NginxServer) -> None:
     deadline = time.monotonic() + READY_SECONDS
-    while True:
+    while LISTENS not in server.log:  # until then, another server may answer at this port
         if not server.alive:
-            raise _explained(server, log.read())
-        with contextlib.suppress(ConnectionRefusedError):
-            return check(server.site)
+            raise _explained(server)
         if time.monotonic() > deadline:
             raise Problem(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
-        time.sleep(0.02)
+        time.sleep(POLL_SECONDS)
+    check(server.site)
 
 
-def _explained(server: NginxServer, log: str) -> Problem:
-    if server.record.container:
-        log += docker.log_of(server.record.name)
-    if "address already in use" in log.lower():
+def _explained(server: NginxServer) -> Problem:
+    if "address already in use" in server.log.lower():
         return PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    return ServeRefused("nginx did not start: " + "; ".join(lines[-3:] or ["it gave no reason"]))
+    return ServeRefused(f"nginx did not start: {server.last_words}")
 
 
 def check(site: Site) -> None:
     """Fetch the manifest and one byte of a shard as a reader would.
 
-    Raises ConnectionRefusedError while no server listens, PortTaken when another one answers (our
-    nginx tries to listen for two more seconds then, and ends), FolderError when files cannot be
-    read, Problem when the answer is not that of a web server.
+    Raises FolderError when files cannot be read, Problem when the answer is not that of a web
+    server.
     """
     status = _get(site, MANIFEST_NAME, {})
-    if status == 403 and site.client_ca:
-        return  # it asks for a certificate, as it should; we have none to show
+    if site.include and status in (401, 403):
+        return  # it asks for a password or the like, as its lines say; we have none
     if status == 200:
         status = _get(site, site.shard, {"Range": "bytes=0-0"})
         if status == 206:
@@ -243,65 +238,11 @@ def check(site: Site) -> None:
 
 
 def _get(site: Site, name: str, headers: dict[str, str]) -> int:
-    """Return the status; ConnectionRefusedError where no server listens, else Problem."""
-    if site.credentials:
-        secret = ":".join(user_and_password(site.credentials)).encode()
-        headers = {**headers, "Authorization": f"Basic {b64encode(secret).decode()}"}
-    connection = _connect(site)
+    connection = http.client.HTTPConnection(site.address, site.port, timeout=ANSWER_SECONDS)
     try:
         connection.request("GET", f"/{name}", headers={"Host": site.host, **headers})
-        response = connection.getresponse()
-        if response.getheader(NAME_FIELD) != registry.name_of(site):
-            raise PortTaken(f"{site.url}: another server answers there; type the same again")
-        return response.status
-    except (ConnectionRefusedError, PortTaken):
-        raise
+        return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         raise Problem(f"{site.url}{name}: no answer as from nginx ({error!r})") from error
     finally:
         connection.close()
-
-
-def _connect(site: Site) -> http.client.HTTPConnection:
-    if not site.certificate:
-        return http.client.HTTPConnection(site.address, site.port, timeout=ANSWER_SECONDS)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # it is ourselves that we ask, and nothing secret is sent
-    context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(
-        site.address, site.port, timeout=ANSWER_SECONDS, context=context
-    )
-
-
-def stop(record: ServerRecord) -> None:
-    """End the server of this record and remove its files."""
-    with registry.alone():
-        _stop(record)
-
-
-def _stop(record: ServerRecord) -> None:
-    """End a server; its name and files are left to another that has taken them over since."""
-    if not record.container:
-        record.process.end()
-    if registry.read(record.home) in (None, record):
-        if record.container:
-            docker.remove(record.name)
-        record.forget()
-
-
-def servers() -> list[ServerRecord]:
-    """Return the running servers of this user; remove what killed ones have left."""
-    with registry.alone():
-        return _alive()
-
-
-def _alive() -> list[ServerRecord]:
-    registry.clear()
-    alive = []
-    for record in registry.records():
-        if record.process.alive:
-            alive.append(record)
-        elif not record.process.is_elsewhere:
-            with contextlib.suppress(Problem):  # who cannot ask Docker leaves a container its files
-                _stop(record)
-    return alive

@@ -1,8 +1,6 @@
 """A served folder: its address, its readers, and nginx's configuration for both."""
 
-import base64
 import errno
-import hashlib
 import ipaddress
 import os
 import re
@@ -20,9 +18,9 @@ from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
-EARLIER_MANIFEST = re.compile(r"dataset\.v[0-9]+\.json")
-DATASET = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-LISTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}(\.tar|\.index\.npy)")
+INCLUDED = "included.conf"
+SERVED = r"dataset(\.v[0-9]+)?\.json|[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(tar|index\.npy)"
+"""Names of manifests, shards and indexes, as nginx and Python match them."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 
 
@@ -56,22 +54,13 @@ class Site:
     """Run this machine's nginx instead of a container."""
     image: str = ""
     """Container image (default: the official nginx, pinned by its digest)."""
-    memory: int = 0
-    """Memory limit of the container in MiB, its page cache included; 0: half of this machine's."""
-    certificate: Path | None = None
-    """Serve over TLS with this certificate (PEM, with its chain)."""
-    key: Path | None = None
-    """Private key of the certificate (PEM)."""
-    client_ca: Path | None = None
-    """Serve only clients with a certificate from this authority (PEM)."""
-    credentials: Path | None = None
-    """Serve only clients with the user:password in this file's one line (basic auth)."""
+    include: Path | None = None
+    """File with lines of nginx's language for this server, such as those of TLS; with --native."""
 
     @property
     def url(self) -> str:
         """Return the URL of the folder; it ends with a slash."""
-        scheme = "https" if self.certificate else "http"
-        return f"{scheme}://{self.host}:{self.port}/"
+        return f"http://{self.host}:{self.port}/"
 
     @property
     def host(self) -> str:
@@ -82,11 +71,6 @@ class Site:
     def loopback(self) -> bool:
         """Return True if only this machine can reach the address."""
         return ipaddress.ip_address(self.address).is_loopback
-
-    @property
-    def secret(self) -> str:
-        """Return why nginx needs a file that is secret; empty if it needs none."""
-        return "it has a key or a password to keep" if self.key or self.credentials else ""
 
     @property
     def workers(self) -> int:
@@ -108,7 +92,8 @@ def checked(site: Site) -> Site:
     for name in site.names:
         if not NAME.fullmatch(name):
             raise UsageError(f"--names {name!r}: not a host name")
-    _check_access(site)
+    if site.include and not site.native:
+        raise UsageError("--include needs --native: a container has none of your files")
     folder = site.folder.resolve()
     if not str(folder).isprintable():
         raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
@@ -137,38 +122,6 @@ def _check_address(site: Site) -> None:
         )
     if not 0 <= site.port < 65536:
         raise UsageError(f"--port {site.port}: not between 0 and 65535")
-
-
-def _check_access(site: Site) -> None:
-    if (site.certificate is None) != (site.key is None):
-        raise UsageError("--certificate and --key belong together: give both")
-    if site.client_ca and not site.certificate:
-        raise UsageError("--client-ca needs TLS: give --certificate and --key too")
-    if site.credentials and not site.certificate and not site.loopback:
-        raise UsageError(
-            f"--credentials at {site.address} would send the password in the clear: give"
-            " --certificate and --key too"
-        )
-    for path in (site.certificate, site.key, site.client_ca):
-        if path:
-            _read(path)
-    if site.credentials:
-        user_and_password(site.credentials)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-
-
-def user_and_password(path: Path) -> tuple[str, str]:
-    """Return the user name and the password in a file of one line, user:password."""
-    user, colon, password = _read(path).decode(errors="replace").strip().partition(":")
-    if not user or not colon or not password or "\n" in password:
-        raise UsageError(f"{path}: must hold one line, user:password")
-    return user, password
 
 
 def free_port(site: Site) -> int:
@@ -200,24 +153,20 @@ class _Template(string.Template):
     delimiter = "@"
 
 
-def configuration(site: Site, scratch: str, name: str) -> dict[str, str]:
-    """Return every file that nginx reads, by name: nginx.conf and, for limited access, secrets.
+def configuration(site: Site, scratch: str) -> dict[str, str]:
+    """Return every file that nginx reads, by name.
 
-    `name` is that of the server, which it sends with every answer.
     `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
     it, so that the same text serves in a container and out of it.
     """
     text = _Template(TEMPLATE.read_text()).substitute(
         workers=site.workers,
         scratch=scratch,
-        name=name,
-        listen=f"{site.host}:{site.port}" + (" ssl" if site.certificate else ""),
+        listen=f"{site.host}:{site.port}",
         names=" ".join(_names(site)),
-        tls=_block(_tls(site), 4),
-        access=_block(_access(site), 8),
+        served=SERVED,
     )
-    listed = as_map(listed_names(site.folder)) + later_versions(site.folder)
-    return {"nginx.conf": text, "listed": listed} | _secrets(site)
+    return {"nginx.conf": text, INCLUDED: _included(site.include)}
 
 
 def _names(site: Site) -> list[str]:
@@ -226,89 +175,30 @@ def _names(site: Site) -> list[str]:
     return [site.host, *local, *([host] if NAME.fullmatch(host) else []), *site.names]
 
 
-def _block(lines: list[str], indent: int) -> str:
-    return "".join(f"{' ' * indent}{line}\n" for line in lines)
-
-
-def _tls(site: Site) -> list[str]:
-    if not site.certificate:
-        return []
-    lines = [
-        "ssl_certificate certificate.pem;",
-        "ssl_certificate_key key.pem;",
-        "ssl_protocols TLSv1.2 TLSv1.3;",
-        "ssl_session_tickets off;",  # their key would open what was recorded before
-    ]
-    if site.client_ca:
-        lines += ["ssl_client_certificate client-ca.pem;", "ssl_verify_client optional;"]
-    return lines
-
-
-def _access(site: Site) -> list[str]:
-    lines = []
-    if site.client_ca:
-        lines += [
-            "if ($ssl_client_verify != SUCCESS) {",
-            "    return 403;",
-            "}",
-            "error_page 403 @refused;",
-        ]
-    if site.credentials:
-        lines += ["auth_basic shards;", "auth_basic_user_file users;", "error_page 401 @refused;"]
-    return lines
-
-
-def _secrets(site: Site) -> dict[str, str]:
-    files = {
-        "certificate.pem": site.certificate,
-        "key.pem": site.key,
-        "client-ca.pem": site.client_ca,
-    }
-    secrets = {name: _read(path).decode() for name, path in files.items() if path}
-    if site.credentials:
-        user, password = user_and_password(site.credentials)
-        # Salted SHA-1 needs no libcrypt. nginx hashes at every request, so the strength must be in
-        # the password, not in a slow hash.
-        salt = os.urandom(16)
-        digest = hashlib.sha1(password.encode() + salt, usedforsecurity=False).digest()
-        secrets["users"] = f"{user}:{{SSHA}}{base64.b64encode(digest + salt).decode()}\n"
-    return secrets
-
-
-def listed_names(folder: Path) -> list[str]:
-    """Return the names of the shards and indexes of all versions; FolderError for none.
-
-    The shards of the newest one are the first.
-    """
+def _included(path: Path | None) -> str:
     try:
-        files = [path.name for path in folder.iterdir()]
-    except OSError as error:
-        raise FolderError(f"{folder}: cannot be read: {error.strerror}") from None
-    names = sorted(name for name in files if EARLIER_MANIFEST.fullmatch(name))
-    return list(
-        dict.fromkeys(name for each in (MANIFEST_NAME, *names) for name in _names_in(folder / each))
-    )
+        return path.read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--include {path}: cannot be read: {error}") from None
 
 
-def _names_in(path: Path) -> list[str]:
+def _first_name(path: Path) -> str:
     try:
         splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
-        names = [shard["name"] for split in splits for shard in split["shards"]]
-        names += [split["index"] for split in splits if "index" in split]
-        wrong = [name for name in names if not LISTED_NAME.fullmatch(name)]
+        name = splits[0]["shards"][0]["name"]
+        is_served = re.fullmatch(SERVED, name)
     except OSError as error:
         raise FolderError(f"{path}: cannot be read: {error.strerror}") from None
-    except (Misshapen, KeyError, TypeError, AttributeError):
+    except (Misshapen, LookupError, TypeError):
         raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
-    if not names or wrong or len({name.lower() for name in names}) < len(names):
-        why = "names that no server may give away" if names else "no shards in it"
-        raise FolderError(f"{path}: {why}; convert it again")
-    return names
+    if not is_served:
+        raise FolderError(f"{path}: names that no server may give away; convert it again")
+    return str(name)
 
 
 def first_shard(folder: Path) -> str:
     """Return the name of the first shard; FolderError unless it lies in the folder itself."""
-    name = listed_names(folder)[0]
+    name = _first_name(folder / MANIFEST_NAME)
     if (folder / name).is_symlink():
         target = shlex.quote(str((folder / name).resolve().parent))
         raise FolderError(
@@ -318,21 +208,3 @@ def first_shard(folder: Path) -> str:
     if not (folder / name).is_file():
         raise FolderError(f"{folder / name}: is missing, so the folder cannot be served")
     return name
-
-
-def as_map(names: list[str]) -> str:
-    """Return the lines of nginx's `map` from each path to itself."""
-    return "".join(f'"/{name}" "/{name}";\n' for name in (MANIFEST_NAME, *names))
-
-
-def later_versions(folder: Path) -> str:
-    """Return lines of the same map for what versions are called that are made while nginx runs."""
-    dataset = parsed_file(folder / MANIFEST_NAME, dict[str, Any], LARGEST_MANIFEST).get("dataset")
-    if not isinstance(dataset, str) or not DATASET.fullmatch(dataset):
-        return ""
-    names = (
-        r"dataset\.v[0-9]+\.json",
-        rf"{dataset}-[A-Za-z0-9_-]+-[0-9]{{6,9}}\.tar",
-        rf"{dataset}-[A-Za-z0-9_-]+\.v[0-9]+\.index\.npy",
-    )
-    return "".join(f'"~^/{name}$" $uri;\n' for name in names)

@@ -265,7 +265,7 @@ READ: dict[str, Callable[[list[str]], object]] = {
     "doctor": lambda words: parser.parse(Doctor, "doctor", words),
     "export": lambda words: parser.parse(Export, "export", words),
     "predict": lambda words: parser.parse(Predict, "predict", words),
-    "serve": lambda words: nginx._read(nginx.Serve, "", words),
+    "serve": lambda words: nginx.read(words),
 }
 """Command -> what reads the words that follow its name."""
 

@@ -21,11 +21,7 @@ PAGES = [*DOCS, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
 VERBS = {
     **{(verb,): ["-m", "rackrun", verb] for verb in NAMES},
     ("rerun",): ["-m", "rackrun", "local"],  # its options are those of the launch and of its task
-    **{
-        (room, verb): ["-m", "rackrun", room, verb]
-        for room, verbs in (("convert", CONVERT), ("serve", ("status", "stop")))
-        for verb in verbs
-    },
+    **{("convert", verb): ["-m", "rackrun", "convert", verb] for verb in CONVERT},
 }
 """What follows `rackrun` on a page -> words for Python whose `--help` lists the options."""
 

@@ -11,7 +11,7 @@ IDS = [
     *(f"HOST-{number}" for number in range(1, 6)),
     *(f"NET-{number}" for number in range(1, 6)),
     *(f"PROC-{number}" for number in range(1, 6)),
-    *(f"WEB-{number}" for number in range(1, 7)),
+    *(f"WEB-{number}" for number in range(1, 6)),
     "RUN-1",
     "RUN-2",
     *(f"DATA-{number}" for number in range(1, 9)),

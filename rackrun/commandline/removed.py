@@ -10,9 +10,13 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--augmix": "type --trivial-augment or --rand-augment 9",
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
+        "--certificate": "add a file with nginx's own lines: --include FILE",
         "--check": "leave it out: every image is decoded while it is converted",
+        "--client-ca": "add a file with nginx's own lines: --include FILE",
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
+        "--credentials": "add a file with nginx's own lines: --include FILE",
+        "--detach": "start it under tmux, nohup or systemd",
         "--drain": "as root, write the reason into /etc/rackrun/drained on that host",
         "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
@@ -20,6 +24,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         " with --short-side 256",
         "--grace-seconds": "ranks have 5 seconds to end after a failure; a run that you stop has"
         " --checkpoint-seconds",
+        "--key": "add a file with nginx's own lines: --include FILE",
         "--ledger": "leave it out: with --exact-epochs, which samples a step has follows from seed,"
         " epoch and step",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
@@ -28,6 +33,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--lr-power": "--lr-schedule polynomial falls with the square; for another power, type"
         " --lr-schedule MODULE:NAME",
         "--md5": "type: md5sum ILSVRC2012_*.tar, and compare it with the published sums",
+        "--memory": "leave it out: the server takes as little as nginx does",
         "--newer-data": "a run stays on its version of the data; to train on a newer one, start a"
         " run with --weights runs/latest/final.pt",
         "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
@@ -52,6 +58,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "board": "type attach, or report --watch for a page that is drawn again and again",
         "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",
         "ledger": "with --exact-epochs, which samples a step has follows from seed, epoch and step",
+        "serve status": "type docker ps, or ps -C nginx",
+        "serve stop": "press Ctrl-C where it runs, or type docker stop NAME",
         "track": "type --track wandb,mlflow with the run",
     }
 )

@@ -2,20 +2,20 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from rackrun.nginx.native import PATHS
-from rackrun.nginx.registry import ServerProcess
-from rackrun.nginx.serve import servers, stop
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +52,8 @@ def docker_daemon() -> Iterator[None]:
         yield
     process.terminate()
     process.wait()
-    ServerProcess.of(process.pid).end()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     log.close()
     subprocess.run(["umount", str(home / "exec/netns/default")], check=False)  # dockerd forgets it
     shutil.rmtree(home, ignore_errors=True)
@@ -112,12 +113,11 @@ def folder() -> Iterator[Path]:
     (path / "cats-train-000004.tar").write_bytes(b"in no manifest")
     (path / "Cats-train-000000.tar").write_bytes(b"in no manifest")
     (path / "cats-train-000008.tar").touch(mode=0o000)
+    (path / "dataset.v1.json").write_text("{}")
+    (path / "report.json").write_text("{}")
     (path / "notes.txt").write_text("nobody's business")
     (top / "secret-train-000000.tar").write_text("outside the folder")
     for path_ in (top, path):
         path_.chmod(0o755)
     yield path
-    for record in servers():  # after a failed test
-        if record.folder == str(path):
-            stop(record)
     shutil.rmtree(top)

@@ -1,30 +1,28 @@
-"""Servers begin, are found, and end: by every way there is to end."""
+"""Servers begin and end: by every way there is to end."""
 
-import json
 import os
 import pty
 import re
 import select
-import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from rackrun.errors import Problem, UsageError
-from rackrun.nginx import docker, native, registry, serve
+from rackrun.nginx import docker, native, serve
 from rackrun.nginx.docker import IMAGE
-from rackrun.nginx.logs import LINE_BYTES
-from rackrun.nginx.registry import ServerProcess, ServerRecord
-from rackrun.nginx.serve import servers, serving, start
-from rackrun.nginx.site import FolderError, PortTaken, Site
+from rackrun.nginx.serve import NOBODY, serving, start
+from rackrun.nginx.site import FolderError, ServeRefused, Site
+from tests.conftest import Keys
 from tests.nginx.conftest import manifest_of
+from tests.nginx.processes import hashed, nginx_of, serving_tls, serving_with
 from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "rackrun.nginx"]
@@ -36,10 +34,8 @@ def how(request: pytest.FixtureRequest, image: str) -> list[str]:
     return ["--image", image] if request.param == "container" else ["--native"]
 
 
-def run(*args: str | Path, **more: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *map(str, args)], capture_output=True, text=True, check=False, **more
-    )
+def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, check=False)
 
 
 def port_of(text: str) -> int:
@@ -53,11 +49,13 @@ def open_port(port: int, address: str = "127.0.0.1") -> bool:
         return probe.connect_ex((address, port)) == 0
 
 
-def foreground(*args: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
+def foreground(
+    *args: str | Path, words: Sequence[str] = ()
+) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
     """Start the command on a terminal; return it and a function that reads up to a pattern."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
+        [*words, *COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
         start_new_session=True,
     )  # fmt: skip
     os.close(theirs)
@@ -81,19 +79,14 @@ def foreground(*args: str | Path) -> tuple["subprocess.Popen[bytes]", Callable[[
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_server_in_the_foreground_shows_its_traffic_and_ends_with_its_command(
+def test_a_server_ends_with_its_command(
     folder: Path, how: list[str], number: signal.Signals, code: int
 ) -> None:
     """Ctrl-C, TERM and a closed terminal end it, and the port is free afterwards."""
     process, read_until = foreground(folder, "--port", "0", *how)
     port = port_of(read_until("Ctrl-C ends it"))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /cats-train-000000.tar HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-        while connection.recv(1 << 20):
-            pass
-    read_until(r"\d requests, 1 MB, 1 client, now \d+ MB/s")
+    assert open_port(port)
     process.send_signal(number)
-    read_until(r"served \d+ requests")
     assert process.wait() == code
     assert not open_port(port)
 
@@ -105,139 +98,74 @@ def test_a_killed_command_leaves_no_server(folder: Path, how: list[str]) -> None
     process.kill()
     process.wait()
     until(lambda: not open_port(port))
-    until(lambda: str(folder.resolve()) not in run("status").stdout)
+    until(lambda: not nginx_of(folder))
+
+
+def test_a_command_whose_nginx_has_ended_says_so(folder: Path) -> None:
+    """As after `docker stop`."""
+    process, read_until = foreground(folder, "--port", "0", "--native")
+    read_until("Ctrl-C ends it")
+    os.kill(nginx_of(folder)[0], signal.SIGTERM)
+    read_until("error: nginx at .* has ended: ")
+    assert process.wait() == Problem.exit_code
 
 
 def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> None:
     """Workers outlive a master that gets kill -9; stop ends them too."""
     server = start(Site(folder, port=0, native=True))
-    os.kill(server.record.process.pid, signal.SIGKILL)
+    os.kill(server.child.pid, signal.SIGKILL)
     until(lambda: not server.alive)
     assert open_port(server.site.port)
     server.stop()
     assert not open_port(server.site.port)
+    assert not server.home.exists()
 
 
-def test_what_a_killed_start_left_behind_is_cleared() -> None:
-    """A folder without a record in time holds configuration and secrets of no server."""
-    left = registry.base() / "rackrun-nginx-0badcafe-1"
-    (left / "etc").mkdir(parents=True)
-    (left / "etc" / "key.pem").write_text("secret")
-    servers()
-    assert not left.exists()
-
-
-def test_a_detached_server_is_listed_and_stopped_by_other_commands(
-    folder: Path, how: list[str]
-) -> None:
-    """--detach, status, stop; stopping what is not there says so."""
-    started = run(folder, "--port", "0", "--detach", *how)
-    assert started.returncode == 0, started.stderr
-    port = port_of(started.stdout)
-    other = port_of(run(folder, "--port", "0", "--detach", *how).stdout)
-    assert str(port) in run("status").stdout
-    listed = {one["url"]: one for one in json.loads(run("status", "--json").stdout)}
-    remote = listed[f"http://127.0.0.1:{port}/"]
-    assert (remote["folder"], remote["pid"] is None) == (str(folder.resolve()), remote["container"])
-    again = run(folder, "--port", port, *how)
-    assert again.returncode == 78
-    assert f"--port {port}" in again.stderr
-    assert run("stop", folder, "--port", port).stdout == f"ended http://127.0.0.1:{port}/\n"
-    assert not open_port(port)
-    assert open_port(other)
-    assert run("stop", folder).stdout == f"ended http://127.0.0.1:{other}/\n"
-    nothing = run("stop", folder)
-    assert (nothing.returncode, "type: ./run-local serve status" in nothing.stderr) == (64, True)
-
-
-def test_a_port_that_is_taken_is_known_also_when_another_start_has_removed_the_log(
+def test_a_port_that_was_taken_meanwhile_is_another_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The nginx that found its port taken counts as one that was killed: the next start clears its
-    files. The first one chooses another port all the same."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        free, ports = serve.free_port, [other.getsockname()[1]]
+    """nginx tries for two seconds to listen there, and another server answers in its place."""
+    with serving(Site(folder, port=0, native=True)) as first:
+        free, ports = serve.free_port, [first.site.port]
         monkeypatch.setattr(serve, "free_port", lambda site: ports.pop() if ports else free(site))
-        ready = serve._await_ready
-
-        def late(server: serve.NginxServer, log: TextIO) -> None:
-            if server.site.port == other.getsockname()[1]:
-                until(lambda: not server.alive, "nginx has ended", 60)
-                with registry.alone():
-                    serve._alive()
-                assert not server.record.home.exists()
-            ready(server, log)
-
-        monkeypatch.setattr(serve, "_await_ready", late)
-        with serving(Site(folder, port=0, native=True)) as server:
-            assert server.site.port != other.getsockname()[1]
+        with serving(Site(folder, port=0, native=True)) as second:
+            assert second.site.port != first.site.port
+            assert open_port(second.site.port)
+        assert open_port(first.site.port)
     assert not ports
 
 
-def test_a_free_port_and_its_own_name_for_each_server(folder: Path) -> None:
-    """Two servers of one folder live side by side, each ends alone."""
-    with serving(Site(folder, port=0, native=True)) as one:
-        with serving(Site(folder, port=0, native=True)) as two:
-            assert one.record.name != two.record.name
-        assert open_port(one.site.port)
-        assert not open_port(two.site.port)
+def test_lines_of_ones_own_are_nginxs(folder: Path, tmp_path: Path, keys: Keys) -> None:
+    """--include adds TLS with client certificates at a port of its own, and a password."""
+    users = tmp_path / "users"
+    context = ssl.create_default_context(cafile=keys.authority)
+    client = f"ssl_client_certificate {keys.authority};\nssl_verify_client on;\n"
+    with serving_tls(folder, keys, client) as url:
+        with pytest.raises(OSError, match="400"):
+            urllib.request.urlopen(f"{url}dataset.json", context=context)
+        context.load_cert_chain(keys.client_certificate, keys.client_key)
+        with urllib.request.urlopen(f"{url}dataset.json", context=context) as reply:
+            assert reply.read() == (folder / "dataset.json").read_bytes()
+    users.write_text(hashed("reader:correct horse\n"))
+    lines = f"auth_basic shards;\nauth_basic_user_file {users};\n"
+    with serving_with(folder, lines, users) as server:
+        with pytest.raises(OSError, match="401"):
+            urllib.request.urlopen(f"{server.url}dataset.json")
+        request = urllib.request.Request(f"{server.url}dataset.json")
+        request.add_header("Authorization", "Basic cmVhZGVyOmNvcnJlY3QgaG9yc2U=")
+        with urllib.request.urlopen(request) as reply:
+            assert reply.status == 200
 
 
-def test_a_server_that_was_killed_takes_nothing_from_the_one_that_has_its_name_now(
-    folder: Path,
-) -> None:
-    """The same folder at the same port again: who stops the first one leaves the second its
-    files."""
-    first = start(Site(folder, port=0, native=True))
-    first.record.process.end()
-    with serving(Site(folder, port=first.site.port, native=True)) as second:
-        assert second.record.home == first.record.home
-        first.stop()
-        serve.check(second.site)
-        second.traffic.update()
-        assert second.traffic.requests
-
-
-def test_files_of_a_container_stay_while_docker_cannot_tell_whether_it_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its `docker run` may have been killed alone, and Docker be restarting: nginx goes on."""
-    record = recorded(tmp_path, monkeypatch, ServerProcess.of(0), container=True)
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-    assert servers() == [] and record.home.exists()
-    with pytest.raises(Problem, match="docker does not answer"):
-        serve.stop(record)
-    assert record.home.exists()
-    monkeypatch.setattr(docker, "_label", lambda name: None)  # Docker is there, the container gone
-    assert servers() == [] and not record.home.exists()
-
-
-def test_a_server_in_another_container_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where /tmp is shared, its process number is that of a stranger here, or of nobody."""
-    bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    try:
-        elsewhere = replace(ServerProcess.of(bystander.pid), namespace="pid:[1]")
-        record = recorded(tmp_path, monkeypatch, elsewhere, container=False)
-        assert servers() == [] and record.home.exists()
-        elsewhere.end()
-        assert bystander.poll() is None
-    finally:
-        bystander.kill()
-        bystander.wait()
-
-
-def recorded(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, process: ServerProcess, container: bool
-) -> ServerRecord:
-    """Record a server in a folder that stands for that of all servers."""
-    monkeypatch.setattr(registry, "base", lambda: folder)
-    name, url = "rackrun-nginx-0badcafe-1", "http://127.0.0.1:1/"
-    record = ServerRecord(name, "/data", url, process, container, since=0.0)
-    record.home.mkdir()
-    record.write()
-    return record
+def test_lines_that_nginx_refuses_are_named(folder: Path, tmp_path: Path) -> None:
+    """By file and line, and nothing is left running."""
+    include = tmp_path / "include"
+    include.write_text("autoindex on;\nbogus on;\n")
+    with pytest.raises(ServeRefused, match=f'unknown directive "bogus" in {include}:2'):
+        start(Site(folder, port=0, native=True, include=include))
+    assert not nginx_of(folder)
+    with pytest.raises(UsageError, match="--include needs --native"):
+        start(Site(folder, port=0, include=include))
 
 
 def test_a_server_at_an_ipv6_address(folder: Path) -> None:
@@ -249,9 +177,9 @@ def test_a_server_at_an_ipv6_address(folder: Path) -> None:
 def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder: Path) -> None:
     """It is not root, and has no capability and no way to one, even when root starts it."""
     with serving(Site(folder, port=0, native=True)) as server:
-        text = Path(f"/proc/{server.record.process.pid}/status").read_text()
+        text = Path(f"/proc/{server.child.pid}/status").read_text()
     fields = dict(line.split(":\t") for line in text.splitlines())
-    assert "0" not in fields["Uid"].split()
+    assert set(fields["Uid"].split()) == {str(os.getuid() or NOBODY)}
     assert fields["NoNewPrivs"] == "1"
     assert int(fields["CapEff"], 16) == 0
     if os.getuid() == 0:  # an ordinary user cannot give up what it cannot use
@@ -277,11 +205,10 @@ def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) ->
         ("[1]", "not the manifest of a data set"),
         ("[" * 100_000, "not the manifest of a data set"),
         ('{"splits": [{"shards": [{"name": 5}]}]}', "not the manifest of a data set"),
-        ('{"splits": []}', "no shards in it"),
+        ('{"splits": []}', "not the manifest of a data set"),
         (manifest_of(["../secret.tar"], "a.index.npy"), "names that no server may give away"),
         (manifest_of(['a" "/etc/passwd.tar'], "a.index.npy"), "names that no server may give away"),
         (manifest_of(["notes.txt"], "a.index.npy"), "names that no server may give away"),
-        (manifest_of(["a.tar", "A.tar"], "a.index.npy"), "names that no server may give away"),
         (manifest_of(["gone.tar"], "a.index.npy"), "is missing, so the folder cannot be served"),
     ],
 )
@@ -304,9 +231,7 @@ def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> 
 def test_what_cannot_be_meant_is_refused_before_anything_starts(
     folder: Path, tmp_path: Path
 ) -> None:
-    """Addresses, names, secrets and folders are checked first, each with what to do."""
-    secret = tmp_path / "secret"
-    secret.write_text("no colon here")
+    """Addresses, names and folders are checked first, each with what to do."""
     (tmp_path / "empty").mkdir()
     refused: list[tuple[Site, type[Exception], str]] = [
         (Site(folder, address="0.0.0.0"), UsageError, "every network"),
@@ -315,11 +240,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
         (Site(folder, address="203.0.113.7", port=0), UsageError, "not of this machine"),
         (Site(folder, port=70000), UsageError, "not between 0 and 65535"),
         (Site(folder, names=("a;b",)), UsageError, "not a host name"),
-        (Site(folder, certificate=secret), UsageError, "give both"),
-        (Site(folder, client_ca=secret), UsageError, "needs TLS"),
-        (Site(folder, credentials=secret), UsageError, "one line, user:password"),
-        (Site(folder, credentials=tmp_path / "none"), UsageError, "No such file"),
-        (Site(folder, address="10.1.2.3", credentials=secret), UsageError, "in the clear"),
+        (Site(folder, native=True, include=tmp_path), UsageError, "Is a directory"),
         (Site(tmp_path / "none"), FolderError, "no such folder"),
         (Site(tmp_path / "empty"), FolderError, "./run-local convert"),
     ]
@@ -354,10 +275,10 @@ def test_without_docker_the_machines_nginx_serves_and_that_is_said(
     folder: Path, without: Callable[..., list[str]]
 ) -> None:
     """The choice is made by itself, never in silence."""
-    args = [*without("docker"), *COMMAND, str(folder), "--port", "0", "--detach"]
-    started = subprocess.run(args, capture_output=True, text=True, check=False)
-    assert "because no docker on this machine" in started.stdout, started.stderr
-    assert run("stop", folder).returncode == 0
+    process, read_until = foreground(folder, "--port", "0", words=without("docker"))
+    read_until("because no docker on this machine")
+    process.terminate()
+    assert process.wait() == 143
 
 
 def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
@@ -375,16 +296,13 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
 def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes the call and says nothing, as one whose storage is gone: why it is not used, or
-    what ends `stop`."""
+    """It takes the call and says nothing, as one whose storage is gone: why it is not used."""
     monkeypatch.setattr(docker, "ANSWER_SECONDS", 1.0)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "docker.sock"))
         silent.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
         assert docker.missing() == "docker version does not answer within 1 s"
-        with pytest.raises(Problem, match="docker ps does not answer within 1 s"):
-            docker.remove("rackrun-nginx-00000000-80")
 
 
 def test_an_image_that_was_asked_for_is_never_replaced(folder: Path, daemon: None) -> None:
@@ -397,57 +315,3 @@ def test_an_image_that_was_asked_for_is_never_replaced(folder: Path, daemon: Non
 def test_the_default_image_is_pinned_by_its_digest() -> None:
     """A tag can be moved to other bytes, a digest cannot."""
     assert re.fullmatch(r"nginx:[\d.]+-alpine@sha256:[0-9a-f]{64}", IMAGE)
-
-
-def test_a_planted_folder_for_records_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Secrets are not written into a folder that another account may change."""
-    monkeypatch.setattr(os, "getuid", lambda: 4711)  # root's folder has its place in /run
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    planted = tmp_path / "rackrun-nginx-4711"
-    planted.mkdir()
-    for owner, mode in ((4711, 0o777), (4712, 0o711)):
-        os.chown(planted, owner, owner)
-        planted.chmod(mode)
-        with pytest.raises(Problem, match="not a folder of this user alone"):
-            registry.base()
-    os.chown(planted, 4711, 4711)
-    assert registry.base() == planted
-
-
-def test_the_log_is_counted_as_it_grows(folder: Path) -> None:
-    """Requests, bytes and machines, half a line left for the next time, also when it began anew;
-    of what is no line of nginx's only that it is there."""
-    with serving(Site(folder, port=0, native=True)) as server:
-        log = server.traffic.log
-        texts = dict.fromkeys(("time", "method", "path", "range", "status"), "")
-        line = json.dumps(texts | {"bytes": 1000, "client": "10.0.0.1", "seconds": 0.1}) + "\n"
-        log.write_text(line * 3 + line[:9])
-        server.traffic.update()
-        assert (server.traffic.requests, server.traffic.bytes) == (3, 3000)
-        log.write_text(line * 5)
-        server.traffic.update()
-        assert (server.traffic.requests, server.traffic.clients) == (5, {"10.0.0.1"})
-        log.write_bytes(b"\xff" * LINE_BYTES * 2 + b"\n[]\n" + line.encode())
-        server.traffic.update()
-        assert (server.traffic.requests, server.traffic.bytes) == (9, 6000)
-        log.write_text(line)
-        server.traffic.update()
-        assert (server.traffic.requests, server.traffic.bytes) == (10, 7000)
-
-
-def test_no_other_server_answers_for_ours_while_it_starts(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """nginx tries for two seconds to listen on a port that was taken; it was ready, and ended."""
-    other = shutil.copytree(folder, tmp_path / "other")
-    with serving(Site(other, port=0, native=True)) as first:
-        free_port = serve.free_port
-        ports = iter([first.site.port])
-        monkeypatch.setattr(serve, "free_port", lambda site: next(ports, 0) or free_port(site))
-        with serving(Site(folder, port=0, native=True)) as second:
-            assert second.site.port != first.site.port
-            assert serve.check(second.site) is None and second.alive
-        with pytest.raises(PortTaken, match="another server answers"):
-            serve.check(replace(second.site, port=first.site.port))

@@ -46,9 +46,6 @@ WORKS = [
     "ssh --dry-run {hosts} catdog --data shards",
     "ps",
     "report runs/latest",
-    "serve shards --detach --native",
-    "serve status",
-    "serve stop shards",  # of no folder, it would end those of all tests
 ]
 NEEDS_IT = [
     "local",

@@ -9,6 +9,12 @@ from rackrun.errors import UsageError
 from rackrun.training.entry import run_command
 
 OPTIONS: tuple[str, ...] = (
+    "serve shards --certificate",
+    "serve shards --client-ca",
+    "serve shards --credentials",
+    "serve shards --detach",
+    "serve shards --key",
+    "serve shards --memory",
     "catdog --augmix",
     "imagenet --blur-pool",
     "convert folder photos shards --check",

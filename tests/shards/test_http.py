@@ -28,6 +28,7 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions, samples
 from rackrun.shards.source import Source
 from tests.conftest import Keys
+from tests.nginx.processes import hashed, serving_tls, serving_with
 from tests.shards.proxy import Answer, Fault, Proxy
 from tests.shards.tiny import Tiny, everything
 from tests.waiting import until
@@ -459,14 +460,21 @@ def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
     shard = source.manifest.split("train").shards[0]
     source.read(shard, 0, 512)
     first.stop()
-    back: list[NginxServer] = []
-    threading.Timer(0.5, lambda: back.append(start(first.site, detach=True))).start()
+    read = threading.Event()
+
+    def come_back() -> None:
+        time.sleep(0.5)
+        with serving(first.site):
+            read.wait()
+
+    server = threading.Thread(target=come_back)
+    server.start()
     try:
         assert everything(source) == tiny.all
         assert source.server.troubles > 0
     finally:
-        until(lambda: bool(back))
-        back[0].stop()
+        read.set()
+        server.join()
 
 
 @pytest.mark.parametrize(
@@ -526,7 +534,10 @@ def test_a_password_comes_from_a_file_or_from_netrc(
     tiny: Tiny, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without one the server says 401 and we say what to type."""
-    with serving(Site(tiny.folder, port=0, native=True, credentials=secret)) as server:
+    users = tmp_path / "users"
+    users.write_text(hashed(secret.read_text()))
+    lines = f"auth_basic shards;\nauth_basic_user_file {users};\n"
+    with serving_with(tiny.folder, lines, users) as server:
         with pytest.raises(DataError, match=f"401 Unauthorized; .*{variables.CREDENTIALS}=FILE"):
             everything(HttpSource(server.url))
         netrc = tmp_path / "netrc"
@@ -556,23 +567,20 @@ def test_a_password_never_crosses_a_network_in_the_clear(
 def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
     tiny: Tiny, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown authority ends it at once, no certificate is a 403, ours is accepted."""
-    site = Site(
-        tiny.folder, port=0, native=True,
-        certificate=keys.certificate, key=keys.key, client_ca=keys.authority,
-    )  # fmt: skip
-    with serving(site) as server:
+    """An unknown authority ends it at once, no certificate is a 400, ours is accepted."""
+    client = f"ssl_client_certificate {keys.authority};\nssl_verify_client on;\n"
+    with serving_tls(tiny.folder, keys, client) as url:
         with pytest.raises(DataError, match=f"not to be trusted: .*{variables.AUTHORITY}=FILE"):
-            _ = HttpSource(server.url).manifest
+            _ = HttpSource(url).manifest
         monkeypatch.setenv(variables.AUTHORITY, str(keys.authority))
-        with pytest.raises(DataError, match="403 Forbidden"):
-            _ = HttpSource(server.url).manifest
+        with pytest.raises(DataError, match="400 Bad Request"):
+            _ = HttpSource(url).manifest
         monkeypatch.setenv(variables.CERTIFICATE, str(keys.client_certificate))
         monkeypatch.setenv(variables.KEY, str(keys.client_key))
-        assert everything(HttpSource(server.url)) == tiny.all
+        assert everything(HttpSource(url)) == tiny.all
         monkeypatch.setenv(variables.KEY, str(keys.stranger_key))
         with pytest.raises(UsageError, match=variables.CERTIFICATE):
-            _ = HttpSource(server.url).manifest
+            _ = HttpSource(url).manifest
 
 
 def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large: Tiny) -> None:

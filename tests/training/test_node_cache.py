@@ -1,6 +1,5 @@
 """Training through the node cache: the second epoch, and the second run, fetch nothing."""
 
-import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -16,13 +15,14 @@ import torch
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.nginx.serve import NginxServer, serving
+from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards import source
 from rackrun.shards.index import Manifest, parse_index
 from rackrun.training.data.loader import waits_reported
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.ranks import Ranks
+from tests.nginx.processes import access_log
 
 
 @pytest.mark.parametrize(
@@ -34,14 +34,14 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
 ) -> None:
     """Over HTTP only the manifest is asked for again, for training and for validation."""
     shapes.chmod(0o755)
-    with serving(Site(shapes, port=0, native=True)) as server:
+    with access_log() as log, serving(log.site(shapes)) as server:
         options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
         config = CatDog(**options, cache=str(tmp_path), exact_epochs=exact)  # type: ignore[arg-type]
         read_everything(config)
-        before = asked_for(server)
+        before = Counter(path for path, _, _ in log.requests)
         assert set(before) > {"/dataset.json", "/shapes-train.index.npy"}
         read_everything(config)
-        again = asked_for(server) - before
+        again = Counter(path for path, _, _ in log.requests) - before
     assert set(again) == {"/dataset.json"}
 
 
@@ -134,9 +134,3 @@ def read_everything(config: CatDog) -> None:
     data = opened(config)
     assert len(list(islice(data.training(0), 10 * data.epoch_steps))) > 100
     assert len(list(data.evaluation())) > 1
-
-
-def asked_for(server: NginxServer) -> Counter[str]:
-    """Return how often each file was requested; the two requests of the start are included."""
-    lines = map(json.loads, server.traffic.log.read_text().splitlines())
-    return Counter(line["path"] for line in lines)

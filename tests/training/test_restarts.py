@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rackrun.nginx.logs import ServerTraffic
-from rackrun.nginx.serve import NginxServer, start
-from rackrun.nginx.site import Site
+from rackrun.nginx.serve import serving, start
 from tests import warm
+from tests.nginx.processes import AccessLog, access_log
 from tests.training.conftest import MakeShards, draw
 from tests.training.trained_rows import NOTED, exact_epochs
 
@@ -40,11 +39,9 @@ def two_ranks(url: str, folder: Path) -> list[warm.Python]:
     return warm.ranks(2, *task, cwd=ROOT, env={**os.environ, **NOTED, "OMP_NUM_THREADS": "1"})
 
 
-def sent(server: NginxServer) -> int:
+def sent(log: AccessLog) -> int:
     """Return the bytes of all answers so far, by nginx's log."""
-    traffic = ServerTraffic(server.traffic.log)
-    traffic.update()
-    return traffic.bytes
+    return sum(size for _, _, size in log.requests)
 
 
 def ended(training: list[warm.Python]) -> None:
@@ -56,22 +53,20 @@ def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
     heavy: Path, tmp_path: Path
 ) -> None:
     """The epoch of two ranks is exact, and nginx sent at most 3 % more than without restarts."""
-    server = start(Site(heavy, port=0, native=True))
-    ended(two_ranks(server.url, tmp_path / "calm"))
-    planned, total = sent(server), 0
-    server.stop()
-    server = start(Site(heavy, port=0, native=True))
-    training = two_ranks(server.url, tmp_path / "run")
-    for share in (0.5, 0.65, 0.8):
-        while total + sent(server) < share * planned:
-            assert [rank.poll() for rank in training] == [None, None]
-            time.sleep(0.01)
-        server.record.process.end()
-        total += sent(server)
+    with access_log() as log, serving(log.site(heavy)) as calm:
+        ended(two_ranks(calm.url, tmp_path / "calm"))
+        planned = sent(log)
+    with access_log() as log:
+        server = start(log.site(heavy))
+        training = two_ranks(server.url, tmp_path / "run")
+        for share in (0.5, 0.65, 0.8):
+            while sent(log) < share * planned:
+                assert [rank.poll() for rank in training] == [None, None]
+                time.sleep(0.01)
+            server.stop()
+            server = start(server.site)
+        ended(training)
+        total = sent(log)
         server.stop()
-        server = start(server.site)
-    ended(training)
-    total += sent(server)
-    server.stop()
     assert exact_epochs(tmp_path / "run") == [[2]]
     assert 0.97 * planned < total < 1.03 * planned

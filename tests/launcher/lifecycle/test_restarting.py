@@ -9,9 +9,9 @@ import pytest
 
 from rackrun.errors import Problem
 from rackrun.launcher.lifecycle.serving import RestartingServer
-from rackrun.nginx.serve import servers
 from rackrun.nginx.site import Site
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
+from tests.nginx.processes import nginx_of
 from tests.waiting import until
 
 
@@ -29,12 +29,12 @@ def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> No
     with RestartingServer(Site(folder, port=0, native=True)) as server:
         assert manifest(server.url)
         for _ in range(2):
-            (record,) = [record for record in servers() if record.folder == str(folder)]
-            os.kill(record.process.pid, signal.SIGTERM)
-            until(lambda ended=record.process: not ended.alive)  # type: ignore[misc]
+            before = set(nginx_of(folder))
+            os.kill(min(before), signal.SIGTERM)
+            until(lambda before=before: not before & set(nginx_of(folder)))  # type: ignore[misc]
             until(lambda: manifest(server.url))
     assert manifest(server.url) is None
-    assert not [record for record in servers() if record.folder == str(folder)]
+    assert not nginx_of(folder)
 
 
 def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:

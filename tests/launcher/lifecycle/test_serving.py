@@ -5,8 +5,8 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,12 @@ from rackrun.launcher.lifecycle.serving import folder_to_serve, is_here, own_add
 from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.search.sweep import Combination
-from rackrun.nginx.serve import servers, serving, stop
-from rackrun.nginx.site import Site
 from rackrun.shards.index import Manifest, Shard, Split
 from tests import warm
 from tests.conftest import Keys
 from tests.launcher.lab import ROOT, Lab
 from tests.launcher.netlab import NetLab
+from tests.nginx.processes import hashed, nginx_of, serving_tls
 from tests.waiting import until
 
 Labs = Callable[[int], Lab]
@@ -62,26 +61,10 @@ def with_stand_in(shards: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{shards.parent / 'stand-in'}:{ROOT}"}
 
 
-def of_folder(shards: Path) -> list[str]:
-    """Return the URLs at which a folder is served now."""
-    return [record.url for record in servers() if record.folder == str(shards)]
-
-
-def files_of_server(shards: Path) -> dict[Path, bytes]:
-    """Return the files of a folder's server, its log among them."""
-    homes = [record.home for record in servers() if record.folder == str(shards)]
-    files = [path for home in homes for path in home.rglob("*") if path.is_file()]
-    return {path: path.read_bytes() for path in files}
-
-
 @pytest.fixture
-def shards(tmp_path: Path) -> Iterator[Path]:
-    """Yield shards on the launcher's machine; end their servers after the test."""
-    folder = give_shards(tmp_path)
-    yield folder
-    for record in servers():
-        if record.folder == str(folder):
-            stop(record)
+def shards(tmp_path: Path) -> Path:
+    """Return shards on the launcher's machine."""
+    return give_shards(tmp_path)
 
 
 def hosts_of(lab: Lab, shards: Path) -> str:
@@ -107,7 +90,7 @@ def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, sh
     (line,) = said_by_ranks(shards)
     assert line.startswith("http://10.77.0.1:")
     assert line.endswith("/ 10240")
-    assert of_folder(shards) == []
+    assert nginx_of(shards) == []
 
 
 @pytest.mark.parametrize("task", ["tasks/flowers.py", "tasks.flowers"])
@@ -138,7 +121,7 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     assert "node2: shards: http://10.77.0.1:18080/" in err
     assert "node1: shards" not in err
     assert said_by_ranks(shards) == set()
-    assert of_folder(shards) == []
+    assert nginx_of(shards) == []
 
 
 def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_path: Path) -> None:
@@ -195,13 +178,13 @@ def test_the_server_ends_with_the_run(
     process = lab.run_ssh(*options, *args, cwd=shards.parent / "code", env=env)
     if sent:
         until(lambda: said_by_ranks(shards) != set(), "the ranks read their shards", 60)
-        kept = files_of_server(shards)
-        assert any(b"/toy-train-000000.tar" in data for data in kept.values())
-        assert not [path for path, data in kept.items() if b"canary-bird" in data]
+        homes = Path(tempfile.gettempdir()).glob("rackrun-nginx-*")
+        kept = [path.read_bytes() for home in homes for path in home.rglob("*") if path.is_file()]
+        assert kept and not any(b"canary-bird" in data for data in kept)
         process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == code, err
-    until(lambda: of_folder(shards) == [], "nginx is gone", 20)
+    until(lambda: nginx_of(shards) == [], "nginx is gone", 20)
     (url,) = {line.split()[0] for line in said_by_ranks(shards)}  # a rank may end within its line
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
@@ -217,30 +200,32 @@ def test_a_look_at_the_hosts_reads_the_shards_too(start_lab: Labs, shards: Path)
     assert (code, "--data http://127.0.0.1:" in out) == (0, True), out + err
     code, out, err = lab.result_of("--check", *args, "http://127.0.0.1:9/")
     assert (code, out.count("http://127.0.0.1:9/dataset.json: Connection refused")) == (65, 1)
-    assert of_folder(shards) == []
+    assert nginx_of(shards) == []
 
 
 def test_hosts_show_who_they_are_before_the_start_as_well(
     start_lab: Labs, shards: Path, keys: Keys
 ) -> None:
     """A server that asks for a password over TLS, or for certificates, is read all the same."""
-    lab, secret = start_lab(2), shards.parent / "code" / "secret"
-    secret.write_text("reader:long and random\n")
-    tls = Site(shards, port=0, native=True, certificate=keys.certificate, key=keys.key)
+    lab, folder = start_lab(2), shards.parent / "code"
+    (folder / "secret").write_text("reader:long and random\n")
+    (folder / "users").write_text(hashed("reader:long and random\n"))
     trust = ("--env", f"RACKRUN_CA={keys.authority}")
     options = (f"RACKRUN_CERTIFICATE={keys.client_certificate}", f"RACKRUN_KEY={keys.client_key}")
-    for site, ours in (
-        (replace(tls, credentials=secret), ("--env", "RACKRUN_CREDENTIALS=secret")),
-        (replace(tls, client_ca=keys.authority), ("--env", options[0], "--env", options[1])),
+    password = f"auth_basic shards;\nauth_basic_user_file {folder}/users;\n"
+    client = f"ssl_client_certificate {keys.authority};\nssl_verify_client on;\n"
+    for lines, ours in (
+        (password, ("--env", "RACKRUN_CREDENTIALS=secret")),
+        (client, ("--env", options[0], "--env", options[1])),
     ):
-        with serving(site) as server:
-            args = (hosts_of(lab, shards), "catdog", "--data", server.url)
+        with serving_tls(shards, keys, lines, folder / "users") as url:
+            args = (hosts_of(lab, shards), "catdog", "--data", url)
             code, out, err = lab.result_of("--check", *trust, *ours, *args)
             assert (code, "shards      all hosts  toy" in out) == (0, True), out + err
             code, out, err = lab.result_of("--check", *trust, *args)
             assert (code, "dataset.json: 40" in out) == (65, True), out + err
-    with serving(tls) as server:
-        args = (hosts_of(lab, shards), "catdog", "--data", server.url)
+    with serving_tls(shards, keys) as url:
+        args = (hosts_of(lab, shards), "catdog", "--data", url)
         code, out, err = lab.result_of("--check", *args)
         message = " ".join(out.split())  # the table folds long lines
         assert (code, "certificate" in message and "failed" in message) == (65, True), out + err
@@ -259,7 +244,7 @@ def test_run_local_serves_when_asked(start_lab: Labs, shards: Path) -> None:
     assert done.returncode == 0, done.stderr
     (line,) = said_by_ranks(shards)
     assert line.startswith("http://127.0.0.1:")
-    assert of_folder(shards) == []
+    assert nginx_of(shards) == []
 
 
 HERE, ELSEWHERE = ["127.0.0.2"], ["127.0.0.2", "192.0.2.1"]
