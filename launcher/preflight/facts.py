@@ -12,6 +12,7 @@ agents of a run take over their processes.
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -206,14 +207,33 @@ def gather_facts(
     ]
     _all(probes, HostProbe.ask_about_host, seconds)
     offers: list[tuple[str, int]] = []  # none where the first host has failed
-    _all(probes[:1], lambda first: offers.append(first.listen()), seconds)
+    other = _another_address(probes)
+    _all(probes[:1], lambda first: offers.append(first.listen(other)), seconds)
     master, port = offers[0] if offers else ("", 0)
     if port:
         token = probes[0].token
-        _all(probes, lambda host_probe: host_probe.test_route(master, port, token), seconds)
+        _all(probes[1:], lambda host_probe: host_probe.test_route(master, port, token), seconds)
+        _all(probes[:1], lambda first: first.test_route(master, port, token, other), seconds)
         _all(probes[:1], lambda host_probe: host_probe.ask("release_port"), seconds)
     facts = tuple(replace(each.facts, client=each.client) for each in probes)
     return ClusterFacts(facts, master, port, requirements)
+
+
+def _another_address(probes: Sequence[HostProbe]) -> str:
+    """Return the address of a host behind the first; empty where all are on loopback."""
+    for each_probe in probes[1:]:
+        if each_probe.facts.error is None:
+            address = each_probe.host.address or str(each_probe.replies["look"]["address"])
+            if address and not _is_loopback(address):
+                return address
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False  # a name: it is resolved on the host
 
 
 def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
@@ -327,14 +347,19 @@ class HostProbe:
             raise HostUnreachable(f"{host.label}: cannot look around there: {basics['error']}")
         return basics
 
-    def listen(self) -> tuple[str, int]:
+    def listen(self, other: str = "") -> tuple[str, int]:
         """Have the first host offer an address and a port to the others; return both, or port 0.
+
+        Its address by which we reach it may be its own alone, as Debian's 127.0.1.1 for its name:
+        then that towards the `other` host counts.
 
         It is locked before that: of two launches at the same time, the first to lock it goes on.
         """
         basics, requirements = self.replies["look"], self.requirements
         private = self.facts["address"].get("address") or basics["address"]
         address = self.host.address or private or "127.0.0.1"
+        if other and not self.host.address and _is_loopback(address):
+            address = str(self.ask("route", address=other).get("address") or address)
         if not (requirements.full or requirements.chooses or basics["holder"]):
             for path, shared in self.facts.locks:
                 if self.ask("hold", path=path, shared=shared).get("holder"):
@@ -342,12 +367,17 @@ class HostProbe:
         reply = self.ask("listen", address=address, port=requirements.port, token=self.token)
         return address, reply.get("port", 0)
 
-    def test_route(self, address: str, port: int, token: str) -> None:
-        """Test the way to the master, whose listener proves that it knows the token."""
+    def test_route(self, address: str, port: int, token: str, other: str = "") -> None:
+        """Test the way to the master, whose listener proves that it knows the token.
+
+        The first host finds its device by the way to another one: its own name may be on loopback.
+        """
         number = secrets.token_bytes(network.NONCE_BYTES)
         expected = network.proof(token.encode(), number).hex()
         reach = {"address": address, "port": port, "number": number.hex(), "expected": expected}
-        self._ask_all({"route": {"address": address}, "reach": reach})
+        self._ask_all({"route": {"address": other or address}, "reach": reach})
+        if other and "error" not in (route := self.replies["route"]):
+            self._note("route", {**route, "master": route["address"]})
 
     def ask(self, question: str, **arguments: object) -> Reply:
         """Send the probe one order; note its reply and return it."""

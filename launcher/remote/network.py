@@ -12,6 +12,7 @@ has both from the launcher, so only the first host needs to load OpenSSL.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -37,11 +38,18 @@ LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
 
 def route(address: str) -> dict[str, Any]:
     """Return the device and address from which this host reaches an address or name, and that."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+    with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # of a datagram socket: sends nothing, only finds the route
         ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
     return {"address": ours, "interface": interface_of(ours), "master": theirs}
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return IPv6 for such an address, and for a name that has no other; else IPv4."""
+    families = {socket.AF_INET6} if ":" in address else set()
+    with contextlib.suppress(OSError):  # a name that is not known fails where it is used
+        families = families or {info[0] for info in socket.getaddrinfo(address, None)}
+    return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
 
 
 def address_of(interface: str) -> dict[str, Any]:
@@ -88,8 +96,7 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
     """Listen on a port that is free here, for the other hosts to try, until `release_port`."""
     import threading
 
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("", port))

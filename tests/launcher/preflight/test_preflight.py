@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,12 +25,14 @@ from rackrun.launcher.preflight import facts
 from rackrun.launcher.preflight.check_table import shown
 from rackrun.launcher.preflight.checks import CHECKS, TableRow, examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
+from rackrun.launcher.remote import network
 from rackrun.launcher.remote.probe import INTERPRETER_SECONDS
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.hosts import Host, parse_hosts
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.launcher.lab import BUSY, Lab, wait_for_banner
+from tests.launcher.netlab import NetLab
 from tests.waiting import until
 
 Labs = Callable[[int], Lab]
@@ -171,6 +174,29 @@ def test_slots_in_the_host_file_allow_uneven_hosts() -> None:
 def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
     """An offset within the uncertainty of a slow link is no finding."""
     assert not judged(finding("a"), finding("b", clock={"offset": 30.0, "uncertainty": 25.0}))
+
+
+def test_a_first_host_whose_name_is_loopback_to_itself(
+    pair: NetLab,
+) -> None:
+    """Debian's 127.0.1.1: the device of its rank is that towards the other hosts, not lo."""
+    lab = pair
+    with (lab.etc[2] / "hosts").open("a") as file:
+        file.write("10.77.0.11 node1\n")
+    common = f"python={lab.cheap_python()} workdir={lab.folder}"
+    hosts = str(lab.write_hosts(f"address=node1 {common}", common))
+    code, out, err = lab.result_of("--dry-run", "--json", hosts, "--", "true")
+    assert code == 0, err
+    for host in json.loads(out)["hosts"]:
+        assert dict(host["defaults"])["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has the family of its addresses; IPv4 where it has both."""
+    known = {"six": [socket.AF_INET6], "both": [socket.AF_INET6, socket.AF_INET]}
+    monkeypatch.setattr(socket, "getaddrinfo", lambda name, port: [(f,) for f in known[name]])
+    families = [network.family_of(name) for name in ("six", "both", "fd79::1")]
+    assert families == [socket.AF_INET6, socket.AF_INET, socket.AF_INET6]
 
 
 def test_a_public_address_for_the_master_needs_a_word() -> None:
