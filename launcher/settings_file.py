@@ -29,6 +29,7 @@ from typing import Any
 
 from rackrun.commandline import removed
 from rackrun.commandline.options import options
+from rackrun.commandline.parser import dashed
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.run.settings import Options
@@ -183,7 +184,8 @@ def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
 
 def typed_options(args: Sequence[str]) -> set[str]:
     """Return the options among arguments, without dashes: `--no-flip` speaks of `flip`."""
-    names = {arg.partition("=")[0].removeprefix("--") for arg in args if arg[:2] == "--"}
+    typed = (dashed(arg).partition("=")[0] for arg in args if arg[:2] == "--")
+    names = {name.removeprefix("--") for name in typed}
     return names | {name.removeprefix("no-") for name in names}
 
 

@@ -105,7 +105,7 @@ def split(
     launcher_args: list[str] = []
     rest = list(args)
     while rest and rest[0] != "--":
-        arg = rest[0]
+        arg = rest[0] = parser.dashed(rest[0])
         if not arg.startswith("-"):
             if not plain_words:
                 break

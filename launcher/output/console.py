@@ -207,10 +207,10 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
         if isinstance(path, str):
             yield name, short_path(result.folder / one_line(path))
     yield "run", short_path(result.folder)
-    clean = sum(state == "clean" for state in result.hosts.values())
+    left_clean = sum(state == "clean" for state in result.hosts.values())
     if result.verdict != "done" and len(result.hosts) > 1:
-        nothing_left = ": nothing left running" if clean == len(result.hosts) else ""
-        yield "hosts", f"{clean} of {len(result.hosts)} clean{nothing_left}"
+        nothing_left = ": nothing left running" if left_clean == len(result.hosts) else ""
+        yield "hosts", f"{left_clean} of {len(result.hosts)} clean{nothing_left}"
     for host, state in result.hosts.items():
         if state != "clean":
             yield host, one_line(state)

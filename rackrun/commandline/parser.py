@@ -195,9 +195,15 @@ def unknown_command(name: str, names: Collection[str], prog: str) -> str:
 
 def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
     """Yield the arguments with other programs' options as ours, also in `--theirs=value`."""
-    for arg in args:
+    for arg in map(dashed, args):
         name, equals, value = arg.partition("=")
-        yield renamed.get(name.replace("_", "-"), name) + equals + value
+        yield renamed.get(name, name) + equals + value
+
+
+def dashed(arg: str) -> str:
+    """Return an option whose name was typed with underscores with dashes; else the argument."""
+    name, equals, value = arg.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else arg
 
 
 def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:

@@ -336,9 +336,7 @@ def shares_over_time(story: Story) -> tuple[Markup, list[str]] | None:
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
-    by_host: dict[str, list[HostUsage]] = defaultdict(list)
-    for line in usage:
-        by_host[line.host].append(line)
+    by_host = _by_host(usage)
     begun = min((line.time for line in usage), default=0.0)
     quantities: tuple[UsageQuantity, ...] = (
         ("GPU", lambda line: line.gpu, percent, (0.0, 1.0)),
@@ -358,10 +356,18 @@ def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
             yield title, chart(curves, write_value, "minutes", y_range)
 
 
+def _by_host(usage: Sequence[HostUsage]) -> Mapping[str, list[HostUsage]]:
+    by_host: dict[str, list[HostUsage]] = defaultdict(list)
+    for line in usage:
+        by_host[line.host].append(line)
+    return by_host
+
+
 def hosts(story: Story) -> Iterator[dict[str, Any]]:
     """Yield a row per host: how it ended, its ranks, and its mean use."""
+    by_host = _by_host(story.usage)
     for host in story.plan.hosts:
-        lines = [line for line in story.usage if line.host == host.name]
+        lines = by_host.get(host.name, [])
         busy = [line.gpu for line in lines if line.gpu is not None]
         received = float(np.mean([line.received for line in lines])) if lines else 0.0
         yield {

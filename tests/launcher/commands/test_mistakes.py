@@ -21,11 +21,12 @@ from rackrun.cli.dispatch import run
 from rackrun.commandline.options import options
 from rackrun.commandline.program import report
 from rackrun.contract.tasks import TASKS, package_of
-from rackrun.launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of
+from rackrun.launcher.commands.parse import ELSEWHERE, OF_TASKS, names_of, split
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.remote.locks import lock
 from rackrun.launcher.run.settings import LocalOptions
+from rackrun.launcher.settings_file import typed_options
 from rackrun.terminal import clean_lines
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
@@ -299,6 +300,15 @@ def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFix
     code, needs = answer(line, capsys)
     assert code == 0
     assert json.loads(needs)["batch_size"] == 8
+
+
+def test_underscores_are_dashes_wherever_options_are_split() -> None:
+    """A switch takes no word for its value, and a typed option replaces that of a file."""
+    words = ["--dry_run", "--sync_untracked=a_b", "--include", "n_1", "catdog", "--batch_size", "4"]
+    ours, rest = split(words, SshOptions)
+    assert ours == ["--dry-run", "--sync-untracked=a_b", "--include", "n_1"]
+    assert rest == ["catdog", "--batch_size", "4"]
+    assert typed_options(rest) == {"batch-size"}
 
 
 def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:

@@ -67,7 +67,7 @@ def test_other_launchers_options_are_understood() -> None:
     launcher_args, rest = split(
         ["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions
     )
-    assert (launcher_args, rest) == (["--nproc-per-node", "2", "--master_port=29500"], ["catdog"])
+    assert (launcher_args, rest) == (["--nproc-per-node", "2", "--master-port=29500"], ["catdog"])
     options = parse(NodeOptions, "node", launcher_args, "")
     assert (options.nproc, options.port) == (2, 29500)
     assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
