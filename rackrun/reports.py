@@ -74,12 +74,7 @@ def send(fields: dict[str, Any]) -> None:
 
 
 def rank_number() -> int:
-    """Return the number of this rank for the whole run.
-
-    In an elastic run, torchrun counts the ranks of this host only.
-    """
-    if first := os.environ.get(variables.FIRST_RANK):
-        return int(first) + int(os.environ.get("LOCAL_RANK", "0"))
+    """Return the number of this rank."""
     return int(os.environ.get("RANK", "0"))
 
 

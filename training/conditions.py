@@ -79,7 +79,7 @@ CONDITIONS = (
     Condition(
         ("shuffle_buffer",),
         lambda config: not config.has_planned_order,
-        "--exact-epochs, --elastic, --balance auto and chosen samples have a planned order",
+        "--exact-epochs, --balance auto and chosen samples have a planned order",
     ),
     Condition(
         ("cache_size", "cache_peers", "prefetch"),

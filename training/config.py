@@ -68,17 +68,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 f"--grad-accum-steps {self.grad_accum_steps} does not divide --batch-size"
                 f" {self.batch_size}"
             )
-        return problems + self._inelastic() + self._unbalanced()
-
-    def _inelastic(self) -> list[str]:  # what cannot go on in another group
-        obstacles = (
-            (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
-        )
-        return [
-            f"--elastic and {option} exclude each other: {why}; leave one of them out"
-            for obstacle, option, why in obstacles
-            if self.elastic and obstacle
-        ]
+        return problems + self._unbalanced()
 
     @property
     def unbalanceable(self) -> dict[str, str]:

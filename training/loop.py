@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
-from rackrun.errors import Problem
 from rackrun.training.config import Config
 from rackrun.training.data.samples import Batch
 from rackrun.training.monitor.stragglers import StragglerMonitor
@@ -18,13 +17,12 @@ from rackrun.training.phases.begin import begin, new_state
 from rackrun.training.phases.evaluate import evaluate
 from rackrun.training.phases.finish import finish
 from rackrun.training.phases.prefetch import prefetch
-from rackrun.training.phases.regroup import regrouped, wait_for_order
 from rackrun.training.phases.start import TrainingRun, started
 from rackrun.training.phases.step import train_step, training_pictures
 from rackrun.training.ranks import is_of_exchange
 from rackrun.training.run.noted_rows import note_rows
 from rackrun.training.run.recorder import RunRecorder
-from rackrun.training.run.stop_requests import NOTHING, REGROUP, SAVE
+from rackrun.training.run.stop_requests import SAVE
 from rackrun.training.schedule import Stage, due
 from rackrun.training.state import TrainingState
 from rackrun.training.sync.gradient_sync import GradientSync
@@ -43,48 +41,20 @@ def train(run: TrainingRun) -> int:
     state = new_state(run)
     with begin(run, state) as log:
         try:
-            if run.membership:
-                return train_elastically(run, state, log)
             # A signal while caches fill ends the run before a step is taken.
             if run.config.prefetch and (request := prefetch(run, log)):
                 return request
             return train_stages(run, state, log)
-        except (RuntimeError, OSError, Problem) as error:
-            is_fenced = run.membership is not None and run.membership.is_fenced
-            is_left_alone = is_fenced or is_of_exchange(error)
-            if is_left_alone and log.is_in_run:
-                state.drop_step()
-                # Another rank has failed, or the launcher is gone: a restart goes on from here.
+        except (RuntimeError, OSError) as error:
+            # On a GPU, steps that are counted here may not have been computed.
+            if run.ranks.device.type == "cpu" and is_of_exchange(error):
+                # Another rank has failed: a restart goes on from here.
                 log.checkpoints.keep_step(state)
             raise
 
 
-def train_elastically(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Train in one group of ranks after another, as they are lost and join; return as `train`."""
-    membership = run.membership
-    assert membership
-    filled = not run.config.prefetch
-    while True:
-        run = regrouped(run, state, log)
-        try:
-            # A newcomer has filled no cache, and would wait in an exchange that the others passed.
-            filled = bool(run.ranks.all_reduce_max(filled))
-            request = NOTHING if filled else prefetch(run, log)
-            filled = not request
-            request = request or train_stages(run, state, log)
-        except (RuntimeError, OSError) as error:
-            wait_for_order(membership, error)  # raises it again unless a rank was lost
-            request = REGROUP
-        if request != REGROUP:
-            return request
-        # The others may have finished the step that this rank has begun, or may not: whoever is
-        # the furthest hands its state over.
-        state.drop_step()
-
-
 def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
-    """Train the remaining stages; return 0, REGROUP, or 128 + the number of a signal."""
-    log.checkpoints.save_if_owed(state)
+    """Train the remaining stages; return 0, or 128 + the number of a signal."""
     with (
         closing(StepTrace(run.config.profile_steps, log.folder.trace, run.ranks)) as trace,
         # Closed, so that loader workers end here, and not whenever garbage is collected.
@@ -102,9 +72,7 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
             )
             with closing(stragglers):
                 request = train_stage(run, state, log, stage, batches, stragglers)
-            # Otherwise a save may go on in the background while the next group forms.
-            if request != REGROUP:
-                log.checkpoints.wait()
+            log.checkpoints.wait()
             if request:
                 return request
         trace.close()
@@ -126,7 +94,9 @@ def train_stage(
     balance = begin_balance(run, state, log, stragglers) if config.balance == "auto" else None
     # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same after
     # a step, so they agree on the strongest request during the steps.
-    exchange = StepExchange(run.ranks, run.pending, balance.sent if balance else list)
+    exchange = StepExchange(
+        run.ranks, lambda: run.requests.pending, balance.sent if balance else list
+    )
     # One for each stage: DDP waits for the gradients of all weights that trained when it was made.
     sync = GradientSync(config, run.ranks, state)
     log.remark(sync.remark(run.data.samples_in(schedule.epoch_steps - 1)))
@@ -144,9 +114,6 @@ def train_stage(
             state.set_lr(schedule.lr(state.step))
             if log.shows_next_batch and len(batch.labels):
                 log.write_first_batch(training_pictures(run, state.step, batch))
-            # Only a step that others take part in can be cut short, and then has to be undone.
-            if run.ranks.world > 1 or run.membership:
-                state.begin_step()
             with sync.step(run.data.samples_in(state.step), run.fewest_in_part(state.step)):
                 train_step(run, state, sync, batch, transforms, exchange, log.sums)
             # From here on, state.step is the number of steps that are done.
@@ -160,8 +127,6 @@ def train_stage(
             saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
             if request := save_or_stop(run, state, log, request, saves):
                 return request
-        if log.logged < state.step:  # the group before was lost when it was about to do that
-            log_interval(run, state, log, stragglers, balance)
         if request := end_epoch(run, state, log):
             return request
     return 0

@@ -215,11 +215,6 @@ class LossScale:
         self._scaler.update()
         self._skipped += self._scaler.scale(self._one) < before
 
-    def drop_step(self) -> None:
-        """Forget gradients that were unscaled for a step which is not taken."""
-        if self._scaler.is_enabled():
-            self._scaler._per_optimizer_states.clear()
-
     def take(self) -> Scaling | None:
         """Return the scale and the steps skipped since the last call; None without float16.
 

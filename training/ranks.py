@@ -3,9 +3,6 @@
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
 strongest decides (see training.run.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
-
-In an elastic run (--elastic) the world changes: a rank sets itself up alone, and is then in one
-group after another, each with `Ranks` of its own (docs/concepts/elastic.md).
 """
 
 from collections.abc import Sequence
@@ -39,17 +36,6 @@ class Ranks:
     local_rank: int
     local_world: int
     device: torch.device
-    members: tuple[int, ...] = ()
-    """In an elastic run, by rank, the number that each has for the whole run."""
-    generation: int = 0
-    """The number of the group in an elastic run."""
-    first_local_rank: int = 0
-    """The lowest local rank of this host that is in the group."""
-
-    @property
-    def member(self) -> int:
-        """The number that this rank has for the whole run, whatever the group."""
-        return self.members[self.rank] if self.members else self.rank
 
     @property
     def first(self) -> bool:
@@ -59,18 +45,12 @@ class Ranks:
     @property
     def writes(self) -> bool:
         """True on the rank that writes for its node: any node may survive the others."""
-        return self.local_rank == self.first_local_rank
+        return self.local_rank == 0
 
     @property
     def share_a_host(self) -> bool:
-        """Return True where all ranks are on this host; all ranks get the same result.
-
-        In a group of an elastic run there may be as many as a host has, though on several hosts.
-        """
-        if not self.members:
-            return self.world == self.local_world
-        first = self.member - self.local_rank
-        return all(0 <= member - first < self.local_world for member in self.members)
+        """Return True where all ranks are on this host; all ranks get the same result."""
+        return self.world == self.local_world
 
     @property
     def connected(self) -> bool:
@@ -90,8 +70,7 @@ class Ranks:
         # after that: those of a run that goes on are this rank's own.
         statistics = [each.clone() for each in _statistics(model)]
         forward_only = "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-        agreed = self.generation > 0  # on the state, so that DDP need not move it
-        if not (forward_only or agreed):  # older torch, as 2.10, leaves them alone from the start
+        if not forward_only:  # older torch, as 2.10, leaves them alone from the start
             self.broadcast_buffers(model)
         option = "forward_sync_buffers" if forward_only else "broadcast_buffers"
         never: dict[str, Any] = {option: False}
@@ -99,7 +78,6 @@ class Ranks:
             model,
             device_ids=device_ids,
             gradient_as_bucket_view=True,  # no second copy of what travels
-            init_sync=not agreed,
             **never,
         )
         for each, kept in zip(_statistics(model), statistics, strict=True):

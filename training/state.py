@@ -1,7 +1,6 @@
 """The state that survives a restart, in one object."""
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -39,8 +38,6 @@ class TrainingState:
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
         self.improvement = Improvement()
-        self._begun = -1  # the step before which the buffers were copied
-        self._buffers: list[torch.Tensor] = []  # that copy
 
     @property
     def best(self) -> float:
@@ -93,25 +90,6 @@ class TrainingState:
             group["lr"] = lr * group.get("lr_scale", 1.0)  # a user's optimizer may make groups
         return lr
 
-    @torch.no_grad()
-    def begin_step(self) -> None:
-        """Keep what a step changes before its gradients have been exchanged, in case it is lost."""
-        # Forward changes batch norms at once; weights change in `advance`, after the last exchange.
-        buffers = list(self.model.buffers())
-        if not self._buffers:
-            self._buffers = [torch.empty_like(buffer) for buffer in buffers]
-        if buffers:
-            torch._foreach_copy_(self._buffers, buffers)
-        self._begun = self.step
-
-    @torch.no_grad()
-    def drop_step(self) -> None:
-        """Return to the end of the last whole step, if one has begun that cannot be finished."""
-        self.optimizer.zero_grad()
-        self.loss_scale.drop_step()
-        if self._begun == self.step and self._buffers:
-            torch._foreach_copy_(list(self.model.buffers()), self._buffers)
-
     def advance(self) -> None:
         """Take a step with the gradients, of all ranks by now."""
         self.loss_scale.step(self.optimizer)
@@ -127,24 +105,6 @@ class TrainingState:
             return False
         self.accuracy = evaluation.accuracy
         return self.improvement.update(evaluation, self._config, self.epoch)
-
-    def digest(self) -> str:
-        """Return what identifies all that must be the same on every rank."""
-        # Without buffers, as each rank's batch norms have seen other images, and without learning
-        # rates, which follow from the step.
-        digest = hashlib.sha256()
-        weights = [weight for model in self.models for weight in model.parameters()]
-        optimizer = self.optimizer.state_dict()["state"]
-        rest = [self.step, self.epoch, self.accuracy, asdict(self.improvement)]
-        rest.append(self.loss_scale.state_dict())
-        for tensor in weights:
-            digest.update(_bytes_of(tensor))
-        for number in sorted(optimizer):
-            for name, value in sorted(optimizer[number].items()):
-                is_tensor = isinstance(value, torch.Tensor)
-                digest.update(_bytes_of(value) if is_tensor else f"{name} {value}".encode())
-        digest.update(repr(rest).encode())
-        return digest.hexdigest()
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as plain data and tensors."""
@@ -233,8 +193,3 @@ class Improvement:
             self.lr_factor *= PLATEAU_FACTOR
             self.waited = 0
         return score >= best_score
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return flat.view(torch.uint8).numpy().data  # not copied

@@ -1,4 +1,4 @@
-"""How ranks come together: in the world that torchrun describes, or in a group of an elastic run.
+"""How ranks come together: in the world that torchrun describes.
 
 All ranks must have the same world size, run and code. A host that finds no others trains alone and
 succeeds, a rank that calls a port which two launches share joins the wrong ones, and a host with
@@ -12,7 +12,6 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -20,12 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
 from rackrun.contract import variables
 from rackrun.errors import Problem
 from rackrun.training.device import rank_device
-from rackrun.training.membership import FORMING_SECONDS, GroupOrder, RankMembership
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.settings.ranks import DeviceSettings
 
@@ -58,7 +55,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         device=rank_device(config.device, local_rank),
     )
     # torchrun's rendezvous compares clocks: with one host 20 s behind, each trained alone, exit 0.
-    if (promised := planned_world()) != ranks.world:
+    if (promised := _number(variables.WORLD_SIZE, ranks.world)) != ranks.world:
         raise WorldError(
             f"{socket.gethostname()}: {promised} ranks were planned, but this rank's world has"
             f" {ranks.world}: the hosts did not find each other"
@@ -81,79 +78,6 @@ def _backend(ranks: Ranks) -> dict[str, Any]:
         "timeout": COLLECTIVE_TIMEOUT,
         "device_id": ranks.device if on_gpu else None,
     }
-
-
-def alone(config: DeviceSettings) -> Ranks:
-    """Return this rank of an elastic run before it is in a group: none that writes for others."""
-    # Else NCCL's watchdog would end this process when it sees that another one is lost.
-    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    local_rank = _number("LOCAL_RANK", 0)
-    return Ranks(
-        rank=-1,
-        world=1,
-        local_rank=local_rank,
-        local_world=_number("LOCAL_WORLD_SIZE", 1),
-        device=rank_device(config.device, local_rank),
-        first_local_rank=local_rank,
-    )
-
-
-def in_group(
-    ranks: Ranks, order: GroupOrder, membership: RankMembership, config: DeviceSettings
-) -> Ranks:
-    """Leave the group of these ranks for the one that was ordered; return the ranks there.
-
-    Raise RuntimeError or OSError if that fails, as when another member is lost meanwhile.
-    """
-    _leave_group(ranks)
-    first = order.members[order.rank] - ranks.local_rank
-    local_ranks = [member - first for member in order.members]
-    among = replace(
-        ranks,
-        rank=order.rank,
-        world=order.world,
-        members=order.members,
-        generation=order.generation,
-        first_local_rank=min(n for n in local_ranks if 0 <= n < ranks.local_world),
-    )
-    if among.world > 1:
-        backend = _backend(ranks)
-        store = _store(order, membership)
-        dist.init_process_group(**backend, store=store, rank=among.rank, world_size=among.world)
-        if ranks.device.type == "cuda":  # NCCL waits on the device: to end sockets does not wake it
-            group = dist.distributed_c10d._get_default_group()
-            membership.abort = group._get_backend(ranks.device).abort
-        _check_fingerprints(among.all_gather(_fingerprint(config)))
-    return among
-
-
-def _leave_group(ranks: Ranks) -> None:
-    # The connections of the group that this rank was in are shut down already.
-    if not dist.is_initialized():
-        # torch numbers groups in each process, and ranks of unlike numbers wait for each other for
-        # ever: one whose last group was never formed has counted it, and a newcomer has not.
-        dist.distributed_c10d._world.group_count = 0
-        return
-    if ranks.device.type == "cuda":  # NCCL would wait for ranks that are lost
-        dist.distributed_c10d._abort_process_group()
-    else:
-        dist.destroy_process_group()
-
-
-def _store(order: GroupOrder, membership: RankMembership) -> TCPStore:
-    # Rank 0 keeps it; each group has one of its own.
-    seconds = timedelta(seconds=FORMING_SECONDS)
-    if order.rank == 0:
-        store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False, timeout=seconds)
-        membership.tell_members(order, store.port)
-        return store
-    port = membership.store_port(order)
-    return TCPStore(order.master[0], port, wait_for_workers=False, timeout=seconds)
-
-
-def planned_world() -> int:
-    """Return the number of ranks that the launcher planned; without one, torchrun's."""
-    return _number(variables.WORLD_SIZE, _number("WORLD_SIZE", 1))
 
 
 def _fingerprint(config: DeviceSettings) -> Numbers:

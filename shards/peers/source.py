@@ -68,10 +68,6 @@ class PeerSource(CachedSource):
         total = sum(shard.bytes for shard in shards.values())
         self._use(table, Homes(by_shard, keeps_all=total <= limit))
 
-    def leave(self) -> None:
-        """Read without other hosts from now on."""
-        self._arguments, self._peers = self._arguments[:3], ()
-
     def _use(self, table: PeerTable, block_homes: Homes) -> None:
         self._arguments = (*self._arguments[:3], table, block_homes)
         by_identity = {peer.identity: peer for peer in table.peers}

@@ -64,7 +64,6 @@ PARTS = {
         *("training/test_augment.py", "training/test_camera_files.py"),
         *("training/test_node_cache.py", "training/test_cache_peers.py"),
         "training/test_class_weights.py",
-        "training/test_elastic.py",
     ),
     "training/sync": (
         *("training/test_uneven_inputs.py", "training/test_comm_hooks.py"),
@@ -74,7 +73,7 @@ PARTS = {
     "training/phases": (
         *("training/test_loss.py", "training/test_resolved.py"),
         *("training/test_class_weights.py", "training/test_loop.py", "training/test_streams.py"),
-        *("training/test_reference.py", "training/test_elastic.py", "training/test_balance.py"),
+        *("training/test_reference.py", "training/test_node_loss.py", "training/test_balance.py"),
     ),
     "training/run": (
         *("training/test_checkpoint.py", "training/test_progress.py"),
@@ -97,7 +96,7 @@ PARTS = {
         *("training/test_state.py", "training/test_freezing.py", "training/test_checkpoint.py"),
         *("training/test_deep_check.py", "training/test_precheck.py", "training/test_ranks.py"),
         *("training/test_refusals.py", "training/test_device.py", "training/test_loop.py"),
-        *("training/test_judge.py", "training/test_elastic.py", "catdog/test_predict.py"),
+        *("training/test_judge.py", "catdog/test_predict.py"),
         *("training/test_loss_scale.py", "training/test_reference.py", "imagenet/test_model.py"),
         "training/test_own_parts.py",
     ),

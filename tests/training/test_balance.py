@@ -25,7 +25,6 @@ from rackrun.training.monitor.stragglers import Waiting
 from rackrun.training.phases.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import WorldError
-from tests.training.membership_server import MembershipServer
 from tests.training.torchrun import output_of
 from tests.training.trained_rows import exact_epochs, trained_rows
 
@@ -320,33 +319,6 @@ def test_a_resumed_run_begins_with_the_cut_it_had(folder: Path) -> None:
     for name, tensor in final[0]["model"].items():
         assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
     counted(folder / "runs" / "auto", folder / "runs" / "again")
-
-
-def test_a_lost_rank_leaves_an_even_cut_and_then_one_by_speed(
-    make_shards: Callable[..., Path], tmp_path: Path
-) -> None:
-    """In an elastic run the fastest of three ranks is killed: the others go on evenly in the step
-    that it interrupted, find the cut by their speeds, and the epoch is exact."""
-    options = {
-        "data": str(make_shards(train=(500, 12 * 110 - 499), val=(3, 2))), "epochs": 1,
-        "exact_epochs": True, "global_batch": 12, "batch_size": 4, "workers": 0, "lr": 0.01,
-        "image_size": 8, "tensorboard": False, "log_every_steps": 10,
-        "balance": "auto", "delays": DELAYS, "looks": LOOKS,
-    }  # fmt: skip
-    server = MembershipServer(tmp_path, (1, 1, 1), **options)
-    try:
-        for host in range(3):
-            server.start(host, **({"at": "begin", "step": 55} if host == 2 else {}))
-        server.run_to_the_end()
-    finally:
-        server.close()
-    assert server.codes == {0: [0], 1: [0], 2: [-9]}, server.outputs()
-    runs = [tmp_path / f"host{host}" / "run" for host in (2, 1, 0)]
-    assert exact_epochs(*runs) == [[3, 2]], server.outputs()
-    by_step = [[len(rows) for rows in ranks] for ranks in trained_rows(*runs).values()]
-    before, after = ([step for step in by_step if len(step) == ranks] for ranks in (3, 2))
-    assert len(before) == 55 and before[-1][2] >= 6 > 3 >= before[-1][0]
-    assert after[0] == [6, 6] and after[-2] == pytest.approx([4, 8], abs=1)
 
 
 def test_batch_norms_end_equal(folder: Path) -> None:

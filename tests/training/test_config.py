@@ -74,7 +74,6 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
         "--compile",
         "--track wandb,mlflow --profile-steps 50,60",
         "--balance auto --global-batch 64",
-        "--elastic --global-batch 64",
         "--exact-epochs --global-batch 64",
     ],
 )

@@ -1,4 +1,4 @@
-"""A host is cut off in the middle of an epoch: the run goes on, and every epoch stays exact."""
+"""A host or a rank is lost in the middle of an epoch: the run goes on, epochs stay exact."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from rackrun.training.run.noted_rows import VARIABLE
 from tests import warm
 from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab, net_labs
-from tests.training.trained_rows import exact_epochs
+from tests.training.trained_rows import NOTED, exact_epochs
 from tests.waiting import until
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
@@ -172,3 +173,64 @@ def test_a_spare_takes_over_and_then_fewer_go_on(
     assert exact(lab, went_on) == [3, 2]
     calm = losses(trained_in_peace(shapes, tmp_path / "calm", ranks=3))
     assert calm[-1] < 0.4 and losses(went_on)[-1] < 0.4  # it was 0.7 at the start
+
+
+SMALL: dict[str, Any] = {
+    "epochs": 2,
+    "exact_epochs": True,
+    "global_batch": 12,
+    "batch_size": 6,
+    "workers": 0,
+    "lr": 0.05,
+    "image_size": 8,
+    "save_steps": 2,
+    "keep_checkpoints": 99,
+    "tensorboard": False,
+}
+SCRIPT = Path(__file__).with_name("lost_ranks.py")
+
+
+def two_ranks(data: Path, run: Path, die: dict[str, int], **options: Any) -> list[int]:
+    """Train on two ranks; return their exit codes."""
+    settings = {**SMALL, "data": str(data), "run_folder": str(run), **options}
+    environment = {
+        **os.environ,
+        **NOTED,
+        **ONE_THREAD,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    ranks = warm.ranks(2, SCRIPT, json.dumps(settings), json.dumps(die), env=environment)
+    return [rank.wait(SECONDS) for rank in ranks]
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_survivors_of_a_lost_rank_keep_the_last_whole_step(
+    norm: bool, make_shards: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A rank is killed in step 4, of which the other has run its forward pass: it saves step 3,
+    long before a save is due, with the weights of two ranks to which nothing happened. A restart
+    passes a spoiled copy over, goes on there, and ends with their weights; every epoch is exact."""
+    data = make_shards(train=(20, 20, 10), val=(8, 5))
+    calm, first, second = (RunFolder(tmp_path / name) for name in ("calm", "first", "second"))
+    assert two_ranks(data, calm.path, {}, norm=norm, save_steps=1) == [0, 0]
+    assert two_ranks(data, first.path, {"rank": 1, "step": 4}, norm=norm) == [1, -9]
+    saved = steps_in(first.checkpoints)
+    assert [path.stem for path in saved] == ["step-00000002", "step-00000003"]
+    kept, whole = (checkpoint.read(run.checkpoint(3))["state"] for run in (first, calm))
+    assert same_weights(kept["model"], whole["model"])
+    if norm:  # of one rank, which has seen the images of the lost step, too
+        mean = "layers.1.running_mean"
+        assert torch.allclose(kept["model"][mean], whole["model"][mean], atol=0.1)
+    spoiled = bytearray(saved[1].read_bytes())
+    spoiled[len(spoiled) // 2] ^= 1
+    first.checkpoint(4).write_bytes(spoiled)
+    again = {"norm": norm, "earlier_attempts": str(first.path)}
+    assert two_ranks(data, second.path, {}, **again) == [0, 0]
+    assert same_weights(weights(second), weights(calm))
+    assert exact_epochs(first.path, second.path) == [[2], [2]]
+
+
+def same_weights(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> bool:
+    """Return whether all but the statistics of batch norms are equal."""
+    names = [name for name in theirs if "running" not in name and "tracked" not in name]
+    return all(torch.equal(ours[name], theirs[name]) for name in names)

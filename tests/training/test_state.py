@@ -238,59 +238,6 @@ def test_the_best_epoch_is_known() -> None:
     assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)
 
 
-def test_a_step_that_is_lost_leaves_no_trace() -> None:
-    """Gradients and the statistics of batch norms: those of the last whole step, which stays."""
-    state = TrainingState(net(), Config(lr=0.01))
-    norm = state.model[1]  # type: ignore[index]
-    for lost in (False, True):
-        before = norm.running_mean.clone()
-        state.begin_step()
-        state.model(torch.randn(4, 1, 3, 3)).square().mean().backward()
-        if not lost:
-            state.advance()
-        state.drop_step()
-        assert torch.equal(norm.running_mean, before) is lost
-        assert all(weight.grad is None for weight in state.model.parameters())
-    assert (state.step, int(norm.num_batches_tracked)) == (1, 1)
-
-
-def test_the_digest_is_of_all_that_ranks_share() -> None:
-    """And of nothing else: each rank's batch norms saw other images, rates follow from the step."""
-
-    def trained() -> TrainingState:
-        return stepped(TrainingState(net(), Config(optimizer="adamw", ema_decay=0.9)), 2)
-
-    state = trained()
-    same = state.digest()
-    state.model[1].running_mean += 1  # type: ignore[index]
-    state.set_lr(0.5)
-    assert state.digest() == same == trained().digest()
-    digests = {same}
-    for number in range(9):
-        state = trained()
-        weights = list(state.model.parameters())
-        kept = state.optimizer.state[weights[-1]]
-        if number == 0:
-            weights[-1].data[-1] += 1e-6
-        elif number == 1:
-            list(state.evaluated.parameters())[-1].data[-1] += 1e-6
-        elif number == 2:
-            kept["exp_avg_sq"][-1] += 1e-6
-        elif number == 3:
-            kept["step"] += 1
-        else:
-            owner, name, value = (
-                (state, "step", 3),
-                (state, "epoch", 1),
-                (state, "accuracy", 0.5),
-                (state.improvement, "stale", 1),
-                (state.loss_scale, "state_dict", lambda: {"scale": 2.0}),
-            )[number - 4]
-            setattr(owner, name, value)
-        digests.add(state.digest())
-    assert len(digests) == 10
-
-
 def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> None:
     """Tensors in dictionaries and lists are copied; what torch keeps beside them is kept."""
     model, snapshot = net(), Snapshot()

@@ -90,7 +90,7 @@ def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]
     )
     counter = Counter(NUMBERLESS)
     sync = GradientSync(config, ranks, state)
-    exchange = StepExchange(ranks, run.pending)
+    exchange = StepExchange(ranks, lambda: run.requests.pending)
     for _ in range(2):
         state.set_lr(0.1)
         exchange.begin()

@@ -2,7 +2,7 @@
 
 The position of a run is one integer, the step. A loader worker of a rank finds by itself what it
 reads: it knows the order of each epoch (training.data.order), and its own part of each step. So it
-goes through all epochs of the run, for one Assignment after another:
+goes through all epochs of the run:
 
     parts     ReaderPart: what this worker reads in some steps
     ahead     {row: StoredSample}: a verified read of neighbours; threads fetch the next
@@ -108,10 +108,10 @@ class StepPlan:
             return Reading(order, start, self.batch, reader)
 
 
-class Assignment(NamedTuple):
-    """What the loader workers of a rank make from now on, and where it goes."""
+@dataclass(frozen=True)
+class Assignment:
+    """What the loader workers of a rank make, and where it goes."""
 
-    number: int  # of this assignment
     rank: int
     cut: Cut  # of the first steps
     start: int  # the first step
@@ -121,7 +121,6 @@ class Assignment(NamedTuple):
 class Share(NamedTuple):
     """The samples of a step that one loader worker has decoded into a slot."""
 
-    assignment: int  # the number of the one that it belongs to
     number: int  # of the batch that they are a part of
     shape: Shape
     labels: npt.NDArray[np.int64]  # (n,)
@@ -131,57 +130,45 @@ class Share(NamedTuple):
 
 
 class Feed:
-    """The loader workers of a rank, which follow one assignment after another."""
+    """The loader workers of a rank, and what steps are cut otherwise meanwhile."""
 
-    def __init__(self, plan: StepPlan, workers: int) -> None:
-        self._plan = plan
-        self._workers = workers
+    def __init__(self, plan: StepPlan, assignment: Assignment, workers: int) -> None:
+        self._assignment = assignment
         self._makers = max(workers, 1)  # of shares: without workers, the rank itself
-        self._shares: Generator[Share] | None = None
-        self._assignment: Assignment | None = None
-        self._requested = 0  # shares of the current assignment
+        self._requested = 0  # shares
         self._cuts: dict[int, Cut] = {}  # by the first step that is cut so
+        # A proxy: a cycle of references would keep an abandoned feed and its workers alive.
+        requests = Feed._requests(proxy(self))
+        self._shares = loaded(ExactShares(plan, assignment), workers, requests=requests)
 
-    def batches(self, rank: int, cut: Cut, start: int, slots: Slots) -> Iterator[Batch]:
-        """Yield the batch of each step from `start` on: a share of every worker, in turn."""
-        # Every worker has had equally many requests by now: the last batch was complete.
-        number = self._assignment.number + 1 if self._assignment else 0
-        self._assignment, self._requested = Assignment(number, rank, cut, start, slots), 0
-        self._cuts.clear()
-        if not self._shares:  # workers stay from one assignment to the next
-            # A proxy: a cycle of references would keep an abandoned feed and its workers alive.
-            requests = Feed._requests(proxy(self))
-            self._shares = loaded(ExactShares(self._plan), self._workers, requests=requests)
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batch of each step: a share of every worker, in turn."""
         of_step = list[Share]()
         # DataLoader takes items from its workers in turn: one of each, in a row, makes a step.
         for share in self._shares:
-            if share.assignment == number:  # else requested for an earlier assignment
-                of_step.append(share)
+            of_step.append(share)
             if len(of_step) == self._makers:
-                yield in_order(of_step, slots)
+                yield in_order(of_step, self._assignment.slots)
                 of_step.clear()
 
     def recut(self, cut: Cut) -> None:
         """Cut steps otherwise from `cut.step` on; no worker may have a request for them yet."""
-        if self._assignment:
-            # A share that a worker has begun stays cut as it was: its batch would not be whole.
-            assert self._requested <= (cut.step - self._assignment.start) * self._makers, "too late"
+        # A share that a worker has begun stays cut as it was: its batch would not be whole.
+        assert self._requested <= (cut.step - self._assignment.start) * self._makers, "too late"
         self._cuts[cut.step] = cut
 
-    def _requests(self) -> Iterator[Assignment | Cut | None]:
-        """Yield what has changed for the next share of each worker in turn: mostly nothing.
+    def _requests(self) -> Iterator[Cut | None]:
+        """Yield the new cut for the next share of each worker in turn: mostly none.
 
         DataLoader sends each worker up to AHEAD requests before it takes their shares.
         """
         while True:
             turn, self._requested = self._requested // self._makers, self._requested + 1
-            assert self._assignment
-            yield self._cuts.get(self._assignment.start + turn) if turn else self._assignment
+            yield self._cuts.get(self._assignment.start + turn)
 
     def close(self) -> None:
         """End the workers."""
-        if self._shares:
-            self._shares.close()
+        self._shares.close()
 
 
 class StepSamples(NamedTuple):
@@ -197,23 +184,20 @@ class StepSamples(NamedTuple):
 class ExactShares(Dataset[Share | Problem]):
     """The shares that one loader worker makes, in the order of their steps.
 
-    An item is whatever comes next. The index that DataLoader sends says what has changed, if
-    anything has: another assignment, or another cut from this share on.
+    An item is whatever comes next. The index that DataLoader sends is the cut from this share on,
+    where that changes.
     """
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, assignment: Assignment) -> None:
         self.plan = plan
-        self._cut = Cut.even(1)  # of the next share
+        self._assignment = assignment
+        self._cut = assignment.cut  # of the next share
         self._shares: Generator[Share | Problem] | None = None
 
-    def __getitem__(self, request: Assignment | Cut | None) -> Share | Problem:
-        if isinstance(request, Assignment):
-            if self._shares:
-                self._shares.close()
-            self._shares, self._cut = with_problems(self._shares_of(request)), request.cut
-        elif request:
-            self._cut = request
-        assert self._shares
+    def __getitem__(self, cut: Cut | None) -> Share | Problem:
+        self._cut = cut or self._cut
+        if not self._shares:  # here, in the worker
+            self._shares = with_problems(self._shares_of(self._assignment))
         return next(self._shares)
 
     def _shares_of(self, assignment: Assignment) -> Iterator[Share]:
@@ -248,7 +232,6 @@ def _share(
     kept = filled(images, samples, prepare, seed, quarantine, batch_indices)
     is_kept = np.isin(step.batch_indices, [sample.batch_index for sample in kept])
     return Share(
-        assignment.number,
         number,
         shape,
         np.array([sample.label for sample in kept], np.int64),

@@ -21,7 +21,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from rackrun.contract import variables
 from rackrun.machine import boot_id
 from rackrun.reports import rank_number
 from rackrun.shapes import AtMost, Matches, parsed
@@ -115,9 +114,6 @@ class NodeCache:
     def meet(self, ranks: Ranks) -> None:
         """Start this host's server, and have the sources ask those of the others, if there are."""
         sources = [source for source in self._sources if isinstance(source, PeerSource)]
-        self.close()
-        for source in sources:
-            source.leave()
         if not sources or not ranks.connected:
             return
         # Ranks of a host share its cache, which the first of them serves to other hosts.
@@ -171,8 +167,6 @@ def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> d
 def _route(folder: str) -> Route:
     name = f"{socket.gethostname()} {boot_id()} {Path(folder).resolve()}"
     host = hashlib.sha256(name.encode()).hexdigest()
-    if address := os.environ.get(variables.ADDRESS):
-        return Route(host, address, "")
     master = os.environ.get("MASTER_ADDR", "127.0.0.1")
     with contextlib.suppress(OSError):
         for family, kind, _, _, target in socket.getaddrinfo(

@@ -9,7 +9,6 @@ Everything random follows from the seed and the place in the run: the same run s
 also after an interruption.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from rackrun.training.data.exact import Feed, StepPlan
+from rackrun.training.data.exact import Assignment, Feed, StepPlan
 from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.node_cache import NodeCache
 from rackrun.training.data.order.cut import Cut
@@ -83,15 +82,11 @@ class Data(ABC):
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
 
-    # The next two are for planned orders, which --balance auto and --elastic imply: lanes belong to
+    # The next two are for planned orders, which --balance auto implies: lanes belong to
     # ranks, so that steps made by lanes cannot be cut otherwise.
 
     def recut(self, cut: Cut) -> None:
-        """Cut the steps from one on otherwise (--balance auto)."""
-        raise NotImplementedError
-
-    def among(self, ranks: Ranks) -> "Data":
-        """Return the same steps, cut for other ranks (--elastic)."""
+        """Cut the steps from one on otherwise (--balance auto, which implies a planned order)."""
         raise NotImplementedError
 
     def close(self) -> None:  # noqa: B027
@@ -199,17 +194,15 @@ class Planned(StoredData):
         mixture = training_mixture(config, self._pool)
         self._plan = StepPlan(config, self._pool, mixture, transforms, self.batch)
         self.epoch_steps = self._plan.epoch_steps
-        self._feed = Feed(self._plan, self._workers)
+        self._feed: Feed | None = None
 
     def training(self, start: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step on, in place of those that were asked for before.
-
-        Workers that are there already go on with them.
-        """
+        """Yield this rank's batches from a step on."""
         ranks, in_flight = self._ranks, AHEAD if self._workers else 0
         slots = self._plan.slots(ranks.world, in_flight, ranks.device)
-        batches = self._feed.batches(ranks.rank, self.cut(start), start, slots)
-        return on_device(batches, ranks.device)
+        assignment = Assignment(ranks.rank, self.cut(start), start, slots)
+        self._feed = Feed(self._plan, assignment, self._workers)
+        return on_device(self._feed.batches(), ranks.device)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""
@@ -222,20 +215,13 @@ class Planned(StoredData):
     def recut(self, cut: Cut) -> None:
         """Cut steps otherwise, from one on that no loader worker can have begun (see LEAD)."""
         self._cuts.append(cut)
-        self._feed.recut(cut)
-
-    def among(self, ranks: Ranks) -> "Planned":
-        """Return the same steps, cut for other ranks; loader workers stay, with what they know."""
-        planned = copy.copy(self)
-        planned._ranks = ranks
-        planned._cuts = [Cut.even(ranks.world)]
-        planned._validation = self._validation.among(ranks)
-        planned.cache.meet(ranks)
-        return planned
+        if self._feed:  # else as a resumed run begins
+            self._feed.recut(cut)
 
     def close(self) -> None:
         """End the loader workers."""
-        self._feed.close()
+        if self._feed:
+            self._feed.close()
 
 
 class Synthetic(Data):
@@ -247,16 +233,19 @@ class Synthetic(Data):
         self, config: DataSettings, transforms: Transforms, classes: int, ranks: Ranks
     ) -> None:
         super().__init__(ranks)
-        self._made_from = config, transforms, classes
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = self.dataset = "synthetic"
         self.versions = {}
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = self.rows = config.global_batch or config.batch_size * ranks.world
         self.cache = NodeCache((), ())
-        samples = len(part_of(ranks, self.batch)) if ranks.rank >= 0 else 0  # -1: in no group yet
-        random = torch.Generator().manual_seed(config.seed + max(ranks.rank, 0))
-        shape = (samples, transforms.size, transforms.size, transforms.channels)
+        random = torch.Generator().manual_seed(config.seed + ranks.rank)
+        shape = (
+            len(part_of(ranks, self.batch)),
+            transforms.size,
+            transforms.size,
+            transforms.channels,
+        )
         images = torch.randint(256, shape, dtype=torch.uint8, generator=random)
         labels = torch.randint(classes, shape[:1], generator=random)
         batch = Batch(images.permute(0, 3, 1, 2), labels)
@@ -278,7 +267,3 @@ class Synthetic(Data):
     def class_sizes(self) -> Numbers:
         """Return one sample of each class: labels of noise are drawn evenly."""
         return np.ones(len(self.classes), np.int64)
-
-    def among(self, ranks: Ranks) -> "Synthetic":
-        """Return as many images a step, cut for other ranks."""
-        return Synthetic(*self._made_from, ranks)

@@ -6,7 +6,6 @@ is short, and each batch is read by itself.
     rows_of -> filled
 """
 
-import copy
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -50,12 +49,6 @@ class Validation(Dataset[Batch | Problem]):
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
         self._quarantine = Quarantine(config)
-
-    def among(self, ranks: Ranks) -> "Validation":
-        """Return the same samples, in parts for other ranks."""
-        validation = copy.copy(self)
-        validation._rows = part_of(ranks, self._total)
-        return validation
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""

@@ -54,13 +54,11 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
             state.load_state_dict(run.earlier.content["state"])
             run.ranks.restore_statistics(state.model, run.earlier.content.get("statistics"))
             _restore_cut(run, run.earlier.content.get("images_by_rank"))
-        log.begin(state.step, run.earlier)
+        log.begin(state.step)
         # Before the folder: a file that does not fit ends the run while nothing is written.
         loaded = _load_weights(run, state, log)
-        # A rank of an elastic run opens it once it is in a group (training/phases/regroup.py).
-        if not run.membership:
-            open_folder(run, state, log)
-            log.remark(loaded)
+        open_folder(run, state, log)
+        log.remark(loaded)
         yield log
 
 
@@ -109,14 +107,11 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
 
 
 def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
-    """Open the run's folder, once a group has formed; write and print the resolved settings."""
+    """Open the run's folder; write and print the resolved settings."""
     config = run.config
     if run.ranks.first:
         check_trackers(config.trackers)
-    log.enter(run.ranks, writes_to(log.folder, run.ranks))
-    if log.resolved:  # in an elastic run: by another group
-        log.open(state.step, log.resolved)
-        return
+    writes = writes_to(log.folder, run.ranks)
     facts = resolved.resolved(config, run.ranks, run.data, state.model, run.compute.precision)
     for line in resolved.first_lines(run, state, facts, log.folder.path):
         log.say(line)
@@ -125,7 +120,8 @@ def open_folder(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Non
     if run.earlier:
         changed = compatibility.changes(asdict(config), run.earlier.content)
         order = compatibility.order(run.data.lanes, run.earlier.content)
-    log.open(state.step, facts)  # from here on the checkpoint's content is freed
+    # From here on the checkpoint's content is freed.
+    log.open(state.step, facts, writes, run.earlier)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
     log.remark(order)
     if config.earlier_attempts and not run.earlier:

@@ -32,10 +32,8 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
             confusion.add(logits, batch.labels)
             losses.add(logits, batch.labels, batch.rows)
         log.progress.evaluated(number)
-        # A stop or a lost rank does not wait for the rest of the validation set.
-        if run.requests.ending or (run.membership and run.membership.is_broken):
+        if run.requests.ending:  # a stop does not wait for the rest of the validation set
             break
-    run.check_group()  # what was counted until then is no evaluation
     state.train()
     log.results.evaluated(
         run.ranks.all_reduce_sum(confusion.counts),

@@ -23,6 +23,3 @@ def finish(run: TrainingRun, state: TrainingState, log: RunRecorder) -> None:
         hardest = predictions(run, state, rows) if rows else None
         report = log.results.write(state, predictions(run, state), hardest, log.say)
     log.finish(state.accuracy, report)
-    if run.membership:
-        run.ranks.all_reduce_max(0)  # if rank 0 is lost before, another writes the results
-        run.membership.leave()

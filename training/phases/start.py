@@ -2,8 +2,8 @@
 
 import pickle
 from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -19,21 +19,20 @@ from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import TransformsOfEpoch
 from rackrun.training.device import Compute, set_up
-from rackrun.training.membership import RankMembership, membership_here
 from rackrun.training.phases.loss import class_weights
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.data_version import pinned
 from rackrun.training.run.progress import ProgressReporter, report_start
 from rackrun.training.run.resume import Earlier, earlier_run
-from rackrun.training.run.stop_requests import NOTHING, REGROUP, StopRequests
+from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import Schedule, make_schedule
 from rackrun.training.task import Task
-from rackrun.training.world import alone, joined, planned_world
+from rackrun.training.world import joined
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Everything that stays the same during a run; in an elastic run, while a group lasts."""
+    """Everything that stays the same during a run."""
 
     task: Task
     config: Config
@@ -45,8 +44,6 @@ class TrainingRun:
     earlier: Earlier | None
     weights: torch.Tensor | None = None
     """Weight of each class in the loss; None if they are equal."""
-    membership: RankMembership | None = None
-    """What the launcher orders in an elastic run."""
     version_remarks: tuple[str, ...] = ()
     """Whether a resumed run stays on its version of the data."""
 
@@ -73,27 +70,12 @@ class TrainingRun:
         per_part = self.config.batch_size // self.config.grad_accum_steps
         return _parts_and_fewest(self.data.cut(step), self.data.samples_in(step), per_part)
 
-    def pending(self) -> int:
-        """Return the strongest request to this rank now."""
-        regroups = self.membership is not None and self.membership.is_superseded
-        return max(self.requests.pending, REGROUP if regroups else NOTHING)
-
     def agreed_request(self) -> int:
-        """Return the strongest request of any rank: none, to regroup, to save, or to stop.
+        """Return the strongest request of any rank: none, to save, or to stop.
 
         It is an exchange: all ranks have to ask at the same point of the run.
         """
-        return self.ranks.all_reduce_max(self.pending())
-
-    def check_group(self) -> None:
-        """Raise ConnectionAbortedError if the launcher has given up the group of this rank."""
-        if self.membership:
-            # What a GPU has only queued may still fail, or be wrong: so it is waited for.
-            if self.ranks.device.type == "cuda":
-                torch.cuda.current_stream().synchronize()
-            self.membership.check_fence()
-            if self.membership.is_broken:
-                raise ConnectionAbortedError("the group was given up")
+        return self.ranks.all_reduce_max(self.requests.pending)
 
     def sum_over_ranks(self, sums: torch.Tensor) -> Counts:
         """Return the counts of all ranks, summed."""
@@ -109,19 +91,12 @@ def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int,
 
 @contextmanager
 def started(task: Task, config: Config) -> Iterator[TrainingRun]:
-    """Join the world that torchrun describes as one of its ranks; yield the opened run.
-
-    A rank of an elastic run opens it alone, so that others need not wait for a newcomer.
-    """
+    """Join the world that torchrun describes as one of its ranks; yield the opened run."""
     report_start()
-    membership = membership_here() if config.elastic else None
-    world = nullcontext(alone(config)) if config.elastic else joined(config)
-    with world as ranks, StopRequests(config.save_minutes) as requests:
+    with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)
         config = earlier.resolved(config) if earlier else task.resolve(config)
-        if config.elastic and not config.global_batch:  # the same for any group
-            config = replace(config, global_batch=config.batch_size * planned_world())
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.
         version = pinned(config, earlier, ranks)
         transforms = _for_workers(task, config)
@@ -144,7 +119,6 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
                 schedule,
                 earlier,
                 weights,
-                membership,
                 version.remarks,
             )
 

@@ -59,7 +59,6 @@ def train_step(
         step_sums.append((loss.detach(), correct_predictions(logits, labels, 1)))
     # The last wait for another rank: from here on the step is taken as a whole, or not at all.
     exchange.complete()
-    run.check_group()
     if config.clip_grad:
         # The limit is one of true gradients, not of those that a float16 loss was scaled up for.
         state.loss_scale.unscale(state.optimizer)

@@ -15,8 +15,6 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.run.progress import ProgressReporter
 from rackrun.training.state import TrainingState
 
-NOTHING, DUE, BEST = 0, 1, 2
-
 
 class RunCheckpoints:
     """Saves the state of a run."""
@@ -34,8 +32,6 @@ class RunCheckpoints:
         self._progress = progress
         self._content = content
         self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
-        self.owed = NOTHING
-        """A save that is due and not finished: none, one, or one of the best state."""
         self.images_by_rank: list[int] = []
         """Of a full step, with --balance auto."""
 
@@ -44,14 +40,10 @@ class RunCheckpoints:
         """Return whether this rank writes those of its host."""
         return self._saves is not None
 
-    def enter(self, ranks: Ranks, writes: bool, keep: int) -> None:
-        """Go on in a group, and keep the last `keep` checkpoints."""
-        self._ranks = ranks
-        if not writes:
-            self._saves = None
-        elif not self._saves:
-            checkpoint.remove_partials(self._folder)
-            self._saves = BackgroundSaves(self._folder, keep)
+    def open(self, keep: int) -> None:
+        """Begin to write on this rank, and keep the last `keep` checkpoints."""
+        checkpoint.remove_partials(self._folder)
+        self._saves = BackgroundSaves(self._folder, keep)
 
     def end(self, failure: type[BaseException]) -> None:
         """End with a run that has failed."""
@@ -63,8 +55,6 @@ class RunCheckpoints:
 
         Raise Diverged if no run could continue from it, before the next line of the log does.
         """
-        # Owed until it is done: if a rank is lost in between, the next group saves first.
-        self.owed = BEST if best else max(self.owed, DUE)
         self._progress.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait()  # for the save before: its copy of the state is written over now
@@ -75,21 +65,16 @@ class RunCheckpoints:
             for model in state.models:
                 self._ranks.share_statistics(model)
             if self._saves:
-                self._begin(self._saves, state, statistics, self.owed == BEST)
+                self._begin(self._saves, state, statistics, best)
         finally:
             self._ranks.restore_statistics(state.model, statistics)
-        self.owed = NOTHING
         self._progress.phase(phases.TRAIN)
-
-    def save_if_owed(self, state: TrainingState) -> None:
-        """Save what a rank of the group could not finish in the group before."""
-        if owed := self._ranks.all_reduce_max(self.owed):
-            self.save(state, owed == BEST)
 
     def keep_step(self, state: TrainingState) -> None:
         """Save the last whole step without the other ranks, of which one is lost.
 
-        Batch norms keep the statistics of this rank, as nobody can take the mean any more.
+        Batch norms keep the statistics of this rank, as nobody can take the mean any more; they may
+        have seen the images of the step that was lost, too.
         """
         if not self._saves or not state.is_finite:
             return
@@ -130,7 +115,7 @@ class RunCheckpoints:
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation.
 
-        Its own host may lack them: one that has joined later, or has lost a rank in a save.
+        Its own host may lack them: one that a restart has added, or that has lost a rank in a save.
         """
         epoch, best = state.improvement.epoch, None
         if self._saves:

@@ -95,8 +95,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     """
     if config.synthetic or not config.data:
         return PinnedData(config)
-    chooses = ranks.first or ranks.world == 1  # alone: an elastic run's ranks have no first one yet
-    payload = json.dumps(_chosen_of(config, earlier)).encode() if chooses else None
+    payload = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
     choice = json.loads(ranks.broadcast_bytes(payload, 0))
     if choice["problem"]:
         raise UsageError(choice["problem"])

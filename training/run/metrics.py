@@ -29,26 +29,23 @@ STOPPED_SECONDS = 5  # for the tracker of a run that is to end
 
 
 class MetricsWriter:
-    """Keeps the lines of metrics.jsonl; where it is opened, writes them and hands them to loggers.
+    """Writes the lines of metrics.jsonl, and hands them to loggers."""
 
-    In an elastic run every rank keeps them, as any may become the one that writes.
-    """
-
-    def __init__(self, path: Path, lines: Sequence[str] = ()) -> None:
-        self.path = path
-        self.lines = list(lines)
-        self._loggers: list[TensorBoard | Tracker] = []
-        self._is_open = False
-
-    def open(self, config: Config, earlier: Path | None, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lines: Sequence[str],
+        config: Config,
+        earlier: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
         """Write the lines so far, and start the loggers; `earlier`: the run that goes on."""
-        if self._is_open:
-            return
-        self._is_open = True
-        write_whole(self.path, "".join(f"{line}\n" for line in self.lines).encode())
+        self.path = path
+        self._loggers: list[TensorBoard | Tracker] = []
+        write_whole(self.path, "".join(f"{line}\n" for line in lines).encode())
         folder = RunFolder(self.path.parent)
         if config.tensorboard:
-            kept = [json.loads(line) for line in self.lines]
+            kept = [json.loads(line) for line in lines]
             self._loggers.append(TensorBoard(folder.tensorboard, asdict(config), kept))
         for name in config.trackers:
             if earlier:
@@ -118,10 +115,8 @@ class MetricsWriter:
     def _write(self, kind: str, step: int, epoch: float, **values: Any) -> None:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
         line["time"] = round(time.time(), 3)
-        self.lines.append(json.dumps(line))
-        if self._is_open:
-            with translated_os_errors(self.path), self.path.open("a") as file:
-                file.write(f"{self.lines[-1]}\n")
+        with translated_os_errors(self.path), self.path.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
         for logger in self._loggers:
             logger.log(line)
 

@@ -27,10 +27,6 @@ class ProgressReporter:
         self._epoch_steps = schedule.epoch_steps
         self.reading: Callable[[], dict[str, Any]] = dict
         """Gives what this rank reports of its reading."""
-        self.enter(ranks)
-
-    def enter(self, ranks: Ranks) -> None:
-        """Go on in a group, in which rank 0 prints."""
         self._prints = ranks.first
         self._prints_steps = ranks.first and not self.launched
         self._live = self._prints_steps and sys.stdout.isatty()
@@ -180,21 +176,6 @@ class Pace:
     def images_per_second(self) -> float:
         """Return the speed of all ranks since the begin."""
         return self.images / max(self.seconds, 1e-9)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what another rank needs to go on with this count."""
-        return {
-            "begun": self.begun,
-            "run": [self.images, self.seconds],
-            "epoch": [list(self._epoch.counts), self._epoch.seconds, self._epoch.skipped_steps],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned on another rank."""
-        self.begun = state["begun"]
-        self.images, self.seconds = state["run"]
-        counts, seconds, skipped_steps = state["epoch"]
-        self._epoch = Epoch(Counts(*counts), seconds, skipped_steps)
 
 
 def report_start() -> None:

@@ -55,18 +55,13 @@ class RunRecorder:
         )
         # Accuracy on noise means nothing.
         self._judges = data.has_evaluation and not config.synthetic
-        self.shows_next_batch = False
+        self.shows_next_batch = ranks.first and not config.synthetic
         self._config = config
         self._schedule = schedule
         self._ranks = ranks
         self._metrics: MetricsWriter | None = None
-        self._earlier: Earlier | None = None
-        self.resolved: Content | None = None
-        """What the settings were resolved to, in the first group of the run."""
         self._finished = False
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
-        self.logged = 0  # the last step of which the sums are in the metrics
-        self._handed_over: dict[str, torch.Tensor] = {}  # files of another host
         self._pace = Pace()
 
     def __enter__(self) -> "RunRecorder":
@@ -78,60 +73,39 @@ class RunRecorder:
         if self._metrics:
             self._metrics.end("failed" if kind else "finished" if self._finished else "stopped")
 
-    def begin(self, step: int, earlier: Earlier | None) -> None:
+    def begin(self, step: int) -> None:
         """Begin the record after this step: of a new run, or of one that goes on."""
         self.progress.phase(phases.START)
-        self._pace.begun = self.logged = step
-        self._earlier = earlier
-        # Any rank of an elastic run may become the first one, and then has to know all lines.
-        if self._ranks.first or self._config.elastic:
-            before = earlier.folder.metrics if earlier else None
-            lines = lines_until(step, before) if before else ()
-            self._metrics = MetricsWriter(self.folder.metrics, lines)
-            self._metrics.start(step, self._schedule.epoch(step))
+        self._pace.begun = step
 
-    def enter(self, ranks: Ranks, writes: bool) -> None:
-        """Go on in a group: as its first rank, as one that writes to a disk, or as another one."""
-        self._ranks = ranks
-        self.shows_next_batch = ranks.first and not (
-            self._config.synthetic or self.folder.first_batch.exists()
-        )
-        self.progress.enter(ranks)
-        self.checkpoints.enter(ranks, writes, self._config.keep_checkpoints)
-        self._keep_files()
+    def open(self, step: int, resolved: Content, writes: bool, earlier: Earlier | None) -> None:
+        """Write the settings, what they were resolved to, and what came before.
 
-    def _keep_files(self) -> None:
-        # Those that another host has handed over, in place of those that are here.
-        files, self._handed_over = self._handed_over, {}
-        if not files or not self.checkpoints.writes:
-            return
-        if (best := files.pop(self.folder.best.name, None)) is not None:
-            write_whole(self.folder.best, best.numpy().tobytes())
-
-    def open(self, step: int, resolved: Content) -> None:
-        """Write the settings and what they were resolved to, and all that came before."""
-        self.resolved = resolved
+        `writes`: this rank writes checkpoints to the disk of its host.
+        """
+        self.shows_next_batch = self.shows_next_batch and not self.folder.first_batch.exists()
+        if writes:
+            self.checkpoints.open(self._config.keep_checkpoints)
         if self._ranks.first:
-            self._open_metrics(step)
-        if self._earlier:
-            self._take_over(step, self._earlier)
-        self._earlier = None
+            self._open_metrics(step, resolved, earlier)
+        if earlier:
+            self._take_over(step, earlier)
 
-    def _open_metrics(self, step: int) -> None:
+    def _open_metrics(self, step: int, resolved: Content, earlier: Earlier | None) -> None:
         recorded = {
             "task": self._described["task"],
             "name": run_name(self._described["task"]),
             **asdict(self._config),
             "data_sha256": self._identity["data"],
             "data_versions": self._described["data_versions"],
-            "resolved": self.resolved,
+            "resolved": resolved,
         }
         settings = json.dumps(recorded, indent=2) + "\n"
         write_whole(self.folder.config, settings.encode())
-        earlier = self._earlier
-        if self._metrics:
-            before = earlier.folder.path if earlier else None
-            self._metrics.open(self._config, before, self.say)
+        lines = lines_until(step, earlier.folder.metrics) if earlier else ()
+        before = earlier.folder.path if earlier else None
+        self._metrics = MetricsWriter(self.folder.metrics, lines, self._config, before, self.say)
+        self._metrics.start(step, self._schedule.epoch(step))
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")
 
@@ -152,56 +126,13 @@ class RunRecorder:
         self.checkpoints.report_ended()
         self.progress.step(step)
 
-    @property
-    def is_in_run(self) -> bool:
-        """Return whether this rank has been in a group of the run."""
-        return self.resolved is not None
-
-    @property
-    def position(self) -> list[int]:
-        """How far the record of this rank is: whether it is in a run at all, and what it logged."""
-        return [int(self.is_in_run), self.logged]
-
-    def state_dict(self, files: bool) -> Content:
-        """Return what another rank needs to go on with this record, as it has joined or is behind.
-
-        `files`: with those of the run folder, for a host that lacks them.
-        """
-        lines = self._metrics.lines if self._metrics else []
-        best = (self._earlier.folder if self._earlier else self.folder).best
-        return {
-            "lines": lines,
-            "resolved": json.dumps(self.resolved),
-            "pace": self._pace.state_dict(),
-            "steps": [self.logged, self.checkpoints.owed],
-            "files": {
-                path.name: torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-                for path in ([best] if files else [])
-                if path.exists()
-            },
-        }
-
-    def load_state_dict(self, record: Content) -> None:
-        """Take over what `state_dict` returned on another rank."""
-        self._earlier = None
-        if self._metrics:
-            self._metrics.lines[:] = record["lines"]
-        self.resolved = json.loads(record["resolved"])
-        self._pace.load_state_dict(record["pace"])
-        logged, owed = record["steps"]
-        if logged != self.logged:  # the sums here are of steps that the others have logged
-            self.sums.clear()
-        self.logged, self.checkpoints.owed = logged, owed
-        self._handed_over = record["files"]
-
     def shares(self, step: int, counts: list[int]) -> None:
         """Record the images that each rank gets of a full step after this one (--balance auto)."""
         ranks = self._ranks
         self.checkpoints.images_by_rank = counts
         self.progress.share(counts[ranks.rank] / sum(counts))
         if self._metrics:
-            by_member = dict(zip(ranks.members or range(ranks.world), counts, strict=True))
-            self._metrics.shares(step, self._schedule.epoch(step), by_member)
+            self._metrics.shares(step, self._schedule.epoch(step), dict(enumerate(counts)))
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""
@@ -234,7 +165,6 @@ class RunRecorder:
 
         Raise Diverged if no step can be taken any more.
         """
-        self.logged = step
         self.sums.clear()
         speed, epoch = self._pace.advance(counts, scaling), self._schedule.epoch(step)
         check_finite(step, counts, scaling)
@@ -246,10 +176,7 @@ class RunRecorder:
         if not waiting:
             return
         if self.progress.launched:
-            (rank, why), members = waiting.blamed, self._ranks.members
-            # In an elastic run, a launcher knows a rank by its member, not by its place in a group.
-            member = members[rank] if members and rank >= 0 else rank
-            self.progress.slow(member, why, waiting.text())
+            self.progress.slow(*waiting.blamed, waiting.text())
         else:
             self.remark(waiting.text())
         if self._metrics:

@@ -50,8 +50,7 @@ class Earlier:
 
     def _with_batch(self, config: Config) -> Config:
         batch = self.content.get("identity", {}).get("global batch", 0)
-        can_choose = config.exact_epochs or config.elastic
-        adopts = can_choose and not config.global_batch
+        adopts = config.exact_epochs and not config.global_batch
         return replace(config, global_batch=batch) if adopts else config
 
     def release(self) -> None:

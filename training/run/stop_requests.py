@@ -1,4 +1,4 @@
-"""Requests that reach a rank between two steps: to form another group, to save, or to stop.
+"""Requests that reach a rank between two steps: to save, or to stop.
 
 A signal arrives at one rank, or at each at another moment, and a clock differs from rank to rank.
 So the ranks exchange their requests during every step, and all of them follow the strongest one.
@@ -11,7 +11,6 @@ from types import FrameType, TracebackType
 from rackrun.signals import handle, restore
 
 NOTHING = 0
-REGROUP = 1  # in an elastic run: to form another group
 SAVE = 2
 STOP = 128  # more is the exit code of the signal that asks to stop: 130 for SIGINT, 143 for SIGTERM
 

@@ -5,7 +5,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.options import Hidden
 from rackrun.commandline.ranges import Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -52,7 +51,6 @@ class DataSettings(Slice):
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
     balance: Literal["even", "auto"] = "even"
     """How each step is cut among ranks: evenly, or by their measured speeds (auto)."""
-    elastic: Annotated[bool, Hidden] = False
     """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
     is in the group."""
     only_classes: str = ""
@@ -93,7 +91,7 @@ class DataSettings(Slice):
     @property
     def has_planned_order(self) -> bool:
         """Whether a plan assigns samples to steps, whichever ranks compute them."""
-        return self.exact_epochs or self.chooses or self.elastic or self.balance == "auto"
+        return self.exact_epochs or self.chooses or self.balance == "auto"
 
     @property
     def chooses(self) -> bool:
@@ -114,8 +112,7 @@ class DataSettings(Slice):
                 f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
                 " and chosen samples plan otherwise: type --aug-repeats 1"
             )
-        can_choose = self.exact_epochs or self.elastic or self.balance == "auto"
-        if self.global_batch and not can_choose:
+        if self.global_batch and not (self.exact_epochs or self.balance == "auto"):
             problems.append("--global-batch needs --exact-epochs")
         return problems
 
