@@ -6,9 +6,9 @@
 # changes or the interpreter is gone. Afterwards it costs one checksum.
 #
 # Only files whose hashes are in the lock are installed, so every host gets the same ones whenever it
-# asks, and no package's own build script runs. uv installs, in a fifth of pip's time and with pip's
-# settings (an index, a certificate, a proxy); where this machine has no uv, pip brings the one of the
-# lock first. Where --sync-wheels brought wheels, no index is asked.
+# asks, and no package's own build script runs. uv installs, with pip's settings (an index, a
+# certificate, a proxy); where this machine has no uv, pip brings the one of the lock first. Where
+# --sync-wheels brought wheels, no index is asked.
 #
 # Where $PYTHON, or python3, has a torch already (an image of NGC, an active conda or virtual
 # environment, a loaded module), .venv uses that one, and the lock supplies the rest.
@@ -84,41 +84,30 @@ venv_adds_project() { # .venv imports rackrun from where it is
 pathlib.Path(sysconfig.get_path("purelib"), "rackrun.pth").write_text(sys.argv[1] + "\n")' "$root"
 }
 
-# Sets $uv to the uv that installs: the one of this machine or of BASE's environment, else the one
-# that the lock names. It stays empty where pip asks a keyring for passwords, and where no index is
-# asked.
+# Sets $uv to the uv that installs: the one of this machine or of BASE's environment, else the one of
+# the lock, which pip brings.
 venv_find_uv() { # BASE
-    local lock="$root/requirements/dev.txt"
     uv=$(command -v uv "$(dirname "$(command -v "$1")")/uv" | head -n 1)
     uv=${uv:-$root/.venv/bin/uv}
-    if "$root/.venv/bin/python" -m pip config list | grep keyring-provider >/dev/null; then
-        uv=
-    elif ! [ -x "$uv" ]; then
-        uv=
-        [ ${#wheels[@]} = 0 ] && [ -e "$lock" ] || return 0
-        # Not satisfied by a uv that .venv sees beside another environment's torch: it has no program.
-        venv_get --ignore-installed --require-hashes --only-binary :all: \
-            --requirement <(sed -n '/^uv==/,/# via/p' "$lock")
-        uv="$root/.venv/bin/uv"
-    fi
+    [ ! -x "$uv" ] || return 0
+    # Not satisfied by a uv that .venv sees beside another environment's torch: it has no program.
+    PIP_CONSTRAINT='' "$python" -m pip install --disable-pip-version-check --retries 1 --quiet \
+        --ignore-installed --require-hashes --only-binary :all: "${wheels[@]}" \
+        --requirement <(sed -n '/^uv==/,/# via/p' "${locks[@]}") >&2 || venv_not_installed
 }
 
-venv_get() { # WORDS...
-    local python="$root/.venv/bin/python" installer next='type the same command again'
-    # What is imported is compiled then: compiling all that torch brings takes pip minutes.
-    installer=("$python" -m pip install --disable-pip-version-check --progress-bar on --no-compile
-        --retries 1) # of five, each as long, the last ones tell no more about an index that is not there
-    if [ -n "$uv" ]; then
-        installer=("$python" -P "$root/rackrun/launcher/files/pip_settings.py" "$uv" pip install
-            --python "$python")
-    fi
+venv_not_installed() {
+    local next='type the same command again'
     if [ ${#wheels[@]} != 0 ]; then # of another lock, it may be
         next="bring the wheels of requirements/$lock.txt: python3 -m pip download --require-hashes"
         next+=" --only-binary :all: -r requirements/$lock.txt -d FOLDER, and --sync-wheels FOLDER"
     fi
-    # Constraints of an image (NGC sets some) are for its packages; here the lock names each version.
-    PIP_CONSTRAINT='' "${installer[@]}" "${quiet[@]}" "$@" >&2 ||
-        venv_fail "the installation failed; see the lines above, then $next"
+    venv_fail "the installation failed; see the lines above, then $next"
+}
+
+venv_get() { # WORDS...
+    "$python" -P "$root/rackrun/launcher/files/pip_settings.py" "$uv" pip install \
+        --python "$python" "${quiet[@]}" "$@" >&2 || venv_not_installed
 }
 
 venv_wheels() { # sets $wheels to the options for wheels that were brought, if there are any
@@ -131,7 +120,7 @@ venv_wheels() { # sets $wheels to the options for wheels that were brought, if t
 
 venv_install() { # BASE
     local base=$1 wheels uv
-    local quiet=(--quiet) # in a log only what goes wrong; on a terminal pip's bars
+    local quiet=(--quiet) # in a log only what goes wrong; on a terminal uv's bars
     if venv_finds_torch "$base"; then
         printf 'rackrun: installing the rest into %s; %s\n' "$root/.venv" \
             'RACKRUN_OWN_TORCH=1 installs the torch of the lock' >&2

@@ -54,13 +54,13 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def small(clone: Path, digest: str = "") -> None:
+def small(clone: Path, digest: str = "", names: str = "setuptools|braceexpand") -> None:
     """Make the project of a clone one that needs next to nothing, with a lock of its own.
 
     Its one package is installed from a file of the real lock, or has another hash.
     """
     lock = (ROOT / "requirements" / "base.txt").read_text()
-    kept = re.findall(r"^(?:setuptools|braceexpand)==.*(?:\n    --hash.*)+", lock, re.MULTILINE)
+    kept = re.findall(rf"^(?:{names})==.*(?:\n    --hash.*)+(?:\n    # via.*)+", lock, re.MULTILINE)
     text = "\n".join(kept)
     (clone / "requirements" / "base.txt").write_text(HASH.sub(digest or r"\g<0>", text) + "\n")
     (clone / "launcher" / "__init__.py").touch()
@@ -183,12 +183,9 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     assert "hash" in added.stderr.lower() and "decorator" in added.stderr
 
 
-@pytest.mark.parametrize("more, installer", [("", "uv"), ("keyring-provider = auto\n", "pip")])
-def test_uv_installs_with_the_settings_of_pip(
-    clone: Path, bare: Path, tmp_path: Path, more: str, installer: str
-) -> None:
+def test_uv_installs_with_the_settings_of_pip(clone: Path, bare: Path, tmp_path: Path) -> None:
     """A site that named its own index to pip gets no package from elsewhere, and none whose hash is
-    not in the lock. Where pip asks a keyring, pip installs."""
+    not in the lock. Where pip asks a keyring, uv has to be told how."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     index = tmp_path / "an index"
     index.mkdir()
@@ -196,20 +193,24 @@ def test_uv_installs_with_the_settings_of_pip(
     (index / "only-here" / "index.html").write_text(LINK)
     (clone / "pyproject.toml").unlink()  # as --sync brings it
     (clone / "rackrun" / "__main__.py").write_text("print('runs')\n")
-    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {index.as_uri()}\n{more}")
+    settings = f"[global]\nindex-url = {index.as_uri()}\n"
+    (tmp_path / "pip.conf").write_text(f"{settings}keyring-provider = auto\n")
     environment = {
         "PATH": WITH_UV["PATH"],
         "HOME": str(tmp_path),
         "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
     }
     (clone / "requirements" / "base.txt").write_text(HASH.sub("0" * 64, lock))
+    asks = run_local(clone, BASE, environment)
+    assert (asks.returncode, asks.stdout) == (78, "") and "UV_KEYRING_PROVIDER=" in asks.stderr
+    (tmp_path / "pip.conf").write_text(settings)
     other = run_local(clone, BASE, environment)
     assert (other.returncode, other.stdout) == (78, "") and "hash" in other.stderr.lower()
     (clone / "requirements" / "base.txt").write_text(lock)
     done = run_local(clone, BASE, environment)
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/only_here-1.dist-info/INSTALLER")
-    assert by.read_text().strip() == installer
+    assert by.read_text().strip() == "uv"
 
 
 LINK = '<a href="only_here-1-py3-none-any.whl">only_here-1-py3-none-any.whl</a>'
@@ -314,8 +315,8 @@ def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
 def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     clone: Path, tmp_path: Path
 ) -> None:
-    """A first use takes a fifth of pip's time on any machine."""
-    small(clone)
+    """Then it installs the rest."""
+    small(clone, names="setuptools|braceexpand|uv")
     (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     rest = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
@@ -366,7 +367,7 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     (clone / "rackrun" / "__main__.py").write_text(WHERE_TORCH_IS)
     (tmp_path / "constraints").write_text("only-here==2\n")
     environment = {
-        "PATH": os.environ["PATH"],
+        "PATH": WITH_UV["PATH"],
         "HOME": str(tmp_path),
         "PIP_CONSTRAINT": str(tmp_path / "constraints"),
     }

@@ -5,7 +5,7 @@
 uv reads no pip.conf and no PIP_* variable, so a machine whose packages come from a mirror, or
 through a proxy, would look for them elsewhere. Ends with uv's exit code, or with pip's where pip
 cannot read its settings. An index may hold a password, so everything goes into the environment and
-nothing onto the command line.
+nothing onto the command line. Where pip asks a keyring for passwords, uv has to be told how.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ NAMES = {
 SECTIONS = ("global", "install", ":env:")  # the later ones win, as in pip
 SEPARATORS = {"find-links": ","}
 TRUE = ("1", "on", "true", "yes")
+NO_KEYRING = "disabled"
+KEYRING = "UV_KEYRING_PROVIDER"
+ASK_IT = f"type {KEYRING}=subprocess before the command to ask the keyring program, or =disabled"
 
 
 def main() -> int:
@@ -41,6 +44,9 @@ def main() -> int:
         settings = pip_settings()
     except subprocess.CalledProcessError as error:  # pip has printed why
         return error.returncode
+    if settings.get("keyring-provider", NO_KEYRING) != NO_KEYRING and KEYRING not in os.environ:
+        sys.stderr.write(f"pip asks a keyring for passwords, and uv is to ask none; {ASK_IT}\n")
+        return 78
     if settings.get("no-index", "").lower() in TRUE:
         command.append("--no-index")
     return subprocess.run(command, env={**for_uv(settings), **os.environ}, check=False).returncode
