@@ -103,7 +103,7 @@ class Rack:
         host, _ = pair
         workdir = host.workdir or str(typed_folder())
         occupancy = self.ask(pair, "occupancy", workdir=workdir)
-        gpus = self.ask(pair, "gpus", full=True) if occupancy["gpus"] else {}
+        gpus = self.ask(pair, "gpus") if occupancy["gpus"] else {}
         return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus})
 
     def ask(self, pair: HostTransport, question: str, **arguments: object) -> Reply:

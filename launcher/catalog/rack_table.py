@@ -22,7 +22,6 @@ from rackrun.units import age, gibibytes, plural
 HEAD = ("", "host", "gpus", "free", "used by", "queue", "load", "°C", "disk")
 WRAPPED = ("gpus", "used by", "queue")
 NUMBERS = ("load", "°C", "disk")
-XID_SECONDS = 86400  # errors in the kernel's log that are older say little of today
 DRAINED, DOUBTFUL = "X", "!"
 
 
@@ -136,7 +135,7 @@ def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
 def _health(facts: HostFacts) -> Iterator[str]:
     if facts.error is not None:
         yield str(facts.error).removeprefix(f"{facts.host.label}: ")
-    sick = suspects(facts["gpus"], XID_SECONDS)
+    sick = suspects(facts["gpus"])
     state = facts["occupancy"]
     if reason := state.get("drained"):
         yield f"drained: {reason}"

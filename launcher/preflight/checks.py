@@ -384,8 +384,14 @@ CHECKS = (
     ),
     Check("gpus", gpus.models, gpus.wrong_count),
     Check("driver", gpus.driver, gpus.unusable, gpus.ON_CPU),
-    Check("gpu health", gpus.state, gpus.sick, gpus.SICK_HINT),
-    Check("gpu signs", _not_shown, gpus.suspicious, "see dmesg, nvidia-smi -q", warns=True),
+    Check("gpu health", gpus.temperature, gpus.sick, gpus.SICK_HINT),
+    Check(
+        "gpu clocks",
+        _not_shown,
+        gpus.throttled,
+        "see nvidia-smi -q -d PERFORMANCE",
+        warns=True,
+    ),
     Check("gpu kind", _not_shown, gpus.odd_one_out, "ranks wait for the slowest", warns=True),
     Check("gpu use", gpus.memory, gpus.busy, "look with nvidia-smi", warns=True),
     Check(

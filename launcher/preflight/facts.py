@@ -291,8 +291,7 @@ class HostProbe:
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
         if requirements.full or (basics["gpus"] and not requirements.on_cpu):
-            # Last: the probe reads no other order while nvidia-smi works.
-            questions["gpus"] = {"full": requirements.full}
+            questions["gpus"] = {}  # last: the probe reads no other order while nvidia-smi works
         self._ask_all(questions)
 
     def _measure_clock(self) -> None:

@@ -8,19 +8,12 @@ from collections.abc import Callable, Iterator
 from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
 from rackrun.launcher.transport.rpc import Reply
-from rackrun.units import duration, gibibytes, plural
+from rackrun.units import gibibytes, plural
 
 USED_MIB = 1024
 HOT = 10  # degrees to which a temperature is rounded up, so that like hosts share a line
-STRONG = 100  # the same in W
 ON_CPU = "for a task on the CPU type --device cpu, for a command --ignore-check driver"
 SICK_HINT = "reset the GPU (nvidia-smi --gpu-reset) or boot the host; else leave it out (--exclude)"
-SLOWED = {
-    "hw_slowdown": "slowed by hardware",
-    "hw_thermal_slowdown": "slowed by heat",
-    "hw_power_brake_slowdown": "slowed by the power supply",
-    "sw_thermal_slowdown": "slowed by heat",
-}
 
 
 def models(host: HostFacts) -> str:
@@ -59,11 +52,15 @@ def driver(host: HostFacts) -> str:
 
 
 def unusable(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return why the torch of the ranks cannot use the GPUs that they are counted by."""
+    """Return why the ranks cannot use the GPUs that they are counted by: driver, or torch."""
     gpus, basics = host["gpus"], host["look"]
     interpreter = basics["interpreter"]
     torch = str(interpreter.get("torch", ""))
-    if cluster.requirements.on_cpu or not basics["gpus"] or "driver" not in gpus or not torch:
+    if cluster.requirements.on_cpu or not basics["gpus"]:
+        return ""
+    if problem := gpus.get("problem"):
+        return str(problem)
+    if "driver" not in gpus or not torch:
         return ""
     return gpu_problem(
         torch,
@@ -74,18 +71,10 @@ def unusable(host: HostFacts, cluster: ClusterFacts) -> str:
     )
 
 
-def state(host: HostFacts) -> str:
-    """Return temperature and power of the hottest GPU, rounded up, and the NVLinks of each."""
-    gpus = [gpu for _, gpu in _used(host)]
-    hottest = max((gpu.get("temperature", 0) for gpu in gpus), default=0)
-    strongest = max((gpu.get("power", 0) for gpu in gpus), default=0)
-    links = _distinct(host, _links)
-    shown = (
-        f"to {-(-hottest // HOT) * HOT} °C" if hottest else "",  # rounded up
-        f"to {-(-strongest // STRONG) * STRONG} W" if strongest else "",
-        f"{links} NVLinks" if links else "",
-    )
-    return ", ".join(filter(None, shown))
+def temperature(host: HostFacts) -> str:
+    """Return the temperature of the hottest GPU, rounded up."""
+    hottest = max((gpu.get("temperature", 0) for _, gpu in _used(host)), default=0)
+    return f"to {-(-hottest // HOT) * HOT} °C" if hottest else ""
 
 
 def sick(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -93,42 +82,30 @@ def sick(host: HostFacts, cluster: ClusterFacts) -> str:
     return "" if cluster.requirements.on_cpu else "; ".join(_each(host, troubles))
 
 
-def suspicious(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return what may slow GPUs down, or end a run later."""
+def throttled(host: HostFacts, cluster: ClusterFacts) -> str:
+    """Return which GPUs run slower than they could, and why."""
     return "" if cluster.requirements.on_cpu else "; ".join(_each(host, signs))
 
 
-def suspects(gpus: Reply, seconds: int) -> str:
-    """Return what is wrong with the GPUs of a host, and happened no longer ago than that."""
+def suspects(gpus: Reply) -> str:
+    """Return what is wrong with the GPUs of a host."""
     problems = []
     for number, gpu in enumerate(gpus.get("gpus", ())):
-        recent = [xid for xid in gpu.get("xids", ()) if xid["seconds"] <= seconds]
-        if wrong := [*troubles(gpu), *signs({**gpu, "xids": recent})]:
+        if wrong := [*troubles(gpu), *signs(gpu)]:
             problems.append(f"GPU {number}: {', '.join(wrong)}")
     return "; ".join(problems)
 
 
 def troubles(gpu: Reply) -> list[str]:
     """Return why a GPU cannot be computed on."""
-    problems = []
-    if uncorrected := gpu.get("uncorrected", 0):
-        errors = plural(uncorrected, "uncorrected ECC error")
-        problems.append(f"{errors} since the driver was loaded")
-    if gpu.get("remapping") == "failed":
-        problems.append("its broken memory cannot be remapped: replace it")
-    if "re" in gpu.get("recovery", "").lower():  # Reset, Reboot, Drain and Reset
-        problems.append(f"asks for: {gpu['recovery']}")
-    return problems
+    uncorrected = gpu.get("uncorrected", 0)
+    errors = plural(uncorrected, "uncorrected ECC error")
+    return [f"{errors} since the driver was loaded"] if uncorrected else []
 
 
 def signs(gpu: Reply) -> list[str]:
-    """Return what is suspicious about a GPU."""
-    notes = [SLOWED.get(reason, reason) for reason in gpu.get("slowed", ())]
-    if gpu.get("remapping") == "pending":
-        notes.append("remaps broken memory at its next reset")
-    newest = {xid["code"]: xid["seconds"] for xid in gpu.get("xids", ())}
-    notes += [f"Xid {code} {duration(seconds)} ago" for code, seconds in newest.items()]
-    return list(dict.fromkeys(notes))
+    """Return what slows a GPU down."""
+    return [f"slowed by {gpu['slowed']}"] if gpu.get("slowed") else []
 
 
 def odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -152,12 +129,10 @@ def memory(host: HostFacts) -> str:
 
 
 def busy(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return which GPUs are in use, and by whom."""
-    gpus, processes = host["gpus"].get("gpus", []), host["gpus"].get("processes", [])
+    """Return which GPUs are in use."""
+    gpus = host["gpus"].get("gpus", [])
     full = [f"GPU {n}: {gpu['used']} MiB" for n, gpu in enumerate(gpus) if gpu["used"] > USED_MIB]
-    users = [f"{process['pid']} ({process['name']})" for process in processes]
-    in_use = f"in use: {', '.join(full)}" if full else ""
-    return "; ".join(filter(None, (in_use, f"processes {', '.join(users)}" if users else "")))
+    return f"in use: {', '.join(full)}" if full else ""
 
 
 def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterator[str]:
@@ -180,10 +155,6 @@ def _model(gpu: Reply) -> str:
     return str(gpu["name"])
 
 
-def _links(gpu: Reply) -> str:
-    return str(gpu.get("links") or "")
-
-
 def _memory_of(gpu: Reply) -> str:
     return gibibytes(gpu["total"] << 20)
 
@@ -191,8 +162,6 @@ def _memory_of(gpu: Reply) -> str:
 ASPECTS: dict[str, Callable[[HostFacts], str]] = {
     "model": lambda host: _distinct(host, _model),
     "memory": lambda host: _distinct(host, _memory_of),
-    "power limit": lambda host: _distinct(host, lambda gpu: f"{gpu.get('power_limit', 0)} W"),
-    "NVLinks": lambda host: _distinct(host, _links),
     "driver": driver,
 }
 """What GPUs of hosts are compared by, in words."""

@@ -132,37 +132,15 @@ class ImageReply:
 
 
 @shape
-class XidFacts:
-    """An error of a GPU in the kernel's log, and its age."""
-
-    code: Number
-    seconds: Count
-
-
-@shape
 class GpuFacts:
-    """One GPU: memory in MiB, °C, W; nothing is known of what is 0 or empty."""
+    """One GPU: memory in MiB, °C; nothing is known of what is 0 or empty."""
 
     name: Name
     total: Number
     used: Number
     temperature: Number = 0
-    power: Number = 0
-    power_limit: Number = 0
     uncorrected: Count = 0
-    remapping: Literal["", "pending", "failed"] = ""
-    recovery: Name = ""
-    slowed: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
-    xids: Annotated[tuple[XidFacts, ...], AtMost(MOST_NAMED)] = ()
-    links: Number = 0
-
-
-@shape
-class ProcessFacts:
-    """Process that uses a GPU."""
-
-    pid: Number
-    name: Name
+    slowed: Literal["", "heat", "power", "hardware"] = ""
 
 
 @shape
@@ -170,7 +148,7 @@ class GpusReply:
     """All GPUs of a host."""
 
     gpus: Annotated[tuple[GpuFacts, ...], AtMost(MOST_GPUS)]
-    processes: tuple[ProcessFacts, ...]
+    problem: Text = ""
     driver: Name = ""
     capabilities: Annotated[tuple[Name, ...], AtMost(MOST_GPUS)] = ()
 

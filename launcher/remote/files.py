@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import shutil
 import stat
 from typing import Any
 
@@ -42,8 +44,6 @@ def write_new(path: str, data: bytes) -> None:
 
 def file_digest(path: str) -> str:
     """Return the SHA-256 of a file, or of a link's target; empty when there is neither."""
-    import hashlib  # loads OpenSSL, which few programs need
-
     if os.path.islink(path):
         return hashlib.sha256(b"link " + os.fsencode(os.readlink(path))).hexdigest()
     if not os.path.isfile(path):
@@ -97,7 +97,5 @@ def identities_in(scratch: str) -> tuple[list[int], list[int]]:
 
 def remove_folder(path: str) -> None:
     """Remove an agent's folder of this account and all that is in it; keep any other folder."""
-    import shutil  # costs as much as the start of Python, and is needed at the end only
-
     if is_own_folder(path):
         shutil.rmtree(path, ignore_errors=True)

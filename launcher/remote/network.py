@@ -7,14 +7,16 @@ That port, of the rendezvous, is tried from the other hosts before the run:
     release_port  on the first host: leave the port to torchrun
 
 The token never crosses the network: a caller sends a random number and gets its HMAC. The caller
-has both from the launcher, so only the first host needs to load OpenSSL.
+has both from the launcher.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import errno
 import fcntl
+import hmac
 import os
 import select
 import socket
@@ -70,8 +72,6 @@ def interface_of(address: str) -> str:
 
 def addresses() -> list[tuple[str, str]]:
     """Return every address of this host, with its device."""
-    import array
-
     room = array.array("B", bytes(256 * IFREQ_BYTES))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         request = struct.pack("iP", len(room), room.buffer_info()[0])
@@ -94,8 +94,6 @@ def addresses() -> list[tuple[str, str]]:
 
 def listen(address: str, port: int, token: str) -> dict[str, Any]:
     """Listen on a port that is free here, for the other hosts to try, until `release_port`."""
-    import threading
-
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -177,8 +175,6 @@ def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
 
 def proof(token: bytes, number: bytes) -> bytes:
     """Return the answer to a number that proves knowledge of the token."""
-    import hmac
-
     return hmac.digest(token, number, "sha256")
 
 

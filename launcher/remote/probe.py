@@ -1,16 +1,17 @@
 """The program that looks at a host before a run: it answers questions and changes nothing.
 
 At the order `become` its process reads the next program instead, which is the run's agent: so a
-host starts one Python for both. What is slow to import (OpenSSL, urllib, threading) is imported
-where it is needed, since every launch waits for this program to start.
+host starts one Python for both.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,10 +32,11 @@ from rackrun.launcher.remote.locks import (
     user_name,
     uses,
 )
-from rackrun.launcher.remote.waiting import find_program, lines_of, output_of, within
+from rackrun.launcher.remote.waiting import within
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
+DOCKER_SECONDS = 30.0
 SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
@@ -107,7 +109,7 @@ def become() -> None:
 
 def replace_by(command: list[str]) -> dict[str, Any]:
     """Replace this process by another program, which then reads standard input."""
-    program = find_program(command[0])
+    program = shutil.which(command[0])
     if program is not None:
         release()
         service.reply({})
@@ -307,12 +309,12 @@ def disk_free(workdir: str) -> int:
 def _find_interpreter(workdir: str, python: str) -> str:
     if python:
         path = os.path.expanduser(python)
-        return os.path.join(workdir, path) if "/" in path else find_program(path) or path
+        return os.path.join(workdir, path) if "/" in path else shutil.which(path) or path
     for folder in (os.path.join(workdir, INSTALLED), workdir):
         interpreter = os.path.join(folder, ".venv", "bin", "python")
         if os.path.exists(interpreter):
             return interpreter
-    return find_program("python3") or "python3"
+    return shutil.which("python3") or "python3"
 
 
 def describe(
@@ -324,21 +326,25 @@ def describe(
     """
     interpreter = command[-1]
     try:
-        args = [*command, "-c", DESCRIBE, workdir, *packages]
-        output, complaint = output_of(args, INTERPRETER_SECONDS)
-    except TimeoutError:
+        asked = subprocess.run(
+            [*command, "-c", DESCRIBE, workdir, *packages],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=INTERPRETER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
         return {"error": f"{interpreter}: {error.strerror}"}
     try:
-        facts = json.loads(output)
+        facts = {} if asked.returncode else json.loads(asked.stdout)
         if not isinstance(facts, dict) or set(facts) - OPTIONAL != {"version", "torch", "cuda"}:
             raise TypeError
         lacking = facts.pop("missing", ())
         missing = [name for name in packages if name in lacking]
         return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
     except (TypeError, ValueError, RecursionError):
-        lines = complaint.decode(errors="replace").strip().splitlines()
+        lines = asked.stderr.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
 
@@ -346,17 +352,30 @@ def describe(
 def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return the id of a container image, and facts about the interpreter that `command` runs."""
     try:
-        ids = lines_of("docker", "image", "inspect", "--format", "{{.Id}}", name)
-        if not ids:
+        found = _docker("image", "inspect", "--format", "{{.Id}}", name)
+        if not found:
             return {"error": _why_no_image(name)}
     except OSError as error:
         return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
-    return {"id": ids[0].rpartition(":")[2][:12], "interpreter": describe(command, packages)}
+    except subprocess.TimeoutExpired:
+        return {"error": f"docker does not answer within {DOCKER_SECONDS:g} s; is it running?"}
+    return {"id": found.rpartition(":")[2][:12], "interpreter": describe(command, packages)}
+
+
+def _docker(*words: str) -> str:
+    """Return what docker prints; empty where it fails."""
+    done = subprocess.run(
+        ["docker", *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=DOCKER_SECONDS,
+    )
+    return "" if done.returncode else done.stdout.decode(errors="replace").strip()
 
 
 def _why_no_image(name: str) -> str:
     # It may be missing, or docker may not answer.
-    if lines_of("docker", "version", "--format", "{{.Server.Version}}"):
+    if _docker("version", "--format", "{{.Server.Version}}"):
         return f"there is no image {name}; type there: docker pull {name}"
     user = user_name(os.getuid())
     return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import signal
@@ -271,8 +272,6 @@ def exit_status(status: int) -> tuple[int, int]:
 
 def prctl(option: int, value: int | bytes) -> None:
     """Ask the kernel for something about this process; raises OSError when it refuses."""
-    import ctypes  # only agent and shim need it at once
-
     libc = ctypes.CDLL(None, use_errno=True)
     argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
     if libc.prctl(option, argument, 0, 0, 0):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import http.client
 import json
 import os
+import ssl
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -94,10 +98,6 @@ def _reader_of(base: str, files: dict[str, str]) -> urllib.request.OpenerDirecto
 
     It has no handler for redirects, so that the password is sent to no other server.
     """
-    import base64
-    import ssl
-    import urllib.request
-
     with _named_file(variables.AUTHORITY, files):
         trust = ssl.create_default_context(cafile=files.get(variables.AUTHORITY))
     if variables.CERTIFICATE in files:
@@ -131,8 +131,6 @@ def _named_file(variable: str, files: dict[str, str]) -> Iterator[None]:
 
 def is_private(url: str) -> bool:
     """Return True for a private connection: TLS, or a loopback address."""
-    import urllib.parse
-
     parts = urllib.parse.urlsplit(url)
     host = parts.hostname or ""
     is_loopback = host == "::1" or (host.startswith("127.") and host.replace(".", "").isdigit())
@@ -141,10 +139,6 @@ def is_private(url: str) -> bool:
 
 def fetch(reader: urllib.request.OpenerDirector, url: str, first_byte: bool = False) -> bytes:
     """Return the body of a URL up to a limit, or its first byte; raise Unfit with the reason."""
-    import http.client
-    import urllib.error
-    import urllib.request
-
     target = url
     headers = {"Range": "bytes=0-0"} if first_byte else {}
     for _ in range(MOST_MOVES + 1):
@@ -171,8 +165,6 @@ def _reason_of(error: object) -> str:
 
 def moved(url: str, error: urllib.error.HTTPError) -> str:
     """Return the target of a redirect on the same server; raise Unfit for all other answers."""
-    import urllib.parse
-
     target = error.headers.get("Location", "")
     if error.code not in (301, 302, 303, 307, 308):
         raise Unfit(f"{url}: {error.code} {error.reason}") from error

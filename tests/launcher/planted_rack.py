@@ -11,20 +11,13 @@ from tests.launcher.preflight.test_gpus import DEVICES, HEALTHY, program, with_p
 
 SMI = """\
 #!/bin/sh
-case "$1" in
--q) echo '<nvidia_smi_log><driver_version>580.65.06</driver_version>'
-for gpu in {folder}/gpu*.xml; do
-echo '<gpu id="00000000:3B:00.0">'; cat $gpu; echo '</gpu>'
-done; echo '</nvidia_smi_log>';;
---query-gpu=compute_cap) for gpu in {folder}/gpu*.xml; do echo 9.0; done;;
-esac
+for gpu in {folder}/gpu*.csv; do echo "$(cat $gpu), 580.65.06, 9.0"; done
 """
 DRAIN = """\
 cp -a /etc "$0" && mkdir -p "$0/rackrun" && printf '%s\\nmore\\n' "$1" > "$0/rackrun/drained" &&
 mount --bind "$0" /etc && shift && exec "$@"
 """
 """Runs a command where root has drained the host, for it alone."""
-WITHOUT_PROCESSES = HEALTHY.partition("<processes>")[0]
 
 
 class PlantedRack:
@@ -63,9 +56,9 @@ class PlantedRack:
             command = (*etc, *command)
         self.lab.start(command=command, extra=extra + with_path(smi.parent))
 
-    def set_gpu(self, name: str, number: int, text: str = WITHOUT_PROCESSES) -> None:
+    def set_gpu(self, name: str, number: int, text: str = HEALTHY) -> None:
         """Let nvidia-smi of a host say this of one of its GPUs."""
-        path = self.lab.folder / name / f"gpu{number:02}.xml"
+        path = self.lab.folder / name / f"gpu{number:02}.csv"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import resource
 import selectors
 import socket
 import time
@@ -44,8 +45,6 @@ class Reachability:
             self._hang_up(address)
         now = time.monotonic()
         self.call_until, self.until = now + seconds / 2, now + seconds
-        import resource  # needed only when hosts are called
-
         limit, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(names_in("/proc/self/fd"))
         self.most_calls = min(CALLS, limit - used - SPARE_DESCRIPTORS)
         self.uncalled = hosts[::-1]

@@ -16,6 +16,7 @@ import sys
 from typing import Any, NoReturn
 
 from rackrun.launcher.remote.agent.nonblocking import READ_BYTES, receive
+from rackrun.launcher.remote.files import remove_folder
 from rackrun.launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
@@ -137,8 +138,6 @@ class Shim:
         kill_descendants()
         self.control.setblocking(False)
         if receive(self.control) == b"":  # the agent is gone, and nothing else removes its folder
-            from rackrun.launcher.remote.files import remove_folder
-
             remove_folder(self.scratch)
         os._exit(1)
 

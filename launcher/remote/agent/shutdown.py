@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 from rackrun.contract import variables
@@ -133,8 +134,6 @@ def sweep(scratch: str) -> list[str]:
 
 
 def _remove_container(name: str) -> list[str]:
-    import subprocess  # costs half as much as the start of Python
-
     try:
         done = subprocess.run(
             ["docker", "rm", "--force", name],

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
+import shutil
 import signal
 from functools import partial
 from selectors import EVENT_READ
 from typing import Any
 
 from rackrun.launcher.remote.agent.nonblocking import read_some
+from rackrun.launcher.remote.gpus import FORMAT, number, slowed
 from rackrun.launcher.remote.processes import open_null, spawn
-from rackrun.launcher.remote.waiting import find_program
 
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"
 INFINIBAND_WORD = 4  # bytes: the unit of its counters
-GPU_QUERY = "--query-gpu=index,utilization.gpu,memory.used,memory.total"
-GPU_HEALTH = ",temperature.gpu,power.draw,clocks_throttle_reasons.active"
-"""The last field has its older name, which newer drivers accept as well."""
-GPU_FORMAT = ("--format=csv,noheader,nounits", "--loop-ms=3000")
-SLOWED = ((0x60, "heat"), (0x80, "power"), (0x08, "hardware"))
-"""Bits of nvidia-smi's reasons for low clocks, without idleness and limits that were set."""
+GPU_QUERY = (
+    "--query-gpu=index,utilization.gpu,memory.used,memory.total,"
+    "temperature.gpu,power.draw,clocks_throttle_reasons.active"
+)
+GPU_LOOP = "--loop-ms=3000"
 
 
 class UsageMeter:
@@ -79,55 +78,39 @@ class UsageMeter:
 
     def watch_gpus(self, selector: selectors.BaseSelector) -> None:
         """Start an nvidia-smi that prints a line per GPU every few seconds, where there is one."""
-        program = find_program("nvidia-smi")
-        if program is not None:
-            self.selector = selector
-            self.queries = [GPU_QUERY, GPU_QUERY + GPU_HEALTH]
-            self._ask(program)
-
-    def _ask(self, program: str) -> None:
+        program = shutil.which("nvidia-smi")
+        if program is None:
+            return
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         with open_null() as null:
-            streams, args = (null, writing, null), [program, self.queries.pop(), *GPU_FORMAT]
+            args, streams = [program, GPU_QUERY, FORMAT, GPU_LOOP], (null, writing, null)
             spawn(args, dict(os.environ), "/", streams, signal.SIGKILL)
         os.close(writing)
-        self.selector.register(reading, EVENT_READ, partial(self._take_gpus, program))
+        selector.register(reading, EVENT_READ, partial(self._take_gpus, selector))
 
-    def _take_gpus(self, program: str, descriptor: int) -> None:
+    def _take_gpus(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         data = read_some(descriptor)
         if data == b"":
-            self.selector.unregister(descriptor)
+            selector.unregister(descriptor)
             os.close(descriptor)
-            # nvidia-smi exits at a query that it does not support.
-            if self.queries and not self.gpus:
-                self._ask(program)
         elif data:
             self._take_lines(data)
 
     def _take_lines(self, data: bytes) -> None:
-        # A line has index, percent busy, MiB used, MiB in all, and perhaps what `health` takes.
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
-            if len(values) in (3, 6) and all(number.isdigit() for number in (index, *values[:3])):
+            if len(values) == 6 and all(text.isdigit() for text in (index, *values[:3])):
                 busy, used, total = map(int, values[:3])
-                use = {"busy": min(busy, 100), "memory": used, "memory_total": total}
-                self.gpus[index] = {**use, **health(*values[3:])}
-
-
-def health(temperature: str = "", power: str = "", reasons: str = "") -> dict[str, Any]:
-    """Return degrees Celsius, W, and what slows a GPU down; 0, 0 and "" where that is not known.
-
-    `reasons` is a bit mask, as 0x0000000000000020.
-    """
-    matches = [re.match(r"\d{1,6}", value) for value in (temperature, power)]
-    mask = int(reasons, 16) if re.fullmatch("0x[0-9a-fA-F]{1,16}", reasons) else 0
-    return {
-        "temperature": int(matches[0][0]) if matches[0] else 0,
-        "power": int(matches[1][0]) if matches[1] else 0,
-        "slowed": next((reason for bits, reason in SLOWED if mask & bits), ""),
-    }
+                self.gpus[index] = {
+                    "busy": min(busy, 100),
+                    "memory": used,
+                    "memory_total": total,
+                    "temperature": number(values[3]),
+                    "power": number(values[4]),
+                    "slowed": slowed(values[5]),
+                }
 
 
 def _cpu_times() -> tuple[int, int]:

@@ -56,7 +56,7 @@ GOOD: dict[str, dict[str, Any]] = {
         "disk_free": 1 << 40,
         "open_files": 1 << 16,
     },
-    "gpus": {"gpus": [{"name": "H200", "total": 143000, "used": 4}] * 8, "processes": []},
+    "gpus": {"gpus": [{"name": "H200", "total": 143000, "used": 4}] * 8},
     "code": {"missing": [], "different": [], "count": 0},
     "route": {"address": "10.0.0.1", "interface": "ib0"},
     "reach": {},
@@ -123,12 +123,6 @@ INTERPRETER = {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"}
             "gpu use",
             "warning",
             "GPU 0: 9000 MiB",
-        ),
-        (
-            {"gpus__processes": [{"pid": 7, "name": "python"}]},
-            "gpu use",
-            "warning",
-            "processes 7 (python)",
         ),
         (
             {"code": {"missing": ["a.py"], "different": ["b.py"], "count": 2}},
