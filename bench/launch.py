@@ -16,7 +16,7 @@ starts  seconds from the command until torchrun runs on the last host (a shell s
 step    seconds from the command to the first all-reduce on two hosts, against two torchruns that
         are started by hand
 task    seconds from ./run-local to the first step of cats and dogs, and the CPU seconds of the
-        whole run, for each number of ranks: forked, and each from a fresh Python
+        whole run, for each number of ranks
 output  16 ranks of 20 MB each, against a plain copy of as many bytes over bare channels
 idle    CPU time and memory of a launcher that waits for that many hosts
 
@@ -302,24 +302,20 @@ def step_by_hand(script: Path, mark: Path) -> None:
 
 
 def task(lab: Lab, counts: tuple[int, ...]) -> None:
-    """Print how long a task takes to start with forked ranks, and with fresh ones."""
+    """Print how long a task takes to start."""
     demo = [sys.executable, "-m", "rackrun.catdog", "demo", str(lab.folder), "--images", "400"]
     subprocess.run(demo, check=True, stdout=subprocess.DEVNULL)
     print(f"seconds until the first step (CPU of the whole run), medians of {ROUNDS}")
     for count in counts or (1, 2):
-        ways = {
-            "forked": partial(start_task, lab, count, True),
-            "afresh": partial(start_task, lab, count, False),
-        }
-        for way, costs in in_turn(ROUNDS, ways).items():
-            wall, cpu = (median(column) for column in zip(*costs, strict=True))
-            print(f"{plural(count, 'rank')} {way}: {wall:.2f} ({cpu:.1f})", flush=True)
+        costs = [start_task(lab, count) for _ in range(ROUNDS)]
+        wall, cpu = (median(column) for column in zip(*costs, strict=True))
+        print(f"{plural(count, 'rank')}: {wall:.2f} ({cpu:.1f})", flush=True)
 
 
-def start_task(lab: Lab, count: int, forks: bool) -> tuple[float, float]:
+def start_task(lab: Lab, count: int) -> tuple[float, float]:
     """Return the seconds until the first step was written down, and the CPU seconds of all."""
     runs = lab.folder / "runs"
-    options = ["--nproc", str(count), "--runs", str(runs), "--env", f"RACKRUN_FORK={int(forks)}"]
+    options = ["--nproc", str(count), "--runs", str(runs)]
     options += ["catdog", "--data", str(lab.folder / "shards"), "--recipe", "demo", "--epochs", "1"]
     command = [
         sys.executable,

@@ -38,7 +38,6 @@ MAY_NAME = {
 """Package or file -> the packages it names without importing them, to start a program of theirs."""
 
 PROGRAMS = (
-    "rackrun.launcher.remote.agent.rank_server",
     "rackrun.launcher.remote.agent.shim",
     "rackrun.launcher.detached",
     "rackrun.training.data.worker_preload",

@@ -17,7 +17,6 @@ MAGIC = b""  # of the bytecode
 ENTRY = ""  # the module whose `serve` is the program
 SCRIPTS = {  # name under which the script is run -> the module whose `serve` it calls
     "__main__": "rackrun.launcher.remote.agent.shim",
-    "rank_server": "rackrun.launcher.remote.agent.rank_server",
 }
 
 

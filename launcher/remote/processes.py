@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -187,42 +187,6 @@ def spawn(
 
     The kernel sends it `death_signal` when this process dies.
     """
-
-    def execute() -> None:
-        try:
-            os.chdir(workdir)
-            # Programs read it, too; where sshd started, it would be the account's home.
-            os.execvpe(argv[0], argv, {**environment, "PWD": workdir})
-        except OSError as error:
-            reason = f"{error.strerror}{_why_no_program(argv[0], error)}"
-            os.write(2, f"rackrun: cannot start {argv[0]}: {reason}\n".encode())
-
-    return fork(execute, streams, death_signal)
-
-
-def _why_no_program(path: str, error: OSError) -> str:
-    """Return why a file that is there could not be started, and what to type; empty if unknown."""
-    try:
-        with open(path, "rb") as file:
-            line = file.readline(256)
-    except OSError:
-        return ""
-    if isinstance(error, PermissionError):
-        return f"; type there: chmod +x {path}"
-    if error.errno == errno.ENOEXEC:
-        return f"; its first line names no program: type -- bash {path}"
-    if line.rstrip(b"\n").endswith(b"\r"):
-        return f"; its lines end as on Windows: type sed -i 's/\\r$//' {path}"
-    program = line[2:].split()[:1] if line.startswith(b"#!") else []
-    return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
-
-
-def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signal: int) -> int:
-    """Call a function in a process of its own session, with these streams; return its process id.
-
-    The kernel sends it `death_signal` when this process dies. It ends with 127 if the function
-    returns.
-    """
     parent = os.getpid()
     # Until exec, the child has this process's handlers, which would swallow the program's signals.
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
@@ -240,9 +204,31 @@ def fork(program: Callable[[], None], streams: tuple[int, int, int], death_signa
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         prctl(PR_SET_PDEATHSIG, death_signal)
         if os.getppid() == parent:  # else it died before prctl, and no signal will come
-            program()
+            os.chdir(workdir)
+            # Programs read it, too; where sshd started, it would be the account's home.
+            os.execvpe(argv[0], argv, {**environment, "PWD": workdir})
+    except OSError as error:
+        reason = f"{error.strerror}{_why_no_program(argv[0], error)}"
+        os.write(2, f"rackrun: cannot start {argv[0]}: {reason}\n".encode())
     finally:
         os._exit(127)
+
+
+def _why_no_program(path: str, error: OSError) -> str:
+    """Return why a file that is there could not be started, and what to type; empty if unknown."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(256)
+    except OSError:
+        return ""
+    if isinstance(error, PermissionError):
+        return f"; type there: chmod +x {path}"
+    if error.errno == errno.ENOEXEC:
+        return f"; its first line names no program: type -- bash {path}"
+    if line.rstrip(b"\n").endswith(b"\r"):
+        return f"; its lines end as on Windows: type sed -i 's/\\r$//' {path}"
+    program = line[2:].split()[:1] if line.startswith(b"#!") else []
+    return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
 
 
 def signal_pipe() -> int:

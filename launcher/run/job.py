@@ -7,9 +7,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
-from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.units import MOST_SECONDS
@@ -35,12 +34,6 @@ class TaskWork:
         """Return the command line of one rank, on a host whose interpreter is `python`."""
         return (python, *TRAINING, self.task, *self.options)
 
-    @property
-    def preload(self) -> tuple[str, ...]:
-        """The modules that every rank imports; each rank imports a user's own task by itself."""
-        modules = (f"{package_of(self.task)}.model",) if self.task in TASKS else ()
-        return ("rackrun.training.loop", "torch._dynamo", *modules)  # that: for the first optimizer
-
 
 PYTHONS = ("python", "python3")
 """The programs of a command that stand for the interpreter of the host."""
@@ -51,8 +44,6 @@ class Command:
     """A user's own command, run by every rank; `python` means the interpreter of the host."""
 
     args: tuple[str, ...]
-    preload: ClassVar[tuple[str, ...]] = ()
-    """Modules that every rank imports: not known."""
 
     @property
     def name(self) -> str:

@@ -22,16 +22,6 @@ Environment = tuple[tuple[str, str], ...]
 
 TORCHRUN = "from torch.distributed.run import main; main()"
 
-SERVED_TORCHRUN = (
-    "import runpy, torch;"
-    " runpy.run_path({script!r}, run_name='rank_server');"
-    " from torch.distributed.run import main; main()"
-)
-"""The same; after the import that both need, it forks the server off that forks the ranks."""
-
-PASSIVE: Environment = (("OMP_WAIT_POLICY", "PASSIVE"),)
-"""As training.entry sets it, before the server imports torch."""
-
 
 @dataclass(frozen=True)
 class PlannedHost:
@@ -89,8 +79,6 @@ class HostPlan(PlannedHost):
     """The agent's private folder on the host: sockets, pipes, the shim."""
     share: bool = False
     """Other accounts may read the run folder."""
-    preload: tuple[str, ...] = ()
-    """Modules that one process imports, which then forks the ranks; none: they start afresh."""
 
 
 @dataclass(frozen=True)
@@ -159,21 +147,18 @@ def _host_plan(
 ) -> HostPlan:
     template, host = job.template, hosts[node]
     _check_environment(host.env)
-    forks = (variables.FORK, "0") not in (*template.environment, *host.env)
-    preload = job.work.preload if forks else ()
     scratch = scratch_folder(job.run_id, node)
     uses_gpus = host.gpus and not is_on_cpu(job.work)
     return HostPlan(
         **vars(host if uses_gpus else replace(host, gpu_model="")),
         node=node,
         first_rank=first_rank,
-        torchrun=torchrun(job, hosts, node, port, scratch, forks=bool(preload)),
+        torchrun=torchrun(job, hosts, node, port, scratch),
         command=job.work.argv(host.python),
         environment=environment(job, host, world_size, scratch),
-        defaults=(*defaults(host), *(PASSIVE if preload else ())),
+        defaults=defaults(host),
         scratch=scratch,
         share=template.share,
-        preload=preload,
     )
 
 
@@ -183,18 +168,15 @@ def scratch_folder(run_id: str, node: int) -> str:
 
 
 def torchrun(
-    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str, forks: bool
+    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str
 ) -> tuple[str, ...]:
-    """Return the command line of torchrun on a host; `forks`: it forks off the ranks' server."""
+    """Return the command line of torchrun on a host."""
     host, limits = hosts[node], job.template.limits
     shim = f"{scratch}/agent.py"
-    # Unbuffered, as the ranks that are forked from it have to be.
-    start = ("-uc", SERVED_TORCHRUN.format(script=shim)) if forks else ("-c", TORCHRUN)
     # Longer than the launcher takes to name a host that is missing.
     timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
     return (
-        host.python,
-        *start,
+        *(host.python, "-c", TORCHRUN),
         f"--nnodes={len(hosts)}",
         f"--node-rank={node}",
         f"--nproc-per-node={host.processes}",

@@ -8,7 +8,7 @@ from typing import Any
 
 from rackrun.launcher.errors import HostLost, PreflightRefused
 from rackrun.launcher.remote import service
-from rackrun.launcher.remote.agent import agent, frames, rank_server, shim
+from rackrun.launcher.remote.agent import agent, frames, shim
 from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
@@ -34,7 +34,7 @@ from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
-PROGRAM = (agent, shim, rank_server)
+PROGRAM = (agent, shim)
 _NOISE_BYTES = 1 << 16  # what a login shell may print before the agent's marker
 NONSENSE = "sent data that is not the agent protocol"
 FRAME_BYTES = 1 << 20  # agents send no longer frames

@@ -16,8 +16,6 @@ GPUS = "RACKRUN_GPUS"
 COMMIT = "RACKRUN_COMMIT"
 """The launcher's commit, for code that --sync copied without git."""
 
-FORK = "RACKRUN_FORK"
-"""Of a run; 0 starts each rank of a task as a fresh Python, for debugging."""
 JOB_KEY = "RACKRUN_JOB_KEY"
 """The key of a job, with which its nodes authenticate each other."""
 TYPED = "RACKRUN_TYPED"

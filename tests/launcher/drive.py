@@ -39,12 +39,6 @@ from tests.waiting import until
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 FAKE = (sys.executable, "-S", str(HERE / "fake_torchrun.py"))
-SERVED = (  # it forks the server of the ranks off, as torchrun does for a task
-    *(sys.executable, "-uSc"),
-    "import os, runpy; scratch = os.path.dirname(os.environ['RACKRUN_REPORTS']);"
-    " runpy.run_path(scratch + '/agent.py', run_name='rank_server');"
-    f" runpy.run_path({FAKE[-1]!r}, run_name='__main__')",
-)
 SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "checkpoint_seconds": 5.0}
 TIMEOUT_SECONDS = 240.0
 
@@ -61,7 +55,6 @@ def main(
     workdir: str = "",
     log_bytes: int = 0,
     agents: list[str] | None = None,
-    preload: list[str] | None = None,
     on_event: list[str] | None = None,
     start_seconds: float = START_SECONDS,
 ) -> int:
@@ -94,8 +87,7 @@ def main(
         cheap = [
             dataclasses.replace(
                 host,
-                torchrun=(*(SERVED if preload else FAKE), *host.torchrun[3:]),
-                preload=tuple(preload or ()),
+                torchrun=(*FAKE, *host.torchrun[3:]),
                 environment=(*host.environment, ("FIRST_RANK", str(host.first_rank))),
             )
             for host in plan.hosts

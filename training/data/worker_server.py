@@ -4,8 +4,7 @@ A rank has threads, gloo's among them, and a process that is forked beside threa
 up: it waits for a lock that a thread held, and has no such thread. (CPython 3.11 has one for its
 list of threads, which a thread of gloo takes when it drops a tensor: one evaluation in some
 hundreds never began.) So a server forks them. It is started before the rank imports torch, and
-imports it beside the rank. A rank that has torch already was forked from a process that imported it
-(see launcher.remote.agent.rank_server), and forks the server, as it has no threads yet.
+imports it beside the rank.
 
 The server and the workers ignore signals that ask processes to end. They end with the rank.
 """
@@ -18,12 +17,8 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
-import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any
+from contextlib import suppress
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "rackrun.training.data.worker_preload"
@@ -44,34 +39,7 @@ def start_worker_server(task: str) -> None:
     """Start the server now, which imports what workers need, for the task in this module too."""
     CONTEXT.set_forkserver_preload([PRELOAD, task])
     multiprocessing.resource_tracker.ensure_running()
-    with _forking() if "torch" in sys.modules else nullcontext():
-        multiprocessing.forkserver.ensure_running()
-
-
-@contextmanager
-def _forking() -> Iterator[None]:
-    # Where multiprocessing would start a Python for its server, it forks this process.
-    usual = multiprocessing.util.spawnv_passfds
-    multiprocessing.util.spawnv_passfds = _fork
-    try:
-        yield
-    finally:
-        multiprocessing.util.spawnv_passfds = usual
-
-
-def _fork(path: Any, args: Sequence[Any], passfds: Sequence[int]) -> int:
-    # In place of `path -c CODE`.
-    if pid := os.fork():
-        return pid
-    try:
-        opened = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
-        for number in {*opened} - {0, 1, 2, *passfds}:
-            with suppress(OSError):  # that of the listing is closed already
-                os.close(number)
-        multiprocessing.forkserver._forkserver.__init__()  # type: ignore[misc]  # ours is locked
-        exec(args[-1], {})  # noqa: S102  # of multiprocessing's own
-    finally:
-        os._exit(0)
+    multiprocessing.forkserver.ensure_running()
 
 
 def worker_init(worker: int) -> None:

@@ -185,8 +185,7 @@ class Agent:
         write_new(f"{self.scratch}/agent.py.bundle", bundle.parts)
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
-        names = ("command", "preload", "processes", "workdir", "folder", "lease_seconds")
-        command = {name: self.order[name] for name in names}
+        command = {name: self.order[name] for name in ("command", "workdir")}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 
     def _start(self) -> None:

@@ -15,10 +15,10 @@ from rackrun.launcher.remote.processes import look_up, oom_kills, send_signal
 class LocalRank:
     """State of one rank: its shim, and the command that the shim started."""
 
-    def __init__(self, connection: socket.socket, shims: list[int], pid: int) -> None:
-        """Take the process ids of the shim, and of the rank's parent if that is another."""
+    def __init__(self, connection: socket.socket, shim: int, pid: int) -> None:
+        """Take the process ids of the shim and of its command."""
         self.connection = connection
-        self.shims = shims
+        self.shim = shim
         self.pid = pid
         self.ended = False
         self.signalled = False
@@ -57,8 +57,7 @@ class LocalRanks:
         for local, rank in sorted(self.by_local.items()):
             if not rank.ended:
                 yield f"rank {self.first_rank + local}", rank.pid
-                for shim in rank.shims:
-                    yield f"the shim of rank {self.first_rank + local}", shim
+                yield f"the shim of rank {self.first_rank + local}", rank.shim
 
     def ask_to_end(self, signum: int) -> None:
         """Send every rank a signal; a rank that starts later gets it as well."""
@@ -73,7 +72,7 @@ class LocalRanks:
         if message["event"] == "asked-to-stop" and self.signalled_together:
             return  # the launcher got the signal itself
         if message["event"] == "started":
-            self.by_local[local] = LocalRank(connection, message.pop("shims"), message["pid"])
+            self.by_local[local] = LocalRank(connection, message.pop("shim"), message["pid"])
             self.by_local[local].ask_to_end(self.last_signal)
         if message["event"] == "ended":
             by_kernel = message["signal"] == signal.SIGKILL and oom_kills() > self.oom_kills

@@ -1,8 +1,7 @@
 """The program that starts each rank's command, and reports how it ends.
 
 torchrun starts it in place of the command, which it reads from the agent's private folder. So
-torchrun sees neither the command's words nor its output nor its exit code. Ranks of a task are
-forked by the server of this host (see `rank_server`); without one they are started as processes.
+torchrun sees neither the command's words nor its output nor its exit code.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from rackrun.launcher.remote.agent.nonblocking import READ_BYTES, receive
+from rackrun.launcher.remote.agent.nonblocking import receive
 from rackrun.launcher.remote.files import remove_folder
 from rackrun.launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
@@ -42,7 +41,7 @@ def run(scratch: str) -> int:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # wakes `watch` when torchrun is killed
     shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
     pid, signals = shim.start_command()
-    shim.report(event="started", shims=shim.pids, pid=pid)
+    shim.report(event="started", shim=os.getpid(), pid=pid)
     code, signum = shim.watch(pid, parent, signals)
     kill_descendants()  # what the rank left in the background holds its pipes and GPUs
     shim.report(event="ended", code=code, signal=signum)
@@ -60,44 +59,27 @@ class Shim:
     def __init__(self, scratch: str, local: int) -> None:
         self.scratch = scratch
         self.local = local
-        self.pids: list[int] = []  # its own, and that of a parent
-        self.parent: socket.socket | None = None  # of a rank that the server has forked
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
 
     def start_command(self) -> tuple[int, int]:
-        """Start the command on the rank's own pipes; return its process id, and a pipe of signals.
-
-        While the server still imports, a signal ends the shim: there is nothing to clean up yet.
-        """
+        """Start the command on the pipes of its rank; return its process id and a signal pipe."""
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
-        self.pids, self.parent = [os.getpid()], None
         out, err = self._open_fifo("out"), self._open_fifo("err")
-        argv, workdir = command["command"], command["workdir"]
+        signals = signal_pipe()
         with open_null() as null:
             streams = (null, out, err)
-            pid = self._have_forked(streams) if command["preload"] else 0
-            signals = signal_pipe()
-            pid = pid or spawn(argv, dict(os.environ), workdir, streams, signal.SIGKILL)
+            pid = spawn(
+                command["command"],
+                dict(os.environ),
+                command["workdir"],
+                streams,
+                signal.SIGKILL,
+            )
         os.close(out)
         os.close(err)
         return pid, signals
-
-    def _have_forked(self, streams: tuple[int, int, int]) -> int:
-        server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            server.connect(f"{self.scratch}/server")
-            socket.send_fds(server, [b"%d" % os.getpid()], streams)
-            started = server.recv(READ_BYTES)
-        except OSError:
-            started = b""
-        if not started:
-            return 0  # the server is gone: the caller starts a fresh process
-        self.parent = server
-        pid, parent = json.loads(started)
-        self.pids.append(parent)
-        return int(pid)
 
     def _open_fifo(self, name: str) -> int:
         path = f"{self.scratch}/{self.local}.{name}"
@@ -114,8 +96,6 @@ class Shim:
         with selectors.DefaultSelector() as selector:
             selector.register(signals, selectors.EVENT_READ)
             selector.register(self.control, selectors.EVENT_READ)
-            if self.parent:
-                selector.register(self.parent, selectors.EVENT_READ)
             while True:
                 for child, status in reaped():
                     if child == pid:
@@ -123,10 +103,6 @@ class Shim:
                 if os.getppid() != parent:  # torchrun is gone, and can end no rank any more
                     self.abandon()
                 for key, _ in selector.select():
-                    if key.fileobj is self.parent:
-                        # Its parent reports the end of the rank; killed, it took the rank along.
-                        ended = receive(self.parent)
-                        return tuple(json.loads(ended)) if ended else (0, int(signal.SIGKILL))
                     if key.fd != signals:
                         self.abandon()  # the agent never writes: its end has closed
                     asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}

@@ -80,7 +80,7 @@ class HostShutdown:
         """
         if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
             return
-        expected = {self.torchrun.pid, *(shim for rank in self.ranks for shim in rank.shims)}
+        expected = {self.torchrun.pid, *(rank.shim for rank in self.ranks)}
         left = descendants(os.getpid())  # as a subreaper, the agent inherits all that ranks left
         strays = [process for process in left if process.pid not in expected]
         if self.killing_since is None:
