@@ -78,14 +78,11 @@ def rehearse_a_launch() -> None:
     """Do what each launcher does, for what it imports and keeps on the way."""
     from rackrun.launcher.commands.parse import parse
     from rackrun.launcher.commands.settings import SshOptions
-    from rackrun.launcher.remote import probe, relay, run_manager, transfer
-    from rackrun.launcher.supervision.agent_protocol import program
-    from rackrun.launcher.transport.bundle import packed
+    from rackrun.launcher.remote import probe
+    from rackrun.launcher.transport.bootstrap import opening
 
     parse(SshOptions, "ssh", ["--check", "hosts.txt"], "")
-    program()
-    for module in (probe, relay, run_manager, transfer):
-        packed(module)
+    opening(probe)
 
 
 class Child:

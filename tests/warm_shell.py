@@ -13,20 +13,19 @@ from pathlib import Path
 CLIENT = """\
 #!{real} -IS
 import os, sys
-words = ["-c" if word == "-uc" else word for word in sys.argv[1:]]
+words = sys.argv[1:]
 while words and words[0][:1] == "-" and words[0] not in ("-m", "-c"):
     del words[: 1 + (words[0] in ("-W", "-X"))]
 kind = words[0] if words else ""
 torch = "torch.distributed.run", "import torch", "from training"
 is_ours = kind == "-m" or kind == "-c" and any(name in words[1] for name in torch)
-if not is_ours and (not kind.endswith((".py", "/rackrun")) or kind.endswith("agent.py")):
+if not is_ours and not kind.endswith((".py", "/rackrun")):
     os.execv({real!r}, [{real!r}, *sys.argv[1:]])
 import json, signal, socket
 connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 connection.connect({socket!r})
 for number in (getattr(signal, "SIG" + name) for name in "INT TERM HUP USR1 ABRT".split()):
     signal.signal(number, lambda number, frame: connection.send(str(int(number)).encode()))
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # ./run-* start Python with it blocked
 about = dict(words=words, folder=os.getcwd(), environment=dict(os.environ), session=False)
 about["project"] = {project!r}
 socket.send_fds(connection, [json.dumps(about).encode()], [0, 1, 2])

@@ -19,13 +19,10 @@ from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartStat
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import CHECKS, examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
-from rackrun.launcher.remote import probe
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.schedulers.slurm import allocated
-from rackrun.launcher.supervision.agent_protocol import PROGRAM
-from rackrun.launcher.transport.bundle import pack_ahead
 from rackrun.launcher.transport.parallel import all_or_raise
 
 if TYPE_CHECKING:
@@ -80,7 +77,6 @@ def chosen(
 
     Its probes end with the network.
     """
-    pack_ahead((probe,), PROGRAM)  # while the logins are under way
     need = Need(options.hosts_needed, options.gpus_needed, options.spares)
     if not any(vars(need).values()):
         machines = network.connect(hosts)

@@ -6,6 +6,7 @@ host starts one Python for both.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shutil
@@ -80,7 +81,7 @@ On a host with GPUs, also find the architectures that torch was built for, in it
 """
 
 
-def serve(bundle: object) -> None:
+def serve() -> None:
     """Answer orders from standard input until it ends, or another program takes over."""
     os.chdir("/")  # an interpreter started in a user's folder might import modules from there
     service.announce()  # leaves with the first answer: its order was sent with this program
@@ -99,12 +100,11 @@ def _leave(*reason: object) -> None:
 
 def become() -> None:
     """Run the program that comes next on standard input, in this process."""
-    length = sys.stdin.buffer.readline()
-    if length:
-        loader = sys.stdin.buffer.read(int(length))
-        program: dict[str, Any] = {"__name__": "rackrun_agent"}
-        exec(loader, program)
-        program["serve"](loader)
+    line = sys.stdin.buffer.readline()
+    if line:
+        size, name = line.split()
+        sys.stdin.buffer.read(int(size))  # the archive, in which this program came, too
+        importlib.import_module(name.decode()).serve()
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from rackrun.launcher.remote.sockets import keep_alive, memory_file, pump, read_
 CALL_SECONDS = 10.0
 
 
-def serve(bundle: object) -> None:
+def serve() -> None:
     """Take the one order, call the controller, answer how that went, and stay as a daemon."""
     service.announce()
     sys.stdout.buffer.flush()

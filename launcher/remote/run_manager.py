@@ -64,7 +64,7 @@ STATE_OF: list[str] = []
 """Its folder, made before it is started."""
 
 
-def serve(bundle: object) -> None:
+def serve() -> None:
     """Carry out orders from standard input until it ends."""
     service.announce()
     sys.stdout.buffer.flush()
@@ -480,7 +480,7 @@ def _role_of(pid: int, environment: list[bytes]) -> dict[str, Any]:
     if not rank.isdigit():
         role = "torchrun" if "--node-rank=" in command else "other"
         return {"role": role, "scratch": scratch}
-    role = "shim" if f"{scratch}/agent.py" in command else "rank"
+    role = "shim" if f"{scratch}/agent.zip" in command else "rank"
     return {"role": role, "rank": int(rank), "scratch": scratch}
 
 

@@ -50,7 +50,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def serve(bundle: object) -> None:
+def serve() -> None:
     """Carry out orders from standard input until it ends."""
     service.announce()
     sys.stdout.buffer.flush()

@@ -172,7 +172,7 @@ def torchrun(
 ) -> tuple[str, ...]:
     """Return the command line of torchrun on a host."""
     host, limits = hosts[node], job.template.limits
-    shim = f"{scratch}/agent.py"
+    shim = f"{scratch}/agent.zip"
     # Longer than the launcher takes to name a host that is missing.
     timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
     return (

@@ -8,7 +8,7 @@ from typing import Any
 
 from rackrun.launcher.errors import HostLost, PreflightRefused
 from rackrun.launcher.remote import service
-from rackrun.launcher.remote.agent import agent, frames, shim
+from rackrun.launcher.remote.agent import agent, frames
 from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
@@ -30,11 +30,10 @@ from rackrun.launcher.run.events import (
 from rackrun.launcher.run.job import Limits
 from rackrun.launcher.run.plan import Environment, HostPlan
 from rackrun.launcher.supervision.reports import valid_fields
+from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.bootstrap import order
-from rackrun.launcher.transport.bundle import packed
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
-PROGRAM = (agent, shim)
 _NOISE_BYTES = 1 << 16  # what a login shell may print before the agent's marker
 NONSENSE = "sent data that is not the agent protocol"
 FRAME_BYTES = 1 << 20  # agents send no longer frames
@@ -42,12 +41,7 @@ FRAME_BYTES = 1 << 20  # agents send no longer frames
 
 def opening(order: bytes) -> bytes:
     """Return the first bytes for a new agent: its program and its order."""
-    return program() + order
-
-
-def program() -> bytes:
-    """Return the program of an agent as sent to a host."""
-    return packed(*PROGRAM)
+    return bootstrap.opening(agent) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:

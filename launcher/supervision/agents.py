@@ -182,7 +182,6 @@ class AgentGroup:
 
     def start(self, limits: Limits, secrets: Environment) -> None:
         """Start every agent, each on a separate thread."""
-        agent_protocol.program()  # cached: else the first threads would each pack their own
         for client in self.clients:
             client.start(limits, secrets)
 

@@ -2,23 +2,65 @@
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import re
+import threading
+import zipfile
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+from rackrun import contract
+from rackrun.launcher import remote
 from rackrun.terminal import one_line
 
+PACKAGES = (remote, contract)
+"""All that programs on hosts are made of."""
 LONGEST_COMPLAINT = 300
-FRAME = re.compile(r'^  File "(launcher/[\w/]+\.py)", line (\d+)', re.MULTILINE | re.ASCII)
+FRAME = re.compile(r'^  File "[^"\n]*?(rackrun/[\w/]+\.py)", line (\d+)', re.MULTILINE)
+_PACKING = threading.Lock()
 
 BOOTSTRAP = (
-    "import sys,_signal as a;a.alarm(60);i=sys.stdin.buffer;s=i.read(int(i.readline()));a.alarm(0);"
-    'g={"__name__":"rackrun_agent"};exec(s,g);g["serve"](s)'
+    "import sys,os,importlib as m,signal as s;sys.version_info<(3,8) and sys.exit("
+    '"Python %s is older than 3.8; name another one with python= in hosts.txt"'
+    "%sys.version.split()[0]);s.alarm(60);i=sys.stdin.buffer;"
+    "n,p=i.readline().split();d=i.read(int(n));s.alarm(0);"
+    'f=open(os.memfd_create("rackrun"),"wb") if hasattr(os,"memfd_create")'
+    ' else m.import_module("tempfile").TemporaryFile();f.write(d);f.flush();'
+    'sys.path.insert(0,"/proc/self/fd/%d"%f.fileno());m.import_module(p.decode()).serve()'
 )
-"""Reads a program from standard input, its length on a line before it, and starts it.
+"""Reads a program from standard input, its size and name on a line before it, and starts it.
 
-What has not arrived after a minute never will: where a link broke, sshd may wait for hours.
+It is a zip, kept in a file without a name. Pythons built for an old glibc, such as those of conda,
+cannot make one in memory. What has not arrived after a minute never will: where a link broke, sshd
+may wait for hours.
 """
+
+
+def opening(program: ModuleType) -> bytes:
+    """Return what `BOOTSTRAP` reads to run a program."""
+    with _PACKING:  # the connections of many hosts ask at once
+        packed = _packed()
+    return b"%d %s\n%s" % (len(packed), program.__name__.encode(), packed)
+
+
+@functools.cache
+def _packed() -> bytes:
+    """Return the sources of all programs as a zip, which as a script is the shim of a rank."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in PACKAGES:
+            name = package.__name__.replace(".", "/")
+            for folder in package.__path__:
+                for path in sorted(Path(folder).rglob("*.py")):
+                    archive.writestr(f"{name}/{path.relative_to(folder)}", path.read_bytes())
+        for parent in ("rackrun", "rackrun/launcher"):  # whose own code is for this side only
+            archive.writestr(f"{parent}/__init__.py", "")
+        script = f"from {remote.__name__}.agent.shim import main\n\nmain()\n"
+        archive.writestr("__main__.py", script)
+    return data.getvalue()
 
 
 def bootstrap(python: str = "python3") -> tuple[str, ...]:

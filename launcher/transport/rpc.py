@@ -20,8 +20,7 @@ from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost, HostUnreachable
 from rackrun.launcher.remote.service import MARKER
 from rackrun.launcher.transport.base import Channel, Transport
-from rackrun.launcher.transport.bootstrap import bootstrap, last_words, order
-from rackrun.launcher.transport.bundle import packed
+from rackrun.launcher.transport.bootstrap import bootstrap, last_words, opening, order
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
@@ -67,7 +66,7 @@ class RpcClient:
         """
         self._transport = transport
         self._reply_seconds = reply_seconds
-        self._opening = packed(program) + first
+        self._opening = opening(program) + first
         self._buffer = bytearray()
         self._begun = False
         self._channel: Channel | None = None

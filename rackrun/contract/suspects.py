@@ -1,7 +1,9 @@
 """Labels that a trained model doubts: training judges them, and `rackrun doctor` shows them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 
 class SuspectLabel(NamedTuple):
@@ -33,4 +35,9 @@ class Question(NamedTuple):
     """Called with the number of images that have been judged since."""
 
 
-FindSuspects = Callable[[Question], list[SuspectLabel]]
+class FindSuspects(Protocol):
+    """How training is asked."""
+
+    def __call__(self, question: Question, /) -> list[SuspectLabel]:
+        """Return the labels that the model doubts."""
+        ...

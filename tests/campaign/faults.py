@@ -64,7 +64,7 @@ KINDS = {
     "fake_torchrun.py": "torchrun",
     "rackrun.launcher.detached": "controller",
     "rackrun.shards.peers.server": "cache",
-    "/agent.py": "shim",
+    "/agent.zip": "shim",
     "campaign/rank.py": "rank",
     "-m\0catdog": "rank",
 }
@@ -83,13 +83,13 @@ def kind_of(pid: int, line: str) -> str:
     for part, kind in KINDS.items():
         if part in line:
             return kind
-    if "rackrun_agent" in line:
+    if 'memfd_create("rackrun")' in line:
         parent = Path(f"/proc/{pid}/stat")
         try:
             above = int(parent.read_text().rpartition(")")[2].split()[1])
         except OSError:
             return "gone"
-        return "agent" if "rackrun_agent" in command_line(above) else "guard"
+        return "agent" if 'memfd_create("rackrun")' in command_line(above) else "guard"
     return "other"
 
 

@@ -16,9 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import CodeType
 from typing import NamedTuple, NoReturn
 
 HERE = Path(__file__).parent
@@ -65,8 +63,6 @@ def imported(result: Sequence[Target]) -> dict[Target, Function]:
 
     with atheris.instrument_imports(include=PACKAGES, enable_loader_override=False):
         modules = {target: importlib.import_module(target.module) for target in result}
-        bundle = importlib.import_module("rackrun.launcher.transport.bundle")
-    bundle._compiled = compiled  # type: ignore[attr-defined]
     return {target: getattr(module, target.name) for target, module in modules.items()}
 
 
@@ -108,12 +104,6 @@ def child(function: Function, options: Sequence[str], output: int) -> NoReturn:
         os._exit(0)
     finally:
         os._exit(1)
-
-
-def compiled(spec: ModuleSpec) -> CodeType:
-    """Compile a module without the fuzzer's counters: with them it cannot be sent to a host."""
-    assert isinstance(spec.loader, SourceFileLoader)
-    return compile(spec.loader.get_data(spec.loader.path), spec.loader.path, "exec")
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ import json
 import os
 import selectors
 import signal
+import sys
 import time
 from typing import Any
 
@@ -47,7 +48,7 @@ from rackrun.launcher.remote.processes import (
 )
 
 
-def serve(bundle: Any) -> None:
+def serve() -> None:
     """Take the first order from standard input and carry it out."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
@@ -60,7 +61,7 @@ def serve(bundle: Any) -> None:
         survivors = sweep(order["scratch"])
     else:
         guard = _begin_guarded(order["scratch"])
-        survivors = Agent(order, launcher, guard).run(bundle)
+        survivors = Agent(order, launcher, guard).run()
         if os.getppid() == guard:
             send_signal(guard, signal.SIGCONT)  # stopped, it would stay when the agent has ended
     launcher.send_event(event="closed", survivors=survivors)
@@ -115,10 +116,10 @@ class Agent:
         self.reachability = Reachability(self.selector, launcher)
         self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks)
 
-    def run(self, bundle: Any) -> list[str]:
+    def run(self) -> list[str]:
         """Start, relay until the stop; return the names of processes that could not be ended."""
         try:
-            self._prepare(bundle)
+            self._prepare()
         except OSError as error:
             reason = f"cannot prepare the run: {explained(error)}"
             self.launcher.send_event(event="refused", reason=reason)
@@ -158,7 +159,7 @@ class Agent:
 
     # -- the beginning
 
-    def _prepare(self, bundle: Any) -> None:
+    def _prepare(self) -> None:
         run, name = self.scratch.split("-")[1], os.path.basename(self.order["folder"])
         for path, shared in self.order["locks"]:
             self.locks[path] = lock(path, shared, run, name)
@@ -170,19 +171,19 @@ class Agent:
         # It must be new: another account may have put something there.
         os.mkdir(self.scratch, 0o700)
         try:
-            self._furnish(bundle)
+            self._write_scratch()
         except OSError as error:
             remove_folder(self.scratch)
             error.filename = error.filename or self.scratch  # a write to a full disk has no name
             raise
 
-    def _furnish(self, bundle: Any) -> None:
+    def _write_scratch(self) -> None:
         # For `status` and a sweep: who runs here. For the shims: their program and the command.
         space = os.readlink("/proc/self/ns/pid")  # a container has process ids of its own
         identities = [*identity(os.getpid()), *identity(self.guard), space]
         write_new(f"{self.scratch}/agent.pid", json.dumps(identities).encode())
-        write_new(f"{self.scratch}/agent.py", bundle.loader)  # as a script, it runs the shim
-        write_new(f"{self.scratch}/agent.py.bundle", bundle.parts)
+        with open(sys.path[0], "rb") as archive:  # in which this program came
+            write_new(f"{self.scratch}/agent.zip", archive.read())
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
         command = {name: self.order[name] for name in ("command", "workdir")}

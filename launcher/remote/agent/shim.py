@@ -29,8 +29,8 @@ from rackrun.launcher.remote.processes import (
 )
 
 
-def serve(bundle: object) -> None:
-    """Run the command of the rank whose agent has this script in its private folder."""
+def main() -> None:
+    """Run the command of the rank whose agent has this archive in its private folder."""
     sys.exit(run(os.path.dirname(os.path.abspath(sys.argv[0]))))
 
 

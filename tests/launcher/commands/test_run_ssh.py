@@ -454,7 +454,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
         return [
             line
             for line in host.processes().values()
-            if "/agent.py\0" in line or line.endswith("time.sleep(999)\0")
+            if "/agent.zip\0" in line or line.endswith("time.sleep(999)\0")
         ]
 
     until(lambda: len(launched(lab.hosts[1])) == 3, "the other rank runs", 60)

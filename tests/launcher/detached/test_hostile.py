@@ -16,13 +16,15 @@ import os, sys
 mine, command = sys.argv[1], os.environ["SSH_ORIGINAL_COMMAND"]
 if not os.path.exists(mine):
     os.execl("/bin/sh", "sh", "-c", command)
-loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-start = b"sys.modules[entry].serve(bundle)"
-assert start in loader
-before = f"exec(open({mine!r}).read(), sys.modules[entry].__dict__); "
-program = {"__name__": "rackrun_agent"}
-exec(loader.replace(start, before.encode() + start), program)
-program["serve"](loader)
+import importlib, tempfile
+size, name = sys.stdin.buffer.readline().split()
+archive = tempfile.NamedTemporaryFile()
+archive.write(sys.stdin.buffer.read(int(size)))
+archive.flush()
+sys.path.insert(0, archive.name)
+program = importlib.import_module(name.decode())
+exec(open(mine).read(), vars(program))
+program.serve()
 """
 
 CHANGES = """\

@@ -3,19 +3,18 @@
 import ast
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
-from types import CodeType, ModuleType
 
 import pytest
 
-from rackrun.launcher.remote import loader, probe, relay, run_manager, service, transfer
-from rackrun.launcher.remote.agent import agent, rank_server, shim
+from rackrun.launcher.remote import probe, relay, run_manager, transfer
+from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.transport import bootstrap
-from rackrun.launcher.transport.bundle import _needed, _portable, packed
 from rackrun.launcher.transport.local import LocalTransport
 from tests import warm
 from tests.launcher.lab import BUSY, ROOT, Lab
@@ -72,7 +71,9 @@ def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None
 
 
 REMOTE = sorted(
-    path for room in ("launcher/remote", "rackrun/contract") for path in (ROOT / room).rglob("*.py")
+    path
+    for room in ("rackrun/launcher/remote", "rackrun/contract")
+    for path in (ROOT / room).rglob("*.py")
 )
 
 
@@ -82,62 +83,52 @@ def test_what_runs_on_hosts_is_python_3_8(path: Path) -> None:
     ast.parse(path.read_text(), feature_version=(3, 8))
 
 
-@pytest.mark.parametrize(
-    "programs", [(agent, shim, rank_server), (probe,), (transfer,), (relay,), (run_manager,)]
-)
-def test_a_program_takes_along_all_that_it_imports(programs: tuple[ModuleType, ...]) -> None:
-    """The modules of a bundle are complete, also those that are imported within functions."""
-    needed = {name for name, code in _needed(*programs).items() if code}
-    modules = {name: import_module(name) for name in needed}
-    for name in needed:
-        tree = ast.parse(Path(modules[name].__file__ or "").read_text())
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                ("launcher", "rackrun")
-            ):
-                inner = {f"{node.module}.{alias.name}" for alias in node.names} & set(sys.modules)
-                assert (inner or {node.module}) <= needed | {loader.__name__}
+def pythons(first: int, end: int) -> list[str]:
+    """Return the Pythons 3.first to 3.end that pyenv has or that are on PATH, one of each."""
+    found = []
+    for minor in range(first, end):
+        installed = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
+        on_path = shutil.which(f"python3.{minor}")
+        found += [str(installed[-1])] if installed else [on_path] if on_path else []
+    return found
 
 
-@pytest.mark.parametrize("magic", [None, b"another Python's"])
-def test_a_python_that_cannot_read_our_bytecode_gets_the_source(magic: bytes | None) -> None:
-    """Compiled or as source, the agent starts, and knows its own source for the shims."""
-    bundle = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
-    assert len(bundle) < 150_000
+@pytest.mark.parametrize("python", [sys.executable, *pythons(8, 20)])
+def test_every_program_runs_on_the_pythons_here(python: str) -> None:
+    """From 3.8 on: all modules are imported, and each program is started as on a host."""
+    modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in REMOTE]
+    code = f"import sys; sys.path.insert(0, sys.argv[1]); import {', '.join(modules)}"
+    with tempfile.NamedTemporaryFile() as archive:
+        archive.write(bootstrap.opening(agent).partition(b"\n")[2])
+        archive.flush()
+        subprocess.run([python, "-ISc", code, archive.name], check=True)
+    for program in (agent, probe, relay, run_manager, transfer):
+        ended = subprocess.run(
+            bootstrap.bootstrap(python), input=bootstrap.opening(program), capture_output=True
+        )
+        assert (ended.returncode, ended.stderr) == (0, b""), program
+
+
+@pytest.mark.parametrize("python", pythons(4, 8))
+def test_an_older_python_says_what_to_type(python: str) -> None:
+    """As the system's Python of RHEL 8, which is 3.6."""
+    ended = subprocess.run(bootstrap.bootstrap(python), input="", capture_output=True, text=True)
+    says = "is older than 3.8; name another one with python= in hosts.txt\n"
+    assert (ended.returncode, ended.stderr.endswith(says)) == (1, True), ended.stderr
+
+
+def test_a_failure_of_the_agent_names_its_file_and_line() -> None:
+    """An order without its ranks fails in the agent: the traceback is that of the file here."""
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
-    channel.send(bundle + bootstrap.order(do="sweep", scratch="/nonexistent/nothing"))
-    received = b"".join(iter(channel.receive, b""))
-    assert received.startswith(service.MARKER)
-    assert b'"survivors": []' in received
-    assert channel.complaint() == ""
-
-
-@pytest.mark.parametrize("magic", [None, b"another Python's"])
-def test_a_failure_of_the_agent_names_its_file_and_line(magic: bytes | None) -> None:
-    """An order without its locks fails in the agent: the traceback is that of the file here."""
-    bundle = packed(agent, shim, rank_server, **({"magic": magic} if magic else {}))
-    channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
-    channel.send(bundle + bootstrap.order(do="run", scratch="/nonexistent/nothing"))
+    channel.send(bootstrap.opening(agent))
+    channel.send(bootstrap.order(do="run", scratch="/nonexistent/nothing"))
     b"".join(iter(channel.receive, b""))
     source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
-    line = next(n for n, text in enumerate(source, start=1) if 'order["locks"]' in text)
+    line = next(n for n, text in enumerate(source, start=1) if 'order["first_rank"]' in text)
     message = bootstrap.last_words(channel.complaint())
-    assert message == f"KeyError: 'locks' (launcher/remote/agent/agent.py, line {line})"
-
-
-def lines(code: CodeType) -> list[int | None]:
-    """Return the line of each byte of a code."""
-    return [line for start, end, line in code.co_lines() for _ in range(start, end)]
-
-
-def test_bytecode_for_hosts_keeps_its_lines() -> None:
-    """Line by line, also where one has much bytecode, or comes before that of its definition."""
-    for name, code in _needed(agent, shim, rank_server, probe, transfer, run_manager).items():
-        waiting = [(code, _portable(code, name))] if code else []
-        for whole, sent in waiting:
-            assert lines(whole) == lines(sent)
-            pairs = zip(whole.co_consts, sent.co_consts, strict=True)
-            waiting += [pair for pair in pairs if isinstance(pair[0], CodeType)]
+    assert (
+        message == f"KeyError: 'first_rank' (rackrun/launcher/remote/agent/agent.py, line {line})"
+    )
 
 
 def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab: Labs) -> None:

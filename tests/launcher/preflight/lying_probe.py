@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -18,15 +17,13 @@ def main() -> None:
     lies = json.loads(Path(sys.argv[1]).read_text())
     number = os.environ["SSH_CONNECTION"].split()[2].removeprefix(FIRST)
     lie = lies[int(number)]
-    loader = sys.stdin.buffer.read(int(sys.stdin.buffer.readline()))
-    *_, sizes = re.findall(rb"\((\d+), (\d+)\)", loader)
-    sys.stdin.buffer.read(sum(map(int, sizes)))
+    sys.stdin.buffer.read(int(sys.stdin.buffer.readline().split()[0]))
     for question in lie:
         if question == "raw":
             service.reply = raw(lie["raw"])  # type: ignore[assignment]
         else:
             probe.ORDERS[question] = told(probe.ORDERS[question], lie[question])
-    probe.serve(b"")
+    probe.serve()
 
 
 def told(honest, change):

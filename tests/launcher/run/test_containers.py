@@ -228,7 +228,7 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
         _, out, _ = lab.result_of("--json", run.strip(), verb=("status",), env=home)
         for host in json.loads(out)["hosts"]:
             (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
-            assert "rackrun_agent" in Path(f"/proc/{agent['pid']}/cmdline").read_text()
+            assert 'memfd_create("rackrun")' in Path(f"/proc/{agent['pid']}/cmdline").read_text()
     code, _, err = lab.result_of(run.strip(), verb=("stop",), env=home)
     assert code == 0, err
     assert not containers() and not ranks()

@@ -29,7 +29,7 @@ RANK = (  # with a child as a loader worker would be, which knows nothing of all
 KINDS = {
     "rank": "time.sleep(98764)",
     "loader": "sleep 98765",
-    "shim": "/agent.py",
+    "shim": "/agent.zip",
     "torchrun": "fake_torchrun.py",
 }
 CODES = {  # of the launcher

@@ -112,7 +112,7 @@ def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path: Path) -> None:
     code = "os._exit(0) if rank == 0 else print('alone', flush=True) or time.sleep(98764)"
     drive = drive_of(tmp_path, python(code), [1, 1])
     until(lambda: drive.log(1, "out", host=1).exists())
-    until(lambda: len([line for line in drive.alive().values() if "/agent.py" in line]) == 3)
+    until(lambda: len([line for line in drive.alive().values() if "/agent.zip" in line]) == 3)
     drive.process.terminate()
     assert drive.wait() == 143
     assert drive.result["codes"]["0"] == 0
