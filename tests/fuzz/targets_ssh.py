@@ -1,6 +1,6 @@
 """Fuzz targets: the files of SSH give a value or a refusal.
 
-hosts.txt, ssh_config and known_hosts are the user's own; a certificate is what a host sends.
+hosts.txt, ssh_config and known_hosts are the user's own.
 """
 
 import atexit
@@ -11,11 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from rackrun.errors import UsageError
-from rackrun.launcher.errors import AccessRefused
 from rackrun.launcher.run.hosts import Host, read_hosts, select
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from rackrun.launcher.transport.ssh.certificates import certificate_of
-from rackrun.launcher.transport.ssh.host_key_policy import KRL_MAGIC, is_revoked, is_signed
 from rackrun.launcher.transport.ssh.known_hosts import KnownHosts
 
 HOSTS = (Host("gpu01"), Host("10.0.0.7", user="jo", port=2222))
@@ -48,15 +45,6 @@ def fuzz_known_hosts(data: bytes) -> None:
         assert known_hosts.verdict_on(host.name, host.port or 22, data[-32:]).status
 
 
-def fuzz_host_certificate(data: bytes) -> None:
-    """Fuzz the certificate of a host that is not yet known."""
-    shown = certificate_of(data)
-    if shown is not None:
-        is_signed(shown)
-        shown.is_valid_for("10.0.0.7", 1e9)
-        KnownHosts([]).is_certified("10.0.0.7", 22, shown, 1e9)
-
-
 def fuzz_ssh_config(data: bytes) -> None:
     """Fuzz an ssh_config file, up to the routes to two hosts; `Match exec` runs nothing."""
     if b"exec" in data.lower():
@@ -64,13 +52,6 @@ def fuzz_ssh_config(data: bytes) -> None:
     with suppress(UsageError):
         for route in Network(ConnectSettings(config=holding(data))).routes_to(HOSTS):
             assert route.restrictions.ciphers
-            assert route.restrictions.host_key_types(certified=False, plain=("ssh-ed25519",))
-
-
-def fuzz_revoked_keys(data: bytes) -> None:
-    """Fuzz a text for RevokedHostKeys; ssh-keygen reads the binary lists."""
-    with suppress(AccessRefused):
-        is_revoked(holding(data.removeprefix(KRL_MAGIC)), b"", frozenset({data[-32:]}))
 
 
 @functools.cache

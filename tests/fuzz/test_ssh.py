@@ -1,25 +1,17 @@
-"""Any text in SSH's files, and any certificate, gives a value or a refusal."""
+"""Any text in SSH's files gives a value or a refusal."""
 
-import base64
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.launcher.transport.ssh.certificates import certificate_of
 from rackrun.launcher.transport.ssh.config import KEYWORDS, VALUES
 from tests.fuzz.targets_ssh import (
-    fuzz_host_certificate,
     fuzz_hosts_txt,
     fuzz_known_hosts,
-    fuzz_revoked_keys,
     fuzz_selection,
     fuzz_ssh_config,
 )
-from tests.launcher.lab import make_key
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIKRYFGEpbCHDUGg1LpqD3sEWEA6+lqkqgJ4kmpfHRJ5h"
 MARKS = [" ", "\t", "\n", "\r", "\f", "\0", "\u2028", "\x85", "é", '"', "'", "\\", "=", ",", ":"]
@@ -95,7 +87,6 @@ def test_any_host_file_is_hosts_or_a_refusal(data: bytes) -> None:
 def test_any_known_hosts_file_is_read(data: bytes) -> None:
     """Lines that make no sense are passed over."""
     fuzz_known_hosts(data)
-    fuzz_revoked_keys(data)
 
 
 @given(texts(CONFIG_WORDS))
@@ -111,40 +102,3 @@ def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
 def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: bytes) -> None:
     """Each option by itself, with a random value."""
     fuzz_ssh_config(keyword.encode() + b" " + value)
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
-    """Return certificates of a host, signed by authorities of three types."""
-    folder = tmp_path_factory.mktemp("certificates")
-    make_key(folder / "host")
-    return [certificate(folder, kind) for kind in ("ed25519", "rsa", "ecdsa")]
-
-
-def certificate(folder: Path, kind: str) -> bytes:
-    make = ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", folder / kind]
-    subprocess.run(make, check=True)
-    sign = [
-        "ssh-keygen",
-        "-q",
-        "-s",
-        folder / kind,
-        "-h",
-        "-I",
-        "x",
-        "-n",
-        "a,b",
-        folder / "host.pub",
-    ]
-    subprocess.run(sign, check=True)
-    return base64.b64decode((folder / "host-cert.pub").read_text().split()[1])
-
-
-@given(st.data())
-def test_any_certificate_is_believed_or_not(certificates: list[bytes], data: st.DataObject) -> None:
-    """SSH-1: a certificate with other bytes, cut off or grown, is none, or is not signed."""
-    blob = data.draw(st.sampled_from(certificates))
-    assert certificate_of(blob) is not None
-    start, end = sorted(data.draw(st.lists(st.integers(0, len(blob)), min_size=2, max_size=2)))
-    fuzz_host_certificate(blob[:start] + data.draw(st.binary(max_size=8)) + blob[end:])
-    fuzz_host_certificate(blob[:start] + data.draw(st.binary(max_size=8)) + blob[start + 4 :])

@@ -29,7 +29,6 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import PartialAuthentication
 
-from rackrun.launcher.transport.ssh.certificates import CERTIFICATE, certificate_of
 from rackrun.launcher.transport.ssh.protocol import SshProtocol
 from rackrun.launcher.transport.ssh.restrictions import allowed, rsa_bits, signatures
 
@@ -40,6 +39,8 @@ OPENSSH_KEY = re.compile(
     rb"-----BEGIN OPENSSH PRIVATE KEY-----(.*?)-----END OPENSSH PRIVATE KEY-----", re.DOTALL
 )
 OPENSSH_MAGIC = b"openssh-key-v1\0"
+CERTIFICATE = "-cert-v01@openssh.com"
+"""The suffix of a certificate's type."""
 CUT_SHORT = "the connection was closed in the middle of the login"
 _DEFAULT_KEYS = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 
@@ -108,8 +109,7 @@ class PublicKeyLogin(AuthStrategy):
     def _attempts(self, key: paramiko.PKey) -> Iterator[AuthSource]:
         # With its certificate from ssh_config, if it has one, then without.
         file = Path(self._settings.get("certificatefile", "none"))
-        shown = certificate_of(_public_blob(file))
-        if shown is not None and shown.key == key.asbytes():
+        if _certifies(_public_blob(file), key):
             plain = key.public_blob
             key.load_certificate(str(file))
             yield from self._attempt(key, CERTIFICATE)
@@ -227,3 +227,13 @@ def _public_part(file: Path) -> bytes:
         message.get_binary()
     message.get_int()  # the number of keys
     return message.get_binary()
+
+
+def _certifies(blob: bytes, key: paramiko.PKey) -> bool:
+    """Return whether these bytes are a certificate of a key."""
+    try:
+        kind = paramiko.Message(blob).get_text()
+        plain = paramiko.PKey.from_type_string(kind.removesuffix(CERTIFICATE), blob)
+    except (UnknownKeyType, paramiko.SSHException, ValueError):
+        return False
+    return kind.endswith(CERTIFICATE) and bool(plain.asbytes() == key.asbytes())

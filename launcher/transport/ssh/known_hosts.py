@@ -9,8 +9,7 @@
 Names are looked up as `ssh` does it: `host`, or `[host]:port` where the port is not 22; plain,
 hashed (`|1|salt|hash`) and with `*`, `?` and `!`. Where no line has a key for `[host]:port`, a line
 for `host` with the same key makes it known, too.
-A host certificate makes its key known when it is signed by an authority of that name
-(`@cert-authority`), and valid for it now; otherwise its plain key is checked, as with ssh.
+Certificates of hosts are not asked for, so a line with `@cert-authority` makes no key known.
 """
 
 import base64
@@ -22,12 +21,11 @@ import hmac
 import os
 import re
 import string
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-
-from rackrun.launcher.transport.ssh.certificates import Certificate, packed
 
 KeyStatus = Literal["known", "unknown", "changed", "revoked"]
 
@@ -82,16 +80,9 @@ class KnownHosts:
         return tuple(dict.fromkeys(key.type for key in next(filter(None, plain), ())))
 
     def authorities(self, name: str, port: int) -> tuple[KnownKey, ...]:
-        """Return the keys of the authorities that may certify a host."""
+        """Return the lines that would have a certificate of a host accepted."""
         keys = self._lookup(_entry(name, port)) + self._lookup(_lowered(name))
         return tuple(key for key in keys if key.marker == AUTHORITY)
-
-    def is_certified(self, name: str, port: int, certificate: Certificate, now: float) -> bool:
-        """Return whether a known authority certifies the host; its signature is not checked."""
-        is_trusted = any(
-            line.blob == certificate.authority for line in self.authorities(name, port)
-        )
-        return is_trusted and certificate.is_valid_for(name, now)
 
     def verdict_on(self, name: str, port: int, blob: bytes) -> KeyVerdict:
         """Return the verdict on the key `blob` that the host at this port has shown."""
@@ -171,7 +162,7 @@ def _key_of(line: str, file: Path, number: int) -> KnownKey | None:
     names, kind, text = fields[:3]
     try:
         blob = base64.b64decode(text, validate=True)
-        written = packed(kind.encode("ascii"))  # a key begins with its type
+        written = struct.pack(">I", len(kind)) + kind.encode("ascii")  # a key begins with its type
     except ValueError:  # not Base64, or not ASCII
         return None
     return KnownKey(names, kind, blob, file, number, marker) if blob.startswith(written) else None

@@ -158,7 +158,7 @@ class Network:
             label=label,
             connection=connection,
             settings=self._settings,
-            restrictions=restrictions_of(name, settings, tokens),
+            restrictions=restrictions_of(name, settings),
             known_hosts=self._known_hosts_of[files],
             key_name=alias or connection.host,
             key_port=22 if alias else connection.port,

@@ -6,7 +6,7 @@ from typing import Any
 
 import paramiko
 
-from rackrun.launcher.transport.ssh.restrictions import KEYS, Restrictions, signatures
+from rackrun.launcher.transport.ssh.restrictions import KEYS, Restrictions, chosen, signatures
 from rackrun.launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import one_line
 
@@ -15,7 +15,6 @@ class SshProtocol(paramiko.Transport):
     """Offers what its route's restrictions allow, and remembers why the other side disconnected."""
 
     restrictions = Restrictions()
-    certified = False
     pubkeys = KEYS
     disconnect_reason = ""
     """As the other side sent it; empty where the connection just broke."""
@@ -24,7 +23,7 @@ class SshProtocol(paramiko.Transport):
     def preferred_keys(self) -> tuple[str, ...]:
         """Return the algorithms by which a host may prove its identity."""
         plain = tuple(self._filter_algorithm("keys"))  # type: ignore[attr-defined]
-        return self.restrictions.host_key_types(self.certified, plain)
+        return chosen(self.restrictions.host_keys, plain)
 
     @property
     def preferred_pubkeys(self) -> tuple[str, ...]:
@@ -73,7 +72,6 @@ def protocol_for(route: SshRoute, sock: Any, disabled_algorithms: object = None)
     # Never reached: Fabric's limit is shorter.
     protocol.handshake_timeout = 2 * route.settings.handshake_seconds
     protocol.restrictions = route.restrictions
-    protocol.certified = bool(route.known_hosts.authorities(route.key_name, route.key_port))
     security = protocol.get_security_options()
     security.ciphers, security.digests = route.restrictions.ciphers, route.restrictions.macs
     security.kex = route.restrictions.kex

@@ -9,14 +9,11 @@ import fnmatch
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import paramiko
 
 from rackrun.errors import UsageError
-from rackrun.launcher.transport.ssh.certificates import CERTIFICATE
-from rackrun.launcher.transport.ssh.config import paths
 
 WEAK = {  # still offered by paramiko: CBC, 3DES, MD5 and SHA-1
     "ciphers": ["aes128-cbc", "aes192-cbc", "aes256-cbc", "3des-cbc"],
@@ -32,12 +29,15 @@ def _offered(kind: str) -> tuple[str, ...]:
 
 
 CIPHERS, MACS, KEX, KEYS = map(_offered, ("ciphers", "macs", "kex", "keys"))
-CERTIFICATES = tuple(f"{name}{CERTIFICATE}" for name in KEYS)
 
 _UNSUPPORTED = {  # option -> the value that restricts nothing
     "KnownHostsCommand": "none",
     "CheckHostIP": "no",
     "RefuseConnection": "",
+    "RevokedHostKeys": "none",
+}
+_INSTEAD = {
+    "RevokedHostKeys": "; mark keys @revoked in known_hosts, and write: RevokedHostKeys none"
 }
 _NEW_KEYS_BYTES = 1 << 29
 """After this many bytes paramiko exchanges keys again, sooner than ssh; it has no time limit."""
@@ -46,36 +46,22 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 @dataclass(frozen=True)
 class Restrictions:
-    """The algorithms that may be offered to a host, and the keys it must not have."""
+    """The algorithms that may be offered to a host."""
 
     ciphers: tuple[str, ...] = CIPHERS
     macs: tuple[str, ...] = MACS
     kex: tuple[str, ...] = KEX
     host_keys: str = ""
     """HostKeyAlgorithms as written: their order depends on what is known of the host."""
-    authorities: tuple[str, ...] = KEYS
-    """The algorithms by which an authority may sign the certificate of a host."""
     rsa_bits: int = 0
     """The fewest bits of an RSA key."""
-    revoked: tuple[Path, ...] = ()
-    """RevokedHostKeys: lists of keys, text or binary."""
-
-    def host_key_types(self, certified: bool, plain: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the algorithms to ask a host for, those with a certificate first if it may help.
-
-        `plain`: those without one, in the order of what is known.
-        """
-        algorithms = chosen(self.host_keys, CERTIFICATES * certified + plain)
-        return algorithms or chosen(self.host_keys, CERTIFICATES)
 
 
-def restrictions_of(
-    name: str, settings: Mapping[str, Any], tokens: Mapping[str, str]
-) -> Restrictions:
+def restrictions_of(name: str, settings: Mapping[str, Any]) -> Restrictions:
     """Return ssh_config's restrictions for a host.
 
-    `tokens` fill file names, as `config.paths` takes them. Raises UsageError where nothing is
-    allowed, where login by key is not, and for a restriction that we could not keep.
+    Raises UsageError where nothing is allowed, where login by key is not, and for a restriction
+    that we could not keep.
     """
     where = f"ssh_config, for {name}"
     _refuse_unsupported(where, settings)
@@ -90,17 +76,13 @@ def restrictions_of(
             raise UsageError(f"{where}: {option} {value(option)} allows {supported}")
         return names
 
-    offered("HostKeyAlgorithms", CERTIFICATES + KEYS)
-    revoked = value("RevokedHostKeys")
-    has_list = revoked.lower() not in ("", "none")
+    offered("HostKeyAlgorithms", KEYS)
     return Restrictions(
         ciphers=offered("Ciphers", CIPHERS),
         macs=offered("MACs", MACS),
         kex=offered("KexAlgorithms", KEX),
         host_keys=value("HostKeyAlgorithms"),
-        authorities=chosen(value("CASignatureAlgorithms"), KEYS),
         rsa_bits=rsa_bits(settings),
-        revoked=tuple(paths("RevokedHostKeys", revoked, tokens)) if has_list else (),
     )
 
 
@@ -119,7 +101,8 @@ def _refuse_unsupported(where: str, settings: Mapping[str, Any]) -> None:
     for option, nothing in _UNSUPPORTED.items():
         value = settings.get(option.lower()) or nothing
         if value.lower() != nothing:
-            raise UsageError(f"{where}: {option} is not supported, and ignoring it would be unsafe")
+            unsafe = f"{option} is not supported, and ignoring it would be unsafe"
+            raise UsageError(f"{where}: {unsafe}{_INSTEAD.get(option, '')}")
     # A RekeyLimit is kept anyway when it has no time, and its size is not below paramiko's own.
     limit = str(settings.get("rekeylimit") or "default")
     size, *time = limit.lower().split()

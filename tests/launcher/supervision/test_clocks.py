@@ -115,7 +115,6 @@ DATES = {
     "run_manager.clear_old",
     "run_manager.pass_on",
     "run_manager.agents_of",
-    "host_key_policy._verdict",  # certificates have dates
     "known_runs._forget_old",
     "transfer._new_incoming",
     "probe.clock",  # the preflight compares clocks, and warns

@@ -140,7 +140,7 @@ BLOCKS = (
     "Match localuser {user} host a",
 )
 SETTINGS = (
-    *("RevokedHostKeys /revoked", "HostKeyAlias alias", "User x\n  Port 7", "HostName 127.0.0.2"),
+    *("HostKeyAlias alias", "User x\n  Port 7", "HostName 127.0.0.2"),
     *("UserKnownHostsFile /none", "ProxyCommand first", "ProxyJump jump", "ProxyJump none"),
     *("ProxyCommand none", "StrictHostKeyChecking no", "Include {folder}/included"),
 )
@@ -154,7 +154,7 @@ AROUND = (
     "{block}\n  {setting}\n  ProxyCommand second\n  ProxyJump third\nMatch final\n  User z\n",
 )
 COMPARED = (
-    *("hostname", "user", "port", "hostkeyalias", "revokedhostkeys", "userknownhostsfile"),
+    *("hostname", "user", "port", "hostkeyalias", "userknownhostsfile"),
     *("proxycommand", "proxyjump", "stricthostkeychecking"),
 )
 INCLUDED = "User included\nMatch !user included\n  Port 1\nHost 127.0.0.2\n  HostKeyAlias deep\n"
@@ -197,7 +197,6 @@ def effective(config: Path, name: str) -> dict[str, str]:
         "user": route.connection.user,
         "port": str(route.connection.port),
         "hostkeyalias": route.key_name if route.key_name != route.connection.host else "",
-        "revokedhostkeys": " ".join(map(str, route.restrictions.revoked)),
         "userknownhostsfile": str(settings.get("userknownhostsfile", USER_KNOWN_HOSTS)),
         "proxycommand": route.command,
         "proxyjump": route.gateway.label.removeprefix("gateway ") if route.gateway else "",
