@@ -55,6 +55,8 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
         groups.setdefault(shared_with(item.nodeid, root), []).append(item)
     session.config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
     gc.freeze()  # a collection in a worker would copy every page that it looks at
+    # Made here: pytest keeps the folders of three sessions, and each worker would make one.
+    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
     workers: list[Worker] = []
     for _ in range(count):
         workers.append(Worker(session, workers))
