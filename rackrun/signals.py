@@ -1,5 +1,6 @@
 """Handle signals, except those that the caller ignores; end with the parent process."""
 
+import ctypes
 import os
 import signal
 import threading
@@ -67,8 +68,6 @@ def interruptible() -> Iterator[None]:
 
 def end_with(parent: int) -> None:
     """Have the kernel kill this process when its parent ends, even by SIGKILL."""
-    import ctypes  # as slow to import as a tenth of what a command may take
-
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

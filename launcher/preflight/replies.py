@@ -18,9 +18,6 @@ MOST_GPUS = 1024
 MOST_CORES = 1 << 16
 MOST_NAMED = 16
 
-shape = dataclass(eq=False, repr=False)
-"""Not frozen, as none is kept: making a frozen class takes four times as long, at every launch."""
-
 
 @dataclass(frozen=True)
 class AnAddress:
@@ -50,14 +47,14 @@ Part = Annotated[str, Matches(r"(\.gpu[0-9]{1,4})?")]
 """Of a host, as the ending of a lock file: a GPU, or all of it."""
 
 
-@shape
+@dataclass(frozen=True)
 class ProbeFailed:
     """The question could not be answered."""
 
     error: Text
 
 
-@shape
+@dataclass(frozen=True)
 class Interpreter:
     """Interpreter of the ranks; empty where it was not inspected."""
 
@@ -70,7 +67,7 @@ class Interpreter:
     error: Text = ""
 
 
-@shape
+@dataclass(frozen=True)
 class User:
     """The account that we log in to."""
 
@@ -79,14 +76,14 @@ class User:
     name: Annotated[str, Matches(r"[^\0-\x1f]{1,255}")]
 
 
-@shape
+@dataclass(frozen=True)
 class Clock:
     """Time of a host."""
 
     time: Annotated[float, Between(0, 1e11)]
 
 
-@shape
+@dataclass(frozen=True)
 class HostReply(Clock):
     """What the orders `look` and `occupancy` both report."""
 
@@ -98,7 +95,7 @@ class HostReply(Clock):
     """Why root has taken it out of use; empty: it is in use."""
 
 
-@shape
+@dataclass(frozen=True)
 class LookReply(HostReply):
     """Facts that are known at once."""
 
@@ -123,7 +120,7 @@ class LookReply(HostReply):
     """GPUs that others hold, or wait for before us; only for a launch that chooses hosts."""
 
 
-@shape
+@dataclass(frozen=True)
 class ImageReply:
     """An image, and the interpreter in it."""
 
@@ -131,7 +128,7 @@ class ImageReply:
     interpreter: Interpreter
 
 
-@shape
+@dataclass(frozen=True)
 class GpuFacts:
     """One GPU: memory in MiB, °C; nothing is known of what is 0 or empty."""
 
@@ -143,7 +140,7 @@ class GpuFacts:
     slowed: Literal["", "heat", "power", "hardware"] = ""
 
 
-@shape
+@dataclass(frozen=True)
 class GpusReply:
     """All GPUs of a host."""
 
@@ -153,7 +150,7 @@ class GpusReply:
     capabilities: Annotated[tuple[Name, ...], AtMost(MOST_GPUS)] = ()
 
 
-@shape
+@dataclass(frozen=True)
 class CodeReply:
     """Differences of a host's files from the local ones, the first of them by name."""
 
@@ -162,14 +159,14 @@ class CodeReply:
     count: Count
 
 
-@shape
+@dataclass(frozen=True)
 class AddressReply:
     """The address of a network device."""
 
     address: Address
 
 
-@shape
+@dataclass(frozen=True)
 class RouteReply(AddressReply):
     """Our own end of the way to the master, and the master's address."""
 
@@ -177,14 +174,14 @@ class RouteReply(AddressReply):
     master: Address
 
 
-@shape
+@dataclass(frozen=True)
 class ListenReply:
     """Address and port at which the first host listens."""
 
     port: Annotated[int, Between(1, 65535)]
 
 
-@shape
+@dataclass(frozen=True)
 class HeldReply:
     """Holder of a lock, and its run as in `LookReply`; empty: the probe itself."""
 
@@ -192,7 +189,7 @@ class HeldReply:
     run: Run = ""
 
 
-@shape
+@dataclass(frozen=True)
 class Use:
     """Who has locked a part of the host; empty where that is not known."""
 
@@ -203,7 +200,7 @@ class Use:
     name: Name
 
 
-@shape
+@dataclass(frozen=True)
 class Waiter:
     """A launch that waits for the host."""
 
@@ -211,7 +208,7 @@ class Waiter:
     since: Annotated[float, Between(0, 1e11)]
 
 
-@shape
+@dataclass(frozen=True)
 class OccupancyReply(HostReply):
     """What the table of the rack has of a host, but for its GPUs."""
 
@@ -220,7 +217,7 @@ class OccupancyReply(HostReply):
     queue: Annotated[tuple[Waiter, ...], AtMost(probe.MOST_WAITERS)]
 
 
-@shape
+@dataclass(frozen=True)
 class ShardsReply:
     """The data set that was found, and its splits with samples."""
 
@@ -228,7 +225,7 @@ class ShardsReply:
     splits: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
 
 
-@shape
+@dataclass(frozen=True)
 class DoneReply:
     """There is nothing to report."""
 
