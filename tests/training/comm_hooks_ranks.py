@@ -1,4 +1,4 @@
-"""Run by torchrun for test_exchange: two ranks train with each way of exchanging gradients."""
+"""Started by test_comm_hooks: two ranks train with each way of exchanging gradients."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Run by torchrun for test_exact: exact epochs on several real ranks, a line per case that holds.
+"""Started by test_exact: exact epochs on several real ranks, a line per case that holds.
 
     exact_ranks.py FOLDER CASE…          several cases after one another
     exact_ranks.py FOLDER train OPTIONS  one run; OPTIONS is a JSON object

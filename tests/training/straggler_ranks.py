@@ -1,4 +1,4 @@
-"""Run by torchrun for test_waits: rank 1 sleeps in its data, in its arithmetic, or not at all."""
+"""Started by test_stragglers: rank 1 sleeps in its data, in its arithmetic, or not at all."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Run by torchrun for test_ranks: what only two real ranks can show, a line per case that holds."""
+"""Started by test_ranks: what only two real ranks can show, a line per case that holds."""
 
 import json
 import os
