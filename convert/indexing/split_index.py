@@ -139,8 +139,8 @@ def copies_in(
 def link(splits: Splits, folder: Path) -> None:
     """Make links in a folder to the tars of this machine that do not lie there."""
     for tar in chain.from_iterable(splits.values()):
-        path = folder / tar.name
-        if path.absolute() == tar.path.absolute():
+        path = folder.resolve() / tar.name
+        if path == tar.path.parent.resolve() / tar.path.name:
             continue
         with translated_os_errors(path):
             if path.is_symlink():
@@ -149,7 +149,7 @@ def link(splits: Splits, folder: Path) -> None:
 
 
 def _names(listing: TarListing, folder: Path, numbers: Mapping[str, int]) -> list[str]:
-    if listing.url or all(tar.path.resolve().parent == folder.resolve() for tar in listing.tars):
+    if listing.url or all(tar.path.parent.resolve() == folder.resolve() for tar in listing.tars):
         return [tar.name for tar in listing.tars]
     counts = Counter(numbers)
     names = []

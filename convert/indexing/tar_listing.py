@@ -71,7 +71,7 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
         if path in checked:
             raise UsageError(f"{path}: is given twice")
         checked.add(path)
-    parents = {tar.path.resolve().parent for tar in tars}
+    parents = {tar.path.parent.resolve() for tar in tars}  # of links: not where these lead
     beside = parents.pop() if len(parents) == 1 and not remote else None
     return TarListing(tars, beside, folders.pop() if folders else "", _dataset(name, tars[0].name))
 
@@ -95,7 +95,7 @@ def _files(locations: list[str]) -> list[Path]:
     tars: list[Path] = []
     for source in map(Path, locations):
         if not source.exists():
-            raise UsageError(f"{source}: there is no such file or folder")
+            raise UsageError(f"{source}: there is no such file or folder{_of_hub(str(source))}")
         below = sorted(source.rglob("*.tar")) if source.is_dir() else [source]
         if not below or not all(path.is_file() for path in below):
             packed = source.is_dir() and [*source.rglob("*.tar.gz"), *source.rglob("*.tgz")]
@@ -107,6 +107,14 @@ def _files(locations: list[str]) -> list[Path]:
             )
         tars += below
     return tars
+
+
+def _of_hub(address: str) -> str:
+    """Return what to type for a data set on the Hugging Face Hub; nothing for other places."""
+    if not address.startswith("hf:/"):
+        return ""
+    name = "/".join(address.removeprefix("hf:").strip("/").removeprefix("datasets/").split("/")[:2])
+    return f"; to fetch it, type: hf download --repo-type dataset {shlex.quote(name)}"
 
 
 def _split_of(path: Path) -> str:

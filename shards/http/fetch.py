@@ -37,6 +37,10 @@ _SILENT_TROUBLES = 2  # retries without a warning; more in a row are explained b
 _MOST_MOVES = 3
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
+_OTHER_FILE = (
+    "not the file any more that was there before, by its ETag; where several servers answer to one "
+    "name, copy the shards by rsync -a, so that their times agree"
+)
 _REDIRECTS = {301, 302, 303, 307, 308}
 _HINTS = {
     401: f"; put user:password into a file and type: export {variables.CREDENTIALS}=FILE",
@@ -307,7 +311,7 @@ class Fetch:
                 " server answer here?"
             )
         if head.status == 200 and self._name in self._server.etags:
-            raise self._wrong(f"{head.status_text}: not the file any more that was there before")
+            raise self._wrong(f"{head.status_text}: {_OTHER_FILE}")
         if head.status == 200:
             raise self._wrong(
                 f"{head.status_text}: the server sends no ranges; type: {called('serve')} FOLDER"
@@ -344,14 +348,17 @@ class Fetch:
             )
         identity = self._server.etags.setdefault(self._name, head.identity) if head.identity else ""
         if identity != head.identity:
-            raise self._wrong(f"{head.status_text}: not the file any more that was there before")
+            raise self._wrong(f"{head.status_text}: {_OTHER_FILE}")
 
     def _move(self, head: ResponseHead) -> Exception:
         path = moved(self._url, head.location)
         self._moves += 1
         if path is None or self._moves > _MOST_MOVES:
             where = head.location or "nowhere"
-            return self._wrong(f"{head.status_text} to {where}, which is not followed")
+            return self._wrong(
+                f"{head.status_text} to {where}, which is not followed; if the files are to be "
+                "downloaded, do that first"
+            )
         self._path = path
         return _Trouble(f"{head.status_text} to {head.location}")
 

@@ -409,3 +409,32 @@ def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
     write_tar(tmp_path / "set-train-0.tar", GOOD)
     with pytest.raises(UsageError, match="names: cannot be read: No such file or directory$"):
         main(["index", str(tmp_path), "--classes", str(tmp_path / "names")])
+
+
+@pytest.mark.parametrize("way", ["through a link", "relative", "links to tars"])
+def test_tars_are_indexed_through_links(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index lies in the folder that was named, whatever is a link in its path."""
+    (tmp_path / "real").mkdir()
+    by_webdataset(tmp_path / "real")
+    named = tmp_path / "named"
+    if way == "links to tars":
+        named.mkdir()
+        for tar in (tmp_path / "real").rglob("*.tar"):
+            (named / tar.name).symlink_to(tar)
+    else:
+        named.symlink_to("real")
+    if way == "relative":
+        monkeypatch.chdir(named)
+        named = Path("../named")
+    main(["index", str(named), "--workers", "1"])
+    assert (named / "dataset.json").is_file() and len(everything(named)) > 0
+    in_real = (tmp_path / "real" / "report.json").exists()
+    assert in_real == (way != "links to tars")
+
+
+def test_an_address_of_the_hub_is_met_with_what_to_type() -> None:
+    """Nothing is downloaded here: the Hub's own program does that."""
+    with pytest.raises(UsageError, match="type: hf download --repo-type dataset timm/imagenet-1k"):
+        main(["index", "hf://datasets/timm/imagenet-1k/train-{0000..0003}.tar"])
