@@ -1,4 +1,4 @@
-"""Images that benchmarks draw: JPEGs of 110 KB like photographs, and small ones of noise."""
+"""Images that benchmarks draw: JPEGs of 110 KB like photographs."""
 
 import io
 import os
@@ -67,12 +67,6 @@ def photo(seed: int, short_side: int = 0) -> bytes:
     width, height = (round(side * short_side / min(image.size)) for side in image.size)
     resized = image.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     return jpeg(resized, RESIZED_QUALITY)
-
-
-def small(rng: np.random.Generator, side: int) -> bytes:
-    """Return a square JPEG of blurred noise, unlike all others, `side` pixels wide."""
-    noise = Image.fromarray(rng.integers(0, 256, (4, 4, 3), np.uint8))
-    return jpeg(noise.resize((side, side), Image.Resampling.BILINEAR))
 
 
 def jpeg(image: Image.Image, quality: int = 90) -> bytes:

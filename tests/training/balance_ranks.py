@@ -1,4 +1,4 @@
-"""Started by test_balance and bench.balance: ranks that take a known time for an image.
+"""Started by test_balance: ranks that take a known time for an image.
 
     balance_ranks.py FOLDER RUNS    RUNS: a JSON list of settings of training, and beside them
                                     name, delays (seconds an image, by rank), noise, norm,
