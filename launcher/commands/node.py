@@ -30,6 +30,7 @@ from rackrun.launcher.lifecycle.task_check import (
     refuse_missing_packages,
 )
 from rackrun.launcher.lifecycle.this_machine import planned
+from rackrun.launcher.output.console import say
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.job import Work
 from rackrun.launcher.run.plan import Plan, describe, make_plan
@@ -39,6 +40,7 @@ from rackrun.launcher.schedulers import Placement, Sourced, find_placement
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.run_folder import RunFolder, folder_name
+from rackrun.units import plural
 
 OPTIONS = NodeOptions
 
@@ -142,6 +144,12 @@ def _launch_node(
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers, needs)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
+        (host,) = plan.hosts
+        if host.processes > host.cores:
+            say(
+                f"{plural(host.processes, 'rank')} share {plural(host.cores, 'core')} here; give"
+                " the node more, as with srun --cpus-per-task=N"
+            )
         job = job_for(placement, work, meeting.agreement, options, again)
         transports = [LocalTransport(plan.hosts[0].name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
