@@ -176,6 +176,7 @@ USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
 SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,14}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SHELL_VARIABLE = re.compile(r"\$([A-Z_][A-Z0-9_]+|\{[A-Za-z_]\w*\})")
 SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 SETTING = re.compile(
     r"(?P<key>[A-Za-z][\w-]*)"
@@ -361,6 +362,8 @@ def _wrong_setting(key: str, value: str) -> str:
         return "" if fits else f"{key}={_plain(value)}: write a number from 1 to {MOST_SLOTS}"
     if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         return f"{key}= needs a value"
+    if variable := SHELL_VARIABLE.search(value):
+        return f"{key}={_plain(value)}: {variable.group()} is not replaced here; write its value"
     if key == "env" and not VARIABLE.fullmatch(value.partition("=")[0] if "=" in value else ""):
         return f"env={_plain(value)}: write env=NAME=VALUE"
     if key == "interface" and not INTERFACE.fullmatch(value):

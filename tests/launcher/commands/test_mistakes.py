@@ -88,6 +88,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "gpu01 slots=2\ngpu01",
             "2:1: gpu01 is on line 1 already; for more processes write slots=N",
         ),
+        (
+            "gpu01 workdir=$HOME/x",
+            "1:7: workdir=$HOME/x: $HOME is not replaced here; write its value",
+        ),
+        ("gpu01 env=PATH=/opt/bin:${PATH}", "${PATH} is not replaced here; write its value"),
         ("", "1:1: no host in this file; write one host a line"),
         ("gpu01, gpu02", "1:1: ',' cannot be part of a host name; write one host a line"),
         ("gpu01 gpu02", "1:7: 'gpu02' is not a setting (key=value); write one host a line"),
