@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,9 +22,11 @@ from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.lifecycle.serving import folder_to_serve, served
 from rackrun.launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
+from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.result import Result
 from rackrun.runs import SHORT_ID
+from rackrun.units import first_few
 
 if TYPE_CHECKING:
     pass
@@ -80,6 +83,16 @@ def launch_attached(work: Work, options: SshOptions) -> Result:
             return attached(Launch(with_code(replace(spec, work=served_work), options)), options)
 
 
+OF_LIBRARIES = ("NCCL_", "GLOO_", "HF_")
+
+
+def not_passed_on(environment: Mapping[str, str], passed: Collection[str]) -> list[str]:
+    """Return the variables of libraries that are set here and that ranks elsewhere do not get."""
+    return sorted(
+        name for name in environment if name.startswith(OF_LIBRARIES) and name not in passed
+    )
+
+
 @contextmanager
 def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Iterator[LaunchSpec]:
     """Yield the launch on the hosts that the options name; the task's options are checked.
@@ -87,6 +100,9 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
     Only with --check, some of them may not be reached.
     """
     settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
+    if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
+        hint = f"type --env {kept[0]}, or --secret for a token"
+        say(f"set here, and not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import signal
 import time
 from collections.abc import Collection, Iterator
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survivor
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
+MOST_OPEN_FILES = 1 << 16
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 """Signals that wake agent and shim by way of a pipe."""
 
@@ -229,6 +231,14 @@ def _why_no_program(path: str, error: OSError) -> str:
         return f"; its lines end as on Windows: type sed -i 's/\\r$//' {path}"
     program = line[2:].split()[:1] if line.startswith(b"#!") else []
     return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
+
+
+def raise_open_files() -> None:
+    """Raise this process's soft limit of open files, which its children inherit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def signal_pipe() -> int:

@@ -18,6 +18,7 @@ from rackrun.launcher.remote.processes import (
     names_in,
     oom_kills,
     open_null,
+    raise_open_files,
     reaped,
     spawn,
 )
@@ -47,6 +48,7 @@ class Torchrun:
 
     def start(self, output: RankOutput) -> None:
         """Start torchrun, with its own output on pipes of the agent."""
+        raise_open_files()  # loader workers of PyTorch die of the usual 1,024
         with open_null() as null:
             out, err = output.open_pipe(OUT), output.open_pipe(ERR)
             streams = (null, out, err)

@@ -685,6 +685,19 @@ def test_a_rank_that_cannot_start_or_asks_where_it_is(start_lab: Labs) -> None:
     assert code == 127 and "its lines end as on Windows: type sed -i" in err, err
 
 
+def test_variables_of_libraries_stay_here_with_a_word_and_files_are_many(start_lab: Labs) -> None:
+    """NCCL_* and HF_* are named unless --env passes them on; ranks may open 65,536 files."""
+    lab = start_lab(1)
+    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
+    args, env = (hosts, "--", "sh", "-c", "ulimit -Sn; ulimit -Hn"), {"NCCL_XY": "1"}
+    code, out, err = lab.result_of(*args, env=env)
+    assert code == 0 and "NCCL_XY" in err and "to pass one on, type --env" in err, err
+    soft, hard = out.split()[:2]
+    assert hard == "unlimited" or int(soft) == min(int(hard), 65536), out
+    _, _, err = lab.result_of("--env", "NCCL_XY", *args, env=env)
+    assert "NCCL_XY" not in err
+
+
 def test_a_login_shell_that_starts_another_one_is_seen(start_lab: Labs) -> None:
     """`exec zsh` in ~/.bashrc gets our program as commands; the start-up file is named."""
     lab = start_lab(1)
