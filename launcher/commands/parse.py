@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rackrun.commandline import parser
+from rackrun.commandline import parser, removed
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
 from rackrun.commands import LAUNCHES, NAMES, called, is_command
@@ -224,7 +224,10 @@ def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOpti
             raise UsageError(f"{name} is for the command line: {instead}")
     rows = {row.field: row for row in options(settings)}
     if unknown := given.keys() - rows:
-        raise UsageError(f"launch has no option {min(unknown)!r}")
+        first = min(unknown)
+        if why := removed.OPTIONS.get(f"--{first.replace('_', '-')}"):
+            raise UsageError(f"{first}: no longer an option; {why}")
+        raise UsageError(f"launch has no option {first!r}")
     return parser.built(
         settings, {rows[name].whole: _converted(rows[name], value) for name, value in given.items()}
     )

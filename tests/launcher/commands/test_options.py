@@ -36,6 +36,7 @@ from tests.launcher.drive import ROOT
     [
         ({"check": True, "hosts": "hosts.txt"}, "check is for the command line: type: ./run-ssh"),
         ({"dry_run": True}, "dry_run is for the command line"),
+        ({"elastic": True}, "elastic: no longer an option; type --max-restarts 3"),
         ({"json": True}, "json is for the command line"),
         ({"detach": True, "hosts": "hosts.txt"}, "a run stays attached"),
         ({"env": "A=1"}, "env='A=1': must be a list"),
