@@ -31,8 +31,8 @@ for module, names in json.loads(sys.argv[1]).items():
     for name in names:
         vars(importlib.import_module(module)).pop(name, None)
 assert not list(pathlib.Path("/proc").iterdir())
-import launcher
-for module in pkgutil.walk_packages(launcher.__path__, "launcher."):
+import rackrun.launcher
+for module in pkgutil.walk_packages(rackrun.launcher.__path__, "rackrun.launcher."):
     if not set(module.name.split(".")) & set(json.loads(sys.argv[2])):
         importlib.import_module(module.name)
 from rackrun.__main__ import command
