@@ -183,7 +183,7 @@ def disk_facts(workdir: str, python: str, weights: str, cache: str) -> dict[str,
     return {
         "workdir_problem": workdir_problem(workdir),
         "tmp_problem": tmp_problem(),
-        "python": _find_interpreter(workdir, python),
+        "python": _behind_shim(workdir, _find_interpreter(workdir, python)),
         "weights_problem": weights_problem(os.path.join(workdir, weights)) if weights else "",
         "cache_problem": cache_problem(os.path.join(workdir, cache)) if cache else "",
         "disk_free": disk_free(workdir),
@@ -315,6 +315,26 @@ def _find_interpreter(workdir: str, python: str) -> str:
         if os.path.exists(interpreter):
             return interpreter
     return shutil.which("python3") or "python3"
+
+
+def _behind_shim(workdir: str, interpreter: str) -> str:
+    """Return what a shim of pyenv, asdf or mise starts in a folder; any other interpreter as it is.
+
+    It is looked at, and started, in other folders than its ranks run in.
+    """
+    if os.path.basename(os.path.dirname(interpreter)) != "shims" or not os.path.isdir(workdir):
+        return interpreter
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", "import sys; print(sys.executable)"],
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=INTERPRETER_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return interpreter  # why is found out when it is described
+    return done.stdout.decode(errors="replace").strip() or interpreter
 
 
 def describe(

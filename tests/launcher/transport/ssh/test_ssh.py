@@ -2,6 +2,7 @@
 
 import contextlib
 import getpass
+import json
 import os
 import re
 import shutil
@@ -696,6 +697,21 @@ def test_variables_of_libraries_stay_here_with_a_word_and_files_are_many(start_l
     assert hard == "unlimited" or int(soft) == min(int(hard), 65536), out
     _, _, err = lab.result_of("--env", "NCCL_XY", *args, env=env)
     assert "NCCL_XY" not in err
+
+
+def test_a_shim_is_asked_in_the_working_directory(start_lab: Labs) -> None:
+    """pyenv, asdf and mise choose by the folder: what is checked is what ranks start."""
+    lab = start_lab(1)
+    real, shim = lab.cheap_python(), lab.folder / "shims" / "python3"
+    wrapper = f'#!/bin/sh\n[ -f .python-version ] || exec /nowhere/python\nexec {real} "$@"\n'
+    shim.parent.mkdir()
+    shim.write_text(wrapper)
+    shim.chmod(0o755)
+    (lab.folder / ".python-version").touch()
+    hosts = str(lab.write_hosts(f"python={shim} workdir={lab.folder}"))
+    code, out, err = lab.result_of("--dry-run", "--json", hosts, "--", "python", "x.py")
+    assert code == 0, err
+    assert json.loads(out)["hosts"][0]["command"][0] == sys.executable
 
 
 def test_a_login_shell_that_starts_another_one_is_seen(start_lab: Labs) -> None:
