@@ -118,6 +118,8 @@ class Manifest:
     splits: tuple[Split, ...]
     seed: int = 0
     preset: dict[str, Plain] = field(default_factory=dict)
+    upright: bool = True
+    """False if images lie as they were stored, whatever their EXIF says (--exif ignore)."""
     sources: tuple[Origin, ...] = ()
     report: dict[str, int] = field(default_factory=dict)
     plan_sha256: str = ""  # digest of the conversion's plan: which image goes where, and how

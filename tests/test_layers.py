@@ -123,6 +123,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "index": "",
         "__init__": "",
         "pillow": "images",
+        "resize": "",
         "images": "",
     },
     "convert": {

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from rackrun.convert.images.resize import in_mode
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
 from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Unavailable
 from rackrun.shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
+from rackrun.shards.resize import in_mode
 from rackrun.shards.samples import sample_of, stored_samples
 from rackrun.shards.source import Source
 

@@ -13,9 +13,9 @@ from PIL import Image
 from rackrun.atomic import write_whole
 from rackrun.convert.doctor.checks import DROP, PROBLEMS, RELABEL, Finding
 from rackrun.convert.doctor.fingerprints import UNREADABLE, Fingerprints, ImagePosition, opened
-from rackrun.convert.images.resize import in_mode
 from rackrun.errors import DataError
 from rackrun.run_report.template import data_url, rendered
+from rackrun.shards.resize import in_mode
 from rackrun.terminal import one_line
 
 MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all

@@ -1,34 +1,17 @@
-"""Smaller images, made once at conversion: what `--size`, `--short-side`, `--gray` ask for.
-
-bytes -> decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0 -> bytes
-"""
+"""Smaller images, made once at conversion: what `--size`, `--short-side`, `--gray` ask for."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rackrun.convert.images.info import ImageInfo
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.index import Manifest
-
-if TYPE_CHECKING:
-    from PIL import Image
-
-DEFAULT_QUALITY = 90
+from rackrun.shards.resize import Resize
 
 
 @dataclass(frozen=True)
-class Preset:
+class Preset(Resize):
     """Size and quality of the stored images; by default, images are not changed."""
-
-    gray: bool = False
-    """Store one channel instead of three."""
-    size: int | None = None
-    """Width and height in pixels; the aspect ratio is not kept."""
-    short_side: int | None = None
-    """Length of the shorter side in pixels; smaller JPEGs keep their bytes."""
-    quality: int | None = None
-    """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
 
     def __post_init__(self) -> None:
         if self.size is not None and self.short_side is not None:
@@ -48,26 +31,6 @@ class Preset:
             raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
         return preset
 
-    @property
-    def passes_through(self) -> bool:
-        """Return True if the original bytes are wanted."""
-        return self == Preset()
-
-    @property
-    def encodes_all(self) -> bool:
-        """Return True if every image is encoded again, also one of the right size."""
-        return self.size is not None or self.gray or self.quality is not None
-
-    @property
-    def shrinks(self) -> bool:
-        """Return True if large images become small."""
-        return self.size is not None or self.short_side is not None
-
-    @property
-    def jpeg_quality(self) -> int:
-        """Return the quality of images that are resized or made gray."""
-        return DEFAULT_QUALITY if self.quality is None else self.quality
-
     def changes(self, size: tuple[int, int], image: ImageInfo) -> bool:
         """Return True unless an image of that size, once upright, may keep its bytes.
 
@@ -76,30 +39,3 @@ class Preset:
         is_usual = image.extension == "jpg" and "cmyk" not in image.oddities
         may_stay = is_usual and self.target(*size) == size and not self.encodes_all
         return not (self.passes_through or may_stay)
-
-    def target(self, width: int, height: int) -> tuple[int, int]:
-        """Return the size of what is made of an image."""
-        if self.size is not None:
-            return self.size, self.size
-        scale = min(1.0, self.short_side / min(width, height)) if self.short_side else 1.0
-        return max(1, round(width * scale)), max(1, round(height * scale))
-
-    def resized(self, image: "Image.Image") -> "Image.Image":
-        """Return an upright image, resized."""
-        from PIL.Image import Resampling
-
-        image = in_mode(image, "L" if self.gray else "RGB")
-        return image.resize(self.target(*image.size), Resampling.BICUBIC)
-
-
-def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
-    """Convert to a mode: transparency is dropped, 16 bits are cut to their upper 8."""
-    if image.mode.startswith("I;16"):
-        import numpy as np
-        from PIL.Image import fromarray
-
-        image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
-        image = image.convert("RGBA")
-    colour = image if image.mode == "RGB" else image.convert("RGB")  # to convert is to copy
-    return colour if mode == "RGB" else colour.convert(mode)

@@ -8,15 +8,15 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rackrun.convert.images.info import ImageInfo, inspect, reason
-from rackrun.convert.images.resize import Preset, in_mode
+from rackrun.convert.images.resize import Preset
 from rackrun.convert.readers.records import Container, Defect, Record
 from rackrun.shards.images import FORMATS, UNDECODABLE
+from rackrun.shards.resize import FINE, in_mode
 
 if TYPE_CHECKING:
     from PIL import Image
 
 UPRIGHT_QUALITY = 95  # of JPEGs made of images that are turned, or in other formats
-FINE = 4  # a JPEG is decoded at a half, a quarter … if that leaves this many times the wanted side
 NO_RANGE = ("F", "I")  # modes whose pixels may have any value
 
 

@@ -105,6 +105,8 @@ def _manifest(
         splits=tuple(splits),
         seed=plan.seed,
         preset=asdict(plan.preset),
+        # Of a published set, no orientation is applied, and yet photos to predict are turned.
+        upright=before.upright if before else plan.upright or plan.as_published,
         sources=plan.origins,
         report=dict(sorted(counts.items())),
         plan_sha256=plan.digest,

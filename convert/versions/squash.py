@@ -48,6 +48,7 @@ class Squash:
             preset=Preset.of(manifest),
             shards=self.shards,
             val_percent=0.0,
+            exif="apply" if manifest.upright else "ignore",
             seed=manifest.seed,
             allow=("similar-classes",),
             workers=self.workers,

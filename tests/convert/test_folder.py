@@ -310,7 +310,9 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
         assert images[key].format == "JPEG"
         pixels = np.asarray(Image.open(io.BytesIO(odd[name])).convert("RGB")).astype(int)
         assert np.abs(np.asarray(images[key]) - pixels).mean() < 3
+    assert manifest_of(out).upright
     kept = convert("folder", source, "--exif", "ignore", out="kept")
+    assert not manifest_of(kept).upright
     assert manifest_of(kept).report["rotated"] == 1
     assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
 

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from rackrun.convert.images.info import inspect
+from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Treatment
 from rackrun.errors import DataError
+from rackrun.shards.pillow import foreign_formats
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
 from tests.training.test_decode import encoded, photograph
@@ -23,6 +27,29 @@ def test_a_jpeg_is_turned_upright(orientation: int) -> None:
     data = encoded(PHOTO, quality=95, exif=exif)
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     assert np.array_equal(WHOLE.for_prediction(data), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    "preset", [Preset(gray=True), Preset(size=30), Preset(short_side=20), Preset(quality=5)]
+)
+@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+def test_what_a_conversion_changed_is_done_again(preset: Preset, form: str) -> None:
+    """A file to predict becomes, byte for byte, what would have been stored of it."""
+    data = encoded(photograph(5, 64, 48), form, quality=95)
+    source = inspect(data, "", foreign_formats(), preset.shrinks)
+    stored, _ = Treatment(preset, upright=True).encoded(data, source)
+    repeating = Transforms(24, short_side=28, conversion=preset)
+    plain = Transforms(24, short_side=28)
+    assert np.array_equal(repeating.for_prediction(data), plain.for_evaluation(stored))
+    assert not np.array_equal(repeating.for_prediction(data), plain.for_prediction(data))
+
+
+def test_images_that_a_conversion_left_lying_are_not_turned() -> None:
+    """As --exif ignore had it for the images of the training."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(PHOTO, quality=95, exif=exif)
+    assert np.array_equal(Transforms(40, upright=False).for_prediction(data), decode(data))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ Whatever the file holds becomes RGB in one way: gray is repeated, a palette look
 inverted, transparency dropped, 16 bits cut to their upper 8; of an animation the first frame
 counts. The orientation in EXIF is ignored, as the published baselines do.
 
-Files to predict have not been converted: `as_png` and `upright` do what a conversion would.
+Files to predict have not been converted: `as_png`, `as_stored` and `upright` do what the conversion
+of the training images did.
 """
 
 import io
@@ -44,6 +45,8 @@ from rackrun.shards.images import (
     too_large,
 )
 from rackrun.shards.pillow import foreign_formats, turned
+from rackrun.shards.resize import FINE as DRAFT
+from rackrun.shards.resize import Resize
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
 MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
@@ -204,6 +207,29 @@ def mirrored(pixels: Pixels) -> Pixels:
 def is_of_camera(data: bytes) -> bool:
     """Return whether a file is a TIFF, AVIF, HEIC or PPM, which a conversion makes a JPEG of."""
     return data.startswith(CAMERA_MARKS) or data[4:8] == CAMERA_BOX
+
+
+def as_stored(data: bytes, conversion: Resize) -> bytes:
+    """Return the bytes that a conversion would have stored of an image; DataError for none."""
+    if conversion.passes_through:
+        return data
+    try:
+        image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
+        _check_size(*image.size)
+        target = conversion.target(*image.size)
+        is_usual = image.format == "JPEG" and image.mode != "CMYK"
+        if is_usual and target == image.size and not conversion.encodes_all:
+            return data
+        side = DRAFT * min(target)
+        image.draft(None, (side, side))
+        stored = io.BytesIO()
+        quality = conversion.jpeg_quality
+        conversion.resized(image).save(stored, "JPEG", quality=quality, subsampling="4:2:0")
+    except UnidentifiedImageError as error:
+        raise DataError(f"not an image ({', '.join(FORMATS)})") from error
+    except PILLOW_ERRORS as error:
+        raise DataError(f"not a whole image: {error}") from error
+    return stored.getvalue()
 
 
 def as_png(data: bytes) -> bytes:

@@ -17,12 +17,19 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.shards.resize import Resize
 from rackrun.training.data.exact import Assignment, Feed, StepPlan
 from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.node_cache import NodeCache
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.order.epoch import rows_by_label
-from rackrun.training.data.pool import TRAIN, share_index, training_mixture, training_pool
+from rackrun.training.data.pool import (
+    TRAIN,
+    conversion_of,
+    share_index,
+    training_mixture,
+    training_pool,
+)
 from rackrun.training.data.resampled import LanePlan, ResampledStream, batch_in_slot
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.slots import AHEAD
@@ -50,6 +57,10 @@ class Data(ABC):
     """Rows of the training set's index."""
     has_evaluation: bool
     """True if there are validation samples."""
+    conversion: Resize = Resize()
+    """What the conversion changed in the images."""
+    upright: bool = True
+    """Whether it turned them upright by their EXIF."""
     cache: NodeCache
     """What is kept of the data on this node."""
     lanes: int = 0
@@ -136,6 +147,7 @@ class StoredData(Data):
         self.cache.meet(ranks)
         manifests = [source.manifest for source in pool.sources]
         self.classes, self.dataset = pool.classes, manifests[0].dataset
+        self.conversion, self.upright = conversion_of(manifests[0]), manifests[0].upright
         self.digest, self.versions = pool.digest(config), pool.versions
         self.rows = sum(manifest.split(TRAIN).samples for manifest in manifests)
         self.has_evaluation = self._validation.has_evaluation

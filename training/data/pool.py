@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import DataError
+from rackrun.shapes import Misshapen, shaped
+from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.peers.source import PeerSource
+from rackrun.shards.resize import Resize
 from rackrun.shards.samples import neighbours
 from rackrun.shards.source import Source
 from rackrun.training.data.mixture import (
@@ -101,6 +104,15 @@ class SamplePool:
         # The number of each folder's first shard, and of all shards.
         counts = [len(source.manifest.split(TRAIN).shards) for source in self.sources]
         return np.cumsum([0, *counts])
+
+
+def conversion_of(manifest: Manifest) -> Resize:
+    """Return what the conversion of a data set changed in its images."""
+    try:
+        conversion: Resize = shaped(manifest.preset, Resize, "preset")
+    except Misshapen as error:
+        raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
+    return conversion
 
 
 def opened(config: DataSettings, location: str = "") -> Source:

@@ -16,12 +16,14 @@ import torch
 
 from rackrun.errors import UsageError
 from rackrun.shapes import AtMost, Between, Misshapen
+from rackrun.shards.resize import Resize
 from rackrun.training.data.decode import (
     Interpolation,
     Pixels,
     PreparedCrop,
     Region,
     as_png,
+    as_stored,
     is_of_camera,
     mirrored,
     prepared_crop,
@@ -91,22 +93,36 @@ class Transforms:
     )
     """Divisor of each channel after that."""
 
+    conversion: Resize = Resize()
+    """What the conversion changed in the training images; prediction does the same to files."""
+    upright: bool = True
+    """Turn files to predict upright by their EXIF, as the conversion turned the training images."""
+
     def check(self) -> None:
         """Raise Misshapen unless the fields fit together, in a file from elsewhere."""
         if not len(self.mean) == len(self.deviation) == self.channels:
             raise Misshapen(f"preparation: mean and deviation of {self.channels} channels")
         if self.short_side and self.short_side < (self.evaluation_size or self.size):
             raise Misshapen("preparation: a centre larger than the image that it is cut from")
+        resize = self.conversion
+        for side in (resize.size, resize.short_side):
+            if side is not None and not 1 <= side <= LARGEST_SIDE:
+                raise Misshapen(f"preparation: a side of {side} pixels")
+        if resize.quality is not None and not 1 <= resize.quality <= 95:
+            raise Misshapen(f"preparation: quality {resize.quality}")
 
     def described(self) -> str:
         """Return what evaluation shows the model, in words."""
         side = self.evaluation_size or self.size
         whole = f"{side} of {self.short_side} px" if self.short_side else f"{side} px, squeezed"
         colour = "" if self.channels == 3 else "gray, "
-        if (self.mean, self.deviation) == (Transforms.mean, Transforms.deviation):
-            return f"{whole}, {colour}ImageNet's mean and std"
-        mean, std = (",".join(f"{n:g}" for n in each) for each in (self.mean, self.deviation))
-        return f"{whole}, {colour}mean {mean}, std {std}"
+        normalization = "ImageNet's mean and std"
+        if (self.mean, self.deviation) != (Transforms.mean, Transforms.deviation):
+            mean, std = (",".join(f"{n:g}" for n in each) for each in (self.mean, self.deviation))
+            normalization = f"mean {mean}, std {std}"
+        changed = self.conversion.described() + (" --exif ignore" if not self.upright else "")
+        converted = f", converted with {changed.strip()}" if changed else ""
+        return f"{whole}, {colour}{normalization}{converted}"
 
     @property
     def evaluation_shape(self) -> Shape:
@@ -146,10 +162,13 @@ class Transforms:
         _copy(self._channels(pixels), out)
 
     def for_prediction(self, data: bytes) -> Pixels:
-        """Return the same for a file as a camera left it: upright; a TIFF, AVIF or HEIC as well."""
-        if is_of_camera(data):
-            return self.for_evaluation(as_png(data))
-        return upright(self.for_evaluation(data), data)
+        """Return the same for a file as a camera left it; a TIFF, AVIF or HEIC as well.
+
+        It is changed as the conversion of the training data changed theirs.
+        """
+        image = as_png(data) if is_of_camera(data) else data
+        square = self.for_evaluation(as_stored(image, self.conversion))
+        return upright(square, image) if self.upright else square
 
     def for_training(
         self, data: bytes, random: np.random.Generator, out: Pixels | None = None

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.shards.index import Manifest
 from rackrun.tables import as_csv
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
 from rackrun.training.config import Config
 from rackrun.training.counts import Confusion, Counter, Counts, as_counts, evaluation_sums
-from rackrun.training.data.pool import opened
+from rackrun.training.data.pool import conversion_of, opened
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.data.validation import Validation
@@ -90,8 +91,21 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
             f"{config.data}: no samples in the split {config.eval_split!r}; type --split with one"
             f" of: {', '.join(names)}"
         )
+    if ranks.first and (remark := _other_conversion(trained, source.manifest, config.data)):
+        say(remark)
     transforms = partial(_of_every_epoch, trained.transforms)
     return Validation(config, ranks, transforms, source).batches()
+
+
+def _other_conversion(trained: Trained, manifest: Manifest, data: str) -> str:
+    theirs, ours = conversion_of(manifest).described(), trained.transforms.conversion.described()
+    if theirs == ours:
+        return ""
+    return (
+        f"{data}: converted with {theirs or 'unchanged images'}, those that {trained.path} was"
+        f" trained on with {ours or 'unchanged ones'}; to evaluate it on images like those, convert"
+        " with the same options"
+    )
 
 
 def _of_every_epoch(transforms: Transforms, epoch: int) -> Transforms:  # sent to loader workers

@@ -69,7 +69,7 @@ def _recorder(run: TrainingRun, state: TrainingState) -> RunRecorder:
         "task": run.task.name,
         "classes": list(data.classes),
         "dataset": data.dataset,
-        "preparation": asdict(run.task.transformed(config, config.epochs - 1)),
+        "preparation": asdict(run.transforms),
         "config": asdict(config),
         "lanes": data.lanes,
         "data_versions": data.versions,
@@ -100,8 +100,7 @@ def _load_weights(run: TrainingRun, state: TrainingState, log: RunRecorder) -> s
     log.progress.phase(phases.DOWNLOAD)
     path = downloaded_weights(config.weights, config.model, run.ranks)
     log.progress.phase(phases.START)
-    transforms = run.task.transformed(config, config.epochs - 1)
-    line = load_weights(state.model, path, run.data.classes, transforms)
+    line = load_weights(state.model, path, run.data.classes, run.transforms)
     state.start_average()
     return line
 

@@ -91,8 +91,7 @@ def first_lines(
 ) -> Iterator[str]:
     """Yield the first lines of a run: its facts, its stages, how even its classes are."""
     yield from lines(facts, folder)
-    transforms = run.task.transformed(run.config, run.config.epochs - 1)
-    yield f"the model sees images of {transforms.described()}"
+    yield f"the model sees images of {run.transforms.described()}"
     stages, classes = run.schedule.stages_from(state.epoch), run.data.classes
     head = next(reversed(heads_of(state.model, len(classes))), "")
     yield from stage_lines(run.config, stages, head, _first_weights(run))

@@ -17,7 +17,7 @@ from rackrun.training.data.loader import first_batch, waits_reported
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.samples import Batch
-from rackrun.training.data.transforms import TransformsOfEpoch
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.device import Compute, set_up
 from rackrun.training.phases.loss import class_weights
 from rackrun.training.ranks import Ranks
@@ -46,6 +46,12 @@ class TrainingRun:
     """Weight of each class in the loss; None if they are equal."""
     version_remarks: tuple[str, ...] = ()
     """Whether a resumed run stays on its version of the data."""
+
+    @property
+    def transforms(self) -> Transforms:
+        """How evaluation and prediction show images to the trained model."""
+        transforms = self.task.transformed(self.config, self.config.epochs - 1)
+        return replace(transforms, conversion=self.data.conversion, upright=self.data.upright)
 
     def class_weights(self, logits: torch.Tensor) -> torch.Tensor | None:
         """Return the class weights in the dtype of the logits; None if they are equal."""
