@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
 from rackrun.errors import Problem
+from rackrun.training.differences import short
+from rackrun.units import first_few, plural
 
 if TYPE_CHECKING:
     from rackrun.training.ranks import Ranks
 
 MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
+MOST_NAMED = 5  # samples in a line
+LARGEST_LOSS = -math.log(torch.finfo(torch.float32).tiny)  # 87.3: of the least probability
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
 
@@ -65,7 +70,9 @@ class Scaling(NamedTuple):
 
 
 class Diverged(Problem):
-    """The loss is not a finite number."""
+    """The loss, the outputs or the weights are no finite numbers."""
+
+    exit_code = 76
 
 
 def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
@@ -87,6 +94,20 @@ def check_weights(step: int, are_finite: bool) -> None:
 
 def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
     return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
+
+
+def not_finite(step: int, keys: Sequence[str], images: int) -> Diverged:
+    """Return the error for a step whose loss is not finite before any weight changes by it.
+
+    `keys` are those of its images that alone have no finite output.
+    """
+    if not keys:
+        return _diverged(f"the loss of {plural(images, 'image')} is not finite", step)
+    return Diverged(
+        f"the model's output is not finite for {first_few([*map(short, keys)], MOST_NAMED)} (step"
+        f" {step}): mend the model, or take such images out; where a model standardizes each image,"
+        " one of a single color divides by 0"
+    )
 
 
 class Counter:
@@ -125,10 +146,41 @@ class Confusion:
         self.counts = torch.zeros(self.classes**2, dtype=torch.float64, device=device)
 
     def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch."""
+        """Count a batch, without images that have no answer."""
         if self.classes:
             cells = labels * self.classes + logits.argmax(1)
+            cells = cells[answered(logits)]
             self.counts += torch.bincount(cells, minlength=len(self.counts))
+
+
+class NoAnswers:
+    """Finds evaluated samples for which the model's output is not finite: no class is an answer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.names: list[str] = []
+
+    def add(self, logits: torch.Tensor, keys: Sequence[tuple[str, str]]) -> None:
+        """Look at a batch; `keys` are shard and key of each sample, or none for noise."""
+        bad = (~answered(logits)).nonzero()[:, 0].tolist()
+        self.count += len(bad)
+        if keys and len(self.names) < MOST_NAMED:
+            self.names += [f"{shard}: {key}" for shard, key in (keys[index] for index in bad)]
+
+    def of_all(self, ranks: Ranks) -> str:
+        """Return a line about those of all ranks, or ""."""
+        count = int(ranks.all_reduce_sum(torch.tensor([float(self.count)], dtype=torch.float64))[0])
+        if not count:
+            return ""
+        text = "\n".join(self.names[:MOST_NAMED]).encode()
+        parts = ranks.all_gather(np.frombuffer(text, np.uint8))
+        names = [name for part in parts for name in part.tobytes().decode().split("\n") if name]
+        others = f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
+        shown = ", ".join(map(short, names[:MOST_NAMED])) + others
+        return (
+            f"the model's output is not finite for {plural(count, 'image')}, counted as wrong:"
+            f" {shown or 'noise'}"
+        )
 
 
 class HighestLosses:
@@ -141,7 +193,7 @@ class HighestLosses:
     def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor | None) -> None:
         """Keep the losses of a batch, on the device; of noise, which has no rows, none."""
         if rows is not None:
-            self._losses.append(cross_entropy(logits.float(), labels, reduction="none"))
+            self._losses.append(finite_losses(logits, labels))
             self._rows.append(rows)
 
     def rows_of_all(self, ranks: Ranks, count: int) -> list[int]:
@@ -149,7 +201,7 @@ class HighestLosses:
         table = torch.zeros(ranks.world, count, 2, dtype=torch.float64)  # a loss, its row
         table[ranks.rank, :, 0] = -1
         if self._losses:
-            losses = torch.cat(self._losses).double().nan_to_num(nan=math.inf)
+            losses = torch.cat(self._losses).double()
             highest, positions = losses.topk(min(count, len(losses)))
             this_rank = table[ranks.rank, : len(highest)]
             this_rank[:, 0], this_rank[:, 1] = highest.cpu(), torch.cat(self._rows)[positions.cpu()]
@@ -166,6 +218,17 @@ def as_counts(sums: torch.Tensor) -> Counts:
     return Counts(loss, int(top1), int(top5), int(samples), int(skipped))
 
 
+def answered(logits: torch.Tensor) -> torch.Tensor:
+    """Return whether there is a probability for each class: bool (B,) of float (B, classes)."""
+    return logits.float().softmax(1).isfinite().all(1)
+
+
+def finite_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each sample, at most that of the least probability: float (B,)."""
+    losses = cross_entropy(logits.float(), labels, reduction="none")
+    return losses.nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
+
+
 @torch.no_grad()
 def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
     """Count samples whose label is among the `first` likeliest classes."""
@@ -175,9 +238,13 @@ def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) 
 
 
 def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return loss, top-1 and top-5 of a batch, as sums: float64 (3,)."""
-    loss = cross_entropy(logits.float(), labels, reduction="sum")
+    """Return loss, top-1 and top-5 of a batch, as sums: float64 (3,).
+
+    A sample for which the output is not finite counts as wrong, with the largest loss.
+    """
+    loss = finite_losses(logits, labels).double().sum()
+    has_answer = answered(logits)
+    logits, labels = logits[has_answer], labels[has_answer]
+    top1 = correct_predictions(logits, labels, 1)
     top5 = correct_predictions(logits, labels, min(5, logits.shape[1]))
-    return torch.stack(
-        [loss.double(), correct_predictions(logits, labels, 1).double(), top5.double()]
-    )
+    return torch.stack([loss, top1.double(), top5.double()])

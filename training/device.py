@@ -98,8 +98,14 @@ class Compute:
         inputs = normalise(images).contiguous(memory_format=layout)
         if self.compile:  # for batches of any size: else the smaller last one is compiled again
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
-        with self.autocast():
-            logits: object = model(inputs)
+        try:
+            with self.autocast():
+                logits: object = model(inputs)
+        except RuntimeError as error:
+            if self.channels_last and "view size is not compatible" in str(error):
+                advice = "write .reshape or .flatten for .view, or type --channels-last off"
+                raise RuntimeError(f"{one_line(str(error)).rstrip('.')}: {advice}") from error
+            raise
         if not isinstance(logits, torch.Tensor):
             raise UsageError(
                 f"the model returns {type(logits).__name__}; return a tensor of logits:"

@@ -9,13 +9,18 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
-from typing import NoReturn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, NoReturn
 
 from rackrun.commandline.program import leave, run
 from rackrun.training.data.worker_server import start_worker_server
 from rackrun.user_code.tasks import TaskSource
+
+if TYPE_CHECKING:
+    from rackrun.contract.task_needs import TaskNeeds
+    from rackrun.training.config import Config
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
 # the cores from those they wait for, and a step takes tens of times as long. Read with torch.
@@ -70,7 +75,7 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
         from rackrun.training.precheck import precheck
 
         config.require_data(source.name)
-        needs = precheck(source, config, typed)
+        needs = _tried(source, config, precheck(source, config, typed))
     refuse_ineffective(config, typed)  # after precheck: no model is misspelled any more
     if only_check:
         sys.stdout.write(f"{json.dumps(asdict(needs))}\n")
@@ -81,3 +86,19 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
     from rackrun.training import loop
 
     return loop.run(task, config)
+
+
+def _tried(source: TaskSource, config: "Config", needs: "TaskNeeds") -> "TaskNeeds":
+    # With what a step on zeros says of a model of the user's, where torch and the model are here.
+    from rackrun.training.models.registered import TIMM
+
+    if ":" not in config.model or config.model.startswith(TIMM) or needs.modules:
+        return needs
+    if find_spec("torch") is None or find_spec("torchvision") is None:
+        return needs
+    from rackrun.training.dry_step import dry_step
+    from rackrun.training.precheck import class_count
+    from rackrun.training.tasks.definition import task_of
+
+    why_not_more = dry_step(task_of(source), config, class_count(config))
+    return replace(needs, most_ranks=1, why_not_more=why_not_more) if why_not_more else needs

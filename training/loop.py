@@ -8,8 +8,10 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 
+from rackrun.errors import UserCodeError
 from rackrun.training.config import Config
 from rackrun.training.data.samples import Batch
+from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.monitor.stragglers import StragglerMonitor
 from rackrun.training.monitor.trace import StepTrace
 from rackrun.training.phases.balance import Balance, begin_balance, remedy
@@ -46,6 +48,9 @@ def train(run: TrainingRun) -> int:
                 return request
             return train_stages(run, state, log)
         except (RuntimeError, OSError) as error:
+            if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
+                unused = why_unused(unused_layers(state.model, set()), run.config)
+                raise UserCodeError(unused or str(error)) from None
             # On a GPU, steps that are counted here may not have been computed.
             if run.ranks.device.type == "cpu" and is_of_exchange(error):
                 # Another rank has failed: a restart goes on from here.

@@ -28,6 +28,7 @@ from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 
 TRAIN = "train"
+SOME_CLASSES = 10
 
 
 def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) -> TaskNeeds:
@@ -69,6 +70,12 @@ def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) ->
         why_not_more=why_not_more,
         keeps_ranks=not (config.exact_epochs or config.global_batch),
     )
+
+
+def class_count(config: Config) -> int:
+    """Return the number of classes of the data, or of some where only hosts can read them."""
+    is_here = is_local_folder(config.data)
+    return len(open_source(config.data).manifest.classes) if is_here else SOME_CLASSES
 
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:

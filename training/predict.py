@@ -10,7 +10,7 @@ import glob
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,6 +22,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
+from rackrun.training.settings.published import PublishedWeights, with_weights_first
 
 if TYPE_CHECKING:
     from rackrun.training.data.decode import Pixels
@@ -53,13 +54,15 @@ class Predict:
     json: bool = False
     """Print JSON instead of a table."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
+    are those of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
     """Write a CSV file instead, with a row for each of the most likely classes of each image."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: a GPU if there is one."""
+    published: PublishedWeights = field(default_factory=PublishedWeights)
     top_k: int = 5
     """Number of classes per image, the most likely first; the table shows only the first."""
 
@@ -85,7 +88,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Unread:
-    """An image that cannot be read, and why."""
+    """An image without a prediction, and why: mostly because it cannot be read."""
 
     image: str
     error: str
@@ -97,7 +100,7 @@ class Unread:
 
 def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
     """Predict with weights of this task or of any; return the exit code."""
-    return show(parse(Predict, prog or called("predict"), args), task)
+    return show(parse(Predict, prog or called("predict"), with_weights_first(args)), task)
 
 
 def show(given: Predict, task: str) -> int:
@@ -107,16 +110,16 @@ def show(given: Predict, task: str) -> int:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
     weights = final_weights(given.checkpoint)
-    from rackrun.training.trained import load_of_any_task
+    from rackrun.training.trained import load
 
-    trained = load_of_any_task(weights, given.model, task or given.task)
+    trained = load(weights, given.model, task or given.task, given.published)
     trained = trained.on_best_device() if given.device == "auto" else trained.on(given.device)
     results = list(predictions(trained, paths, given.top_k))
     if given.csv:
         write_table(Path(given.csv), _csv_rows(results))
     elif given.json:
         plain = [result.plain() for result in results]  # one list, in the order of the images
-        sys.stdout.write(json.dumps(plain, indent=1) + "\n")
+        sys.stdout.write(json.dumps(plain, indent=1, allow_nan=False) + "\n")
     else:
         print_table(results)
     unread = [result for result in results if isinstance(result, Unread)]
@@ -161,7 +164,13 @@ def predictions(
         pixels = [each for each in read if not isinstance(each, Unread)]
         predicted = iter(trained.predict_pixels(pixels, top_k))
         for path, each in zip(batch, read, strict=True):
-            yield each if isinstance(each, Unread) else Prediction(path, next(predicted))
+            classes = {} if isinstance(each, Unread) else next(predicted)
+            if isinstance(each, Unread):
+                yield each
+            elif classes:
+                yield Prediction(path, classes)
+            else:
+                yield Unread(path, "the model's output is not finite")
 
 
 def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":

@@ -72,3 +72,10 @@ def check_logits(logits: torch.Tensor, samples: int, classes: int) -> None:
             f"the model returns {tuple(logits.shape)} for {samples} images of {classes} classes;"
             f" build it with {classes} outputs, to return ({samples}, {classes})"
         )
+
+
+@torch.no_grad()
+def are_probabilities(logits: torch.Tensor) -> bool:
+    """Return whether outputs, float (B, classes), are a probability for each class."""
+    sums = logits.float().sum(1)
+    return bool((logits >= 0).all() and len(sums) and ((sums - 1).abs() < 1e-3).all())

@@ -14,18 +14,21 @@ import torch
 from torch import nn
 
 from rackrun.commands import called
+from rackrun.contract.files import PUBLISHED
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.runs import final_weights
 from rackrun.shapes import AtMost, Misshapen, shaped
-from rackrun.terminal import clean, one_line
+from rackrun.terminal import clean, one_line, say
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
+from rackrun.training.counts import answered
 from rackrun.training.data.decode import Pixels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.differences import table_differences
 from rackrun.training.models.named import is_own
-from rackrun.training.models.weights import are_weights
+from rackrun.training.models.weights import are_weights, load_weights
+from rackrun.training.settings.published import PublishedWeights
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from rackrun.user_code.tasks import OWN_TASK
@@ -61,6 +64,7 @@ class Trained:
         """Return the most likely classes of image files with their probabilities, best first.
 
         They are turned upright by their EXIF, and HEIC is read, as in a conversion of own images.
+        There are none of an image for which the model's output is not finite.
         """
         return self.predict_pixels([self.transforms.for_prediction(data) for data in images], top_k)
 
@@ -74,8 +78,45 @@ class Trained:
             best = outputs.float().softmax(1).topk(min(top_k, len(self.classes)))
         return [
             {self.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
-            for row in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            if is_finite
+            else {}
+            for is_finite, *row in zip(
+                answered(outputs).tolist(), best.values.tolist(), best.indices.tolist(), strict=True
+            )
         ]
+
+
+def load(given: str | PathLike[str], model: str, task: str, published: PublishedWeights) -> Trained:
+    """Return the model of a run or its file, or published weights as they are."""
+    published.check(model)
+    if published.weights:
+        return published_model(model, published)
+    return load_of_any_task(given, model, task)
+
+
+def published_model(model: str, published: PublishedWeights) -> Trained:
+    """Return a model with weights from a file that no run has written, as the task classify has it.
+
+    SaveError unless the file has a row of the last layer for each class.
+    """
+    names, path = published.class_names(), Path(published.weights)
+    source = require_task("classify")
+    task = task_of(source)
+    settings: Any = recipes_of(source)["default"]
+    config = task.resolve(
+        settings(
+            model=model,
+            weights="" if is_own(model) else PUBLISHED,
+            image_size=published.image_size,
+            short_side=published.short_side,
+            mean=published.mean,
+            std=published.std,
+        )
+    )
+    network, transforms = task.built(config, len(names)), task.transformed(config, 0)
+    say(load_weights(network, path, names, transforms, whole=True))
+    say(f"the model sees images of {transforms.described()}")
+    return Trained(path, task.name, network.eval(), transforms, names, config)
 
 
 def load_of_any_task(

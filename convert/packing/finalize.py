@@ -32,7 +32,8 @@ from rackrun.shards.index import (
     serialise_index,
 )
 from rackrun.shards.source import Source
-from rackrun.terminal import say
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
 
 LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
@@ -82,6 +83,7 @@ def close_folder(
     target.clear_work()
     if not plan.copied:
         print_report(report, findings, stored)
+    _say_what_is_lacking(parts, plan.classes)
     print_use(target.folder, plan.dataset)
 
 
@@ -114,6 +116,15 @@ def _manifest(
         parents=(*before.parents, before.digest) if before else (),
         change=plan.change or ({"added": stored} if before else {}),
     )
+
+
+def _say_what_is_lacking(parts: Sequence["_Part"], classes: Sequence[str]) -> None:
+    for part in parts:
+        labels = {row[LABEL] for row in PACKED_ROW.iter_unpack(part.rows)}
+        names = [name for label, name in enumerate(classes) if label not in labels]
+        if names:
+            which = f"{plural(len(names), 'class', 'classes')}: {first_few(names, 5)}"
+            say(clean(f"{part.name} has no images of {which}"))
 
 
 def print_use(folder: Path, dataset: str) -> None:

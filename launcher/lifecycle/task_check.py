@@ -16,7 +16,7 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError, UserCodeError
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.run.job import (
     PYTHONS,
@@ -101,6 +101,10 @@ def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
     for kind in (UsageError, DataError):
         if process.returncode == kind.exit_code:
             raise kind(complaint.strip().removeprefix("error: "))
+    # A model that no rank can train; any other exception may be due to this machine alone.
+    last = complaint.strip().rpartition("\n")[2].removeprefix("error: ")
+    if process.returncode == UserCodeError.exit_code and last.startswith("--model "):
+        raise UserCodeError(last)
     try:
         return parsed("".join(needs.splitlines()[-1:]), TaskNeeds, MOST_BYTES)
     except Misshapen:  # a task of the user's that this machine cannot import: its ranks say why

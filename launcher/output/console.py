@@ -199,7 +199,9 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
     """Yield the results of a run: name and value."""
     accuracy, speed = result.report.get("accuracy"), result.report.get("images_per_second")
     if result.verdict == "done" and isinstance(accuracy, int | float):
-        yield "accuracy", f"{accuracy:.1%}"
+        # A task without a validation split reports no best evaluation.
+        is_training = "final" in result.report and "best" not in result.report
+        yield "training accuracy" if is_training else "accuracy", f"{accuracy:.1%}"
     if result.verdict == "done" and isinstance(speed, int | float):
         yield "speed", f"{speed:,.0f} images/s"
     for name, field in (("model", "final"), ("report", "report")):

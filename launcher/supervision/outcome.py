@@ -20,7 +20,7 @@ from rackrun.launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
-_REPORTED = ("accuracy", "loss", "images_per_second", "epoch", "step", "final", "report")
+_REPORTED = ("accuracy", "best", "loss", "images_per_second", "epoch", "step", "final", "report")
 
 
 def result_of(

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ import torch
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training import checkpoint
@@ -33,6 +35,7 @@ from tests.training.torchrun import without_gloo
 Answers = npt.NDArray[np.float64]
 CPU = torch.device("cpu")
 ALONE = ("--workers", "0", "--device", "cpu")
+CLASSES = ["disc", "box", "cross"]
 CONFIG = CatDog(image_size=24, width=4, device="cpu")
 
 
@@ -49,7 +52,7 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(3)
         model = TASK.model(CONFIG, 3)
-    described = {"task": "catdog", "classes": ["disc", "box", "cross"], "config": asdict(CONFIG)}
+    described = {"task": "catdog", "classes": CLASSES, "config": asdict(CONFIG)}
     preparation = asdict(TASK.transforms(CONFIG, 0))
     checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
     return path
@@ -198,10 +201,31 @@ def test_two_ranks_count_what_one_does(
     assert lines[0] == lines[1]
 
 
+@pytest.mark.parametrize("names", [("disc", "box"), ("box", "cross"), ("cross", "disc")])
+def test_data_with_some_of_the_classes_are_evaluated_by_name(
+    final: Path, make_shards: Callable[..., Path], evaluate: Callable[..., Any], names: list[str]
+) -> None:
+    """Whatever numbers the classes have there: a later test set may lack some of them."""
+    data = make_shards(train=(2,), val=(9,), classes=2)
+    manifest = Manifest.parse((data / MANIFEST_NAME).read_bytes(), "here")
+    renamed = replace(manifest, classes=tuple(names))
+    (data / MANIFEST_NAME).write_bytes(renamed.serialise())
+    outputs, labels, _ = answers_by_hand(final, data, flip=False)
+    numbers = [CLASSES.index(names[label]) for label in labels]
+    result = evaluate(final, data)
+    assert result["top1"] == pytest.approx(float(np.mean(outputs.argmax(1) == numbers)))
+    counted = {each["name"]: each["samples"] for each in result["classes"]}
+    assert counted == {name: numbers.count(number) for number, name in enumerate(CLASSES)}
+
+
 @pytest.mark.parametrize(
     ("args", "problem", "what"),
     [
-        (["{final}", "{two}"], UsageError, "only in the model: cross"),
+        (
+            ["{final}", "{four}"],
+            UsageError,
+            "1 class that .* does not have: shape 3; type",
+        ),
         (["{final}", "{three}", "--split", "test"], UsageError, "type --split with one of: train"),
         (["{final}", "{three}", "--csv", "/no/such/table.csv"], UsageError, "no folder /no/such"),
         (["{three}", "{three}"], SaveError, "no final.pt"),
@@ -209,10 +233,16 @@ def test_two_ranks_count_what_one_does(
     ],
 )
 def test_what_does_not_fit_is_refused(
-    final: Path, three: Path, shapes: Path, args: list[str], problem: type[Problem], what: str
+    final: Path,
+    three: Path,
+    make_shards: Callable[..., Path],
+    args: list[str],
+    problem: type[Problem],
+    what: str,
 ) -> None:
     """Other classes, an empty split, a missing folder: each a sentence that says what to type."""
-    positions = {"final": final, "three": three, "two": shapes}
+    four = make_shards(train=(4,), val=(4,), classes=4)
+    positions = {"final": final, "three": three, "four": four}
     with pytest.raises(problem, match=what):
         main([*(arg.format(**positions) for arg in args), *ALONE])
 

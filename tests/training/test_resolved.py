@@ -3,9 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from rackrun.training.phases.resolved import Resolved, lines, packed
+from rackrun.training.config import Config
+from rackrun.training.phases.resolved import Resolved, class_lines, lines, packed
 
 H100 = "NVIDIA H100 80GB HBM3"
 CLUSTER: Resolved = {
@@ -93,3 +95,25 @@ def test_a_line_breaks_between_facts_only() -> None:
     groups = [["aaaa", "bbbb"], ["cc"], ["run 1", path], [""]]
     assert packed(groups, 14) == ["aaaa, bbbb; cc", "run 1", path]
     assert packed(groups, 9) == ["aaaa", "bbbb; cc", "run 1", path]
+
+
+def test_classes_that_training_or_validation_lacks_are_named() -> None:
+    """What --only-classes leaves out is no "each class", and its images bound the accuracy."""
+    names = ("blue", "green", "red")
+
+    def said(sizes: list[int], evaluated: list[int], only: str = "") -> list[str]:
+        config = Config(only_classes=only)
+        return list(class_lines(config, names, np.array(sizes), np.array(evaluated)))
+
+    assert said([14, 14, 14], [1, 1, 1]) == ["14 training images of each class"]
+    assert said([14, 0, 14], [4, 4, 4], "red,blue") == [
+        "14 training images of each of 2 classes; none of 1 class, which --only-classes leaves out:"
+        " green",
+        "validation accuracy is at most 66.7%: 4 of 12 images are of classes without training"
+        " images",
+    ]
+    assert said([14, 13, 14], [4, 0, 0]) == [
+        "13 (green) to 14 (blue) training images of a class",
+        "no validation images of 2 classes: green, red",
+    ]
+    assert said([14, 14, 14], [0, 0, 0]) == ["14 training images of each class"]

@@ -127,6 +127,7 @@ class Share(NamedTuple):
     batch_indices: Positions  # (n,): which image of the slot each sample is
     rows: Positions  # (n,): in the index
     skipped: int
+    keys: list[tuple[str, str]]  # shard and key of each
 
 
 class Feed:
@@ -238,6 +239,7 @@ def _share(
         step.batch_indices[is_kept],
         step.rows[is_kept],
         quarantine.news(),
+        [(sample.shard, sample.key) for sample in kept],
     )
 
 
@@ -286,9 +288,11 @@ def in_order(shares: list[Share], slots: Slots) -> Batch:
     images = slots.images(number, stored, shares[0].shape)
     if stored > len(batch_indices):  # there are gaps where samples were left out
         images = images[torch.from_numpy(batch_indices[order])]
+    keys = [key for share in shares for key in share.keys]
     return Batch(
         images.permute(0, 3, 1, 2),
         slots.labels(number, np.concatenate([share.labels for share in shares])[order]),
         sum(share.skipped for share in shares),
         torch.from_numpy(np.concatenate([share.rows for share in shares])[order]),
+        keys=[keys[position] for position in order.tolist()],
     )

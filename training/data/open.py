@@ -85,6 +85,10 @@ class Data(ABC):
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in an epoch of training."""
 
+    def evaluated_sizes(self) -> Numbers:
+        """Return the evaluated samples of each class."""
+        return np.zeros(len(self.classes), np.int64)
+
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
         return self.batch
@@ -157,6 +161,10 @@ class StoredData(Data):
     def evaluation(self) -> Iterator[Batch]:
         """Yield this rank's part of the validation set, in the order of the index."""
         return self._validation.batches()
+
+    def evaluated_sizes(self) -> Numbers:
+        """Return the samples of each class in the validation set."""
+        return self._validation.class_sizes()
 
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return validation images, those of these rows or at even distances."""

@@ -92,13 +92,15 @@ class FilledSlot(NamedTuple):
     shape: Shape
     labels: list[int]
     skipped: int
+    keys: list[tuple[str, str]]  # shard and key of each
 
 
 def batch_in_slot(slots: Slots, filled_slot: FilledSlot) -> Batch:
     """Return the batch whose images lie in a slot."""
-    number, shape, labels, skipped = filled_slot
+    number, shape, labels, skipped, keys = filled_slot
     images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
-    return Batch(images, slots.labels(number, np.array(labels, np.int64)), skipped)
+    labels_in_slot = slots.labels(number, np.array(labels, np.int64))
+    return Batch(images, labels_in_slot, skipped, keys=keys)
 
 
 class ResampledStream(IterableDataset[FilledSlot | Problem]):
@@ -134,7 +136,8 @@ class ResampledStream(IterableDataset[FilledSlot | Problem]):
                 images = self.slots.images(number, plan.config.batch_size, shape)
                 kept = filled(images, samples, prepare, seed, quarantine)
                 labels = [each.label for each in kept]
-                yield FilledSlot(number, shape, labels, quarantine.news())
+                keys = [(each.shard, each.key) for each in kept]
+                yield FilledSlot(number, shape, labels, quarantine.news(), keys)
             step = last
 
 

@@ -58,7 +58,7 @@ class Batch(NamedTuple):
     labels: torch.Tensor  # int64 (B,)
     skipped: int = 0  # bad samples left out of it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
-    keys: Sequence[tuple[str, str]] = ()  # shard and key of each, in an evaluation
+    keys: Sequence[tuple[str, str]] = ()  # shard and key of each; of noise none
 
 
 class Quarantine:

@@ -19,7 +19,7 @@ from rackrun.training.data.pool import share_index
 from rackrun.training.data.samples import Batch, Quarantine, filled, rows_of
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
-from rackrun.training.ranks import Ranks, part_of
+from rackrun.training.ranks import Numbers, Ranks, part_of
 from rackrun.training.settings.data import DataSettings
 
 VALIDATION = "val"
@@ -49,6 +49,14 @@ class Validation(Dataset[Batch | Problem]):
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
         self._quarantine = Quarantine(config)
+
+    def class_sizes(self) -> Numbers:
+        """Return the samples of each class, those of all ranks."""
+        classes = len(self._source.manifest.classes)
+        if not self.has_evaluation:
+            return np.zeros(classes, np.int64)
+        labels = self._source.index(self._config.eval_split)["label"]
+        return np.bincount(labels, minlength=classes)
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""

@@ -5,7 +5,7 @@ torch is imported once there is something to export, so that `--help` answers at
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,6 +15,7 @@ from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder
+from rackrun.training.settings.published import PublishedWeights, with_weights_first
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
 
@@ -34,22 +35,25 @@ class Export:
     out: Positional[Path]
     """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
+    are those of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
+    published: PublishedWeights = field(default_factory=PublishedWeights)
 
 
 def main(args: Sequence[str]) -> int:
     """Export a model as the words ask; return the exit code."""
-    given = parse(Export, called("export"), args)
+    given = parse(Export, called("export"), with_weights_first(args))
     if given.out.suffix not in SUFFIXES:
         raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
     weights = final_weights(given.checkpoint)
     from rackrun.training.export.formats import export
-    from rackrun.training.trained import load_of_any_task
+    from rackrun.training.trained import load
 
-    difference = export(load_of_any_task(weights, given.model, given.task), given.out)
+    trained = load(weights, given.model, given.task, given.published)
+    difference = export(trained, given.out)
     size = given.out.stat().st_size / 1e6
     sys.stdout.write(
         f"{given.out}: {size:.1f} MB; answers to random images differ from the model's by at most"

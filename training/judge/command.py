@@ -6,7 +6,7 @@ torch is imported once there is something to evaluate, so that `--help` answers 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +17,7 @@ from rackrun.commands import called
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder
 from rackrun.training.data.worker_server import start_worker_server
+from rackrun.training.settings.published import PublishedWeights, with_weights_first
 
 
 @dataclass(frozen=True)
@@ -31,13 +32,15 @@ class Evaluate:
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""
     data: Positional[str]
-    """Folder or URL of shards with the classes of the model."""
+    """Folder or URL of shards with classes of the model, all or some, by name."""
     split: Literal["val", "test", "train"] = "val"
     """Split of the data to evaluate on."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`."""
+    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
+    are those of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
+    published: PublishedWeights = field(default_factory=PublishedWeights)
     flip: bool = False
     """Evaluate the mean of the outputs for an image and for its mirror image."""
     csv: str = ""
@@ -58,15 +61,15 @@ class Evaluate:
 
 def main(args: Sequence[str]) -> int:
     """Evaluate as a rank of torchrun, or alone; rank 0 writes for all."""
-    given = parse(Evaluate, called("evaluate"), args)
+    given = parse(Evaluate, called("evaluate"), with_weights_first(args))
     require_folder(given.csv)
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
         start_worker_server("rackrun.training.data.validation")
     from rackrun.training.judge.evaluation import evaluate, settings
-    from rackrun.training.trained import load_of_any_task
+    from rackrun.training.trained import load
 
-    trained = load_of_any_task(given.checkpoint, given.model, given.task)
+    trained = load(given.checkpoint, given.model, given.task, given.published)
     config = settings(
         trained,
         data=given.data,
@@ -82,7 +85,7 @@ def main(args: Sequence[str]) -> int:
         if given.csv:
             write_whole(Path(given.csv), result.table)
         if given.json:
-            sys.stdout.write(json.dumps(result.judgement.plain(), indent=1) + "\n")
+            sys.stdout.write(json.dumps(result.judgement.plain(), indent=1, allow_nan=False) + "\n")
         else:
             from rackrun.training.judge.output import print_judgement
 

@@ -9,6 +9,7 @@ Networks", ICML 2017: 15 bins of equal width over the probability of the predict
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +23,15 @@ from rackrun.shards.index import Manifest
 from rackrun.tables import as_csv
 from rackrun.terminal import clean, say
 from rackrun.training.config import Config
-from rackrun.training.counts import Confusion, Counter, Counts, as_counts, evaluation_sums
+from rackrun.training.counts import (
+    Confusion,
+    Counter,
+    Counts,
+    NoAnswers,
+    answered,
+    as_counts,
+    evaluation_sums,
+)
 from rackrun.training.data.pool import conversion_of, opened
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
@@ -31,7 +40,7 @@ from rackrun.training.device import set_up
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import Trained
 from rackrun.training.world import joined
-from rackrun.units import first_few
+from rackrun.units import first_few, plural
 
 COLUMNS = ("shard", "key", "label", "prediction", "probability", "label_probability")
 BINS = 15
@@ -56,7 +65,7 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
         compute = set_up(config, ranks)
         batches = open_split(config, ranks, trained)
         trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
-        tally = Tally(len(trained.classes), ranks.device)
+        tally, no_answers = Tally(len(trained.classes), ranks.device), NoAnswers()
         rows = bytearray()
         for batch in batches:
             if not len(batch.labels):
@@ -67,9 +76,12 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
                     trained.model, trained.transforms.normalised, batch.images, flip
                 )
             tally.add(logits, batch)
+            no_answers.add(logits, batch.keys)
             if with_rows:
                 rows += as_csv(lines(trained.classes, batch, logits))
         judgement = tally.judgement(ranks, trained.classes)
+        if (remark := no_answers.of_all(ranks)) and ranks.first:
+            say(remark)
         parts = ranks.all_gather(np.frombuffer(bytes(rows), np.uint8)) if with_rows else []
         table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
         return Evaluation(judgement, table if with_rows else b"", ranks.first)
@@ -82,9 +94,13 @@ def settings(trained: Trained, **chosen: Any) -> Config:
 
 
 def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch]:
-    """Yield this rank's batches; raise UsageError unless the data suit the model."""
+    """Yield this rank's batches, with the numbers that the model gives their classes.
+
+    UsageError unless the data suit the model: their classes are some of its own, by name.
+    """
     source = opened(config)
-    _check_classes(trained, list(source.manifest.classes), config.data)
+    data_classes = source.manifest.classes
+    refuse_other_classes(trained, data_classes, config.data)
     names = [each.name for each in source.manifest.splits if each.samples]
     if config.eval_split not in names:
         raise UsageError(
@@ -94,7 +110,12 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
     if ranks.first and (remark := _other_conversion(trained, source.manifest, config.data)):
         say(remark)
     transforms = partial(_of_every_epoch, trained.transforms)
-    return Validation(config, ranks, transforms, source).batches()
+    batches = Validation(config, ranks, transforms, source).batches()
+    if list(data_classes) == trained.classes:
+        return batches
+    numbers = torch.tensor([trained.classes.index(name) for name in data_classes])
+    numbers = numbers.to(ranks.device)
+    return (batch._replace(labels=numbers[batch.labels]) for batch in batches)
 
 
 def _other_conversion(trained: Trained, manifest: Manifest, data: str) -> str:
@@ -112,29 +133,26 @@ def _of_every_epoch(transforms: Transforms, epoch: int) -> Transforms:  # sent t
     return transforms
 
 
-def _check_classes(trained: Trained, data_classes: Sequence[str], data: str) -> None:
-    if list(data_classes) == trained.classes:
-        return
+def refuse_other_classes(trained: Trained, data_classes: Sequence[str], data: str) -> None:
+    """Raise UsageError for classes of the data that the model does not have."""
     extra = sorted(set(data_classes) - set(trained.classes))
-    missing = sorted(set(trained.classes) - set(data_classes))
-    what = "; ".join(
-        f"only in the {where}: {first_few([name[:50] for name in names], 5)}"
-        for where, names in (("data", extra), ("model", missing))
-        if names
-    )
-    raise UsageError(
-        clean(
-            f"{data}: its {len(data_classes)} classes are not the {len(trained.classes)} of"
-            f" {trained.path} ({what or 'they are in another order'}); type a folder that was"
-            " converted with the same classes"
+    if extra:
+        raise UsageError(
+            clean(
+                f"{data}: {plural(len(extra), 'class', 'classes')} that {trained.path} does not"
+                f" have: {first_few([name[:50] for name in extra], 5)}; type a folder with classes"
+                f" of the model: {first_few([name[:50] for name in trained.classes], 5)}"
+            )
         )
-    )
 
 
 def lines(
     classes: Sequence[str], batch: Batch, logits: torch.Tensor
 ) -> Iterator[tuple[object, ...]]:
-    """Yield a row for every sample of a batch, in the order of COLUMNS."""
+    """Yield a row for every sample of a batch, in the order of COLUMNS.
+
+    Of one for which the output is not finite, there is neither prediction nor probability.
+    """
     shares = logits.softmax(1)
     best = shares.max(1)
     label_shares = shares.gather(1, batch.labels[:, None])[:, 0]
@@ -142,7 +160,8 @@ def lines(
     for (shard, key), label, predicted, share, label_share in zip(
         batch.keys, *columns, strict=True
     ):
-        yield shard, key, classes[label], classes[predicted], f"{share:.6f}", f"{label_share:.6f}"
+        answer = (classes[predicted], f"{share:.6f}", f"{label_share:.6f}")
+        yield shard, key, classes[label], *(answer if math.isfinite(share) else ("", "", ""))
 
 
 class Tally:
@@ -159,10 +178,12 @@ class Tally:
         labels = batch.labels
         self._counter.add([evaluation_sums(logits, labels)], len(labels), batch.skipped)
         self._confusion.add(logits, labels)
-        confidence, predicted = logits.softmax(1).max(1)
-        right = (predicted == labels).double()
         size = self._classes.shape[1]
         self._classes[0] += torch.bincount(labels, minlength=size)
+        has_answer = answered(logits)
+        logits, labels = logits[has_answer], labels[has_answer]
+        confidence, predicted = logits.softmax(1).max(1)
+        right = (predicted == labels).double()
         self._classes[1] += torch.bincount(labels, right, size)
         self._classes[2] += torch.bincount(predicted, minlength=size)
         # Bin m holds the confidences in ((m - 1) / BINS, m / BINS].

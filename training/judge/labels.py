@@ -29,11 +29,12 @@ from torch.nn.functional import cross_entropy
 from rackrun.contract.suspects import Question, SuspectLabel
 from rackrun.errors import UsageError
 from rackrun.training.config import Config
+from rackrun.training.counts import answered
 from rackrun.training.data.pool import TRAIN, opened
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.worker_server import start_worker_server
 from rackrun.training.device import Compute, set_up
-from rackrun.training.judge.evaluation import open_split, settings
+from rackrun.training.judge.evaluation import open_split, refuse_other_classes, settings
 from rackrun.training.layers import heads_of
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import Trained, load_of_any_task
@@ -61,6 +62,13 @@ def suspects(question: Question) -> list[SuspectLabel]:
         bad_samples="quarantine",
         bad_samples_limit=2**31,
     )
+    classes = opened(config).manifest.classes
+    if list(classes) != trained.classes:  # else a label could become one that the data lack
+        refuse_other_classes(trained, classes, question.data)
+        raise UsageError(
+            f"{trained.path}: has {len(trained.classes)} classes, {question.data} has"
+            f" {len(classes)} of them, or in another order; type a run trained on these data"
+        )
     suspect_labels: list[SuspectLabel] = []
     for split in opened(config).manifest.splits:
         if split.samples:
@@ -84,8 +92,12 @@ def _suspects_of_split(
         if not len(batch.labels):
             continue
         logits, inputs = _logits_and_features(compute, trained, batch)
-        batch_probabilities.append(Probabilities.of(logits, batch.labels))
-        names += batch.keys
+        has_answer = answered(logits)  # an output that is not finite says nothing about a label
+        logits, inputs = logits[has_answer], inputs[has_answer]
+        batch_probabilities.append(Probabilities.of(logits, batch.labels[has_answer]))
+        names += [
+            key for key, is_known in zip(batch.keys, has_answer.tolist(), strict=True) if is_known
+        ]
         if config.eval_split == TRAIN:
             features.append(inputs)
     if not names:

@@ -11,7 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import MissingPackage, UsageError
@@ -39,8 +41,17 @@ def named_model(name: str, classes: int, size: int, task_models: Sequence[str] =
         if not isinstance(model, nn.Module):
             what = type(model).__name__
             raise UsageError(f"--model {name}: returns no torch.nn.Module, but {what}")
-        return model
+        return _with_sizes(model, size)
     return torchvision_model(name, classes, size, task_models)
+
+
+def _with_sizes(model: nn.Module, size: int) -> nn.Module:
+    # Lazy layers get their sizes from images; until then torch neither moves nor copies them.
+    if any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers())):
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, 3, size, size))
+        model.train()
+    return model
 
 
 def torchvision_model(

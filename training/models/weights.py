@@ -42,14 +42,18 @@ INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
 def load_weights(
-    model: nn.Module, path: Path, classes: Sequence[str], transforms: Transforms | None = None
+    model: nn.Module,
+    path: Path,
+    classes: Sequence[str],
+    transforms: Transforms | None = None,
+    whole: bool = False,
 ) -> str:
     """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
 
     The rows of the last layer follow their classes by name; a class that the file lacks starts
     afresh, and so does a last layer of another size. `transforms`: how images reach the model, for
     a remark where those of the file reached it otherwise. SaveError for anything else that does not
-    fit.
+    fit, and if the weights are to be `whole`, for a last layer without a row for each class.
     """
     model_tensors = model.state_dict()
     file = _content_of(path)
@@ -81,6 +85,11 @@ def load_weights(
         rows_note = "is not there and starts afresh"
         if saved_head is not None:
             rows_note = f"has {len(ours)} classes instead of {len(saved_head)} and starts afresh"
+    if whole and ("afresh" in rows_note or fresh):
+        raise SaveError(
+            f"--weights {path}: the last layer {rows_note}; type --classes with the"
+            " names of the classes of these weights"
+        )
     if rows_note:
         notes.append(f"the last layer ({', '.join(head_names)}) {rows_note}")
     if transforms and (seen := file.seen_otherwise(transforms)):

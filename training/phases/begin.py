@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from rackrun.contract import phases
 from rackrun.training.data.order.cut import Cut
+from rackrun.training.dry_step import require_copy
 from rackrun.training.models.extended import (
     with_dropout,
     with_recomputed_blocks,
@@ -34,6 +35,8 @@ def new_state(run: TrainingRun) -> TrainingState:
         with_stochastic_depth(model, config.stochastic_depth)
     if config.gradient_checkpointing:
         with_recomputed_blocks(model)
+    if config.ema_decay:
+        require_copy(model, config)
     state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
     if compute.compile and state.average:
         state.average.model.compile()  # the copy of a compiled model is not compiled

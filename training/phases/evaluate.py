@@ -6,7 +6,15 @@ from typing import Any
 import torch
 
 from rackrun.contract import phases
-from rackrun.training.counts import Confusion, Counter, Counts, HighestLosses, evaluation_sums
+from rackrun.training.counts import (
+    Confusion,
+    Counter,
+    Counts,
+    HighestLosses,
+    NoAnswers,
+    answered,
+    evaluation_sums,
+)
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.run.recorder import RunRecorder
 from rackrun.training.state import TrainingState
@@ -23,7 +31,7 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
     model.eval()
     counter = Counter(run.ranks.device)
     confusion = Confusion(len(run.data.classes), run.ranks.device)
-    losses = HighestLosses()
+    losses, no_answers = HighestLosses(), NoAnswers()
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             flip = run.config.eval_flip
@@ -31,10 +39,12 @@ def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts
             counter.add([evaluation_sums(logits, batch.labels)], len(batch.labels), batch.skipped)
             confusion.add(logits, batch.labels)
             losses.add(logits, batch.labels, batch.rows)
+            no_answers.add(logits, batch.keys)
         log.progress.evaluated(number)
         if run.requests.ending:  # a stop does not wait for the rest of the validation set
             break
     state.train()
+    log.remark(no_answers.of_all(run.ranks))
     log.results.evaluated(
         run.ranks.all_reduce_sum(confusion.counts),
         confusion.classes,
@@ -58,6 +68,7 @@ def predictions(
     images = batch.images.to(run.ranks.device)
     logits = run.compute.logits(state.evaluated.eval(), transforms.normalised, images)
     probability, predicted = logits.softmax(1).max(1)
+    probability = probability.where(answered(logits), 0)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),
         "labels": batch.labels.numpy(),

@@ -34,7 +34,7 @@ from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.schedule import Stage
 from rackrun.training.settings.optim import BODY
 from rackrun.training.state import TrainingState
-from rackrun.units import plural
+from rackrun.units import first_few, plural
 from rackrun.user_code.revision import git_commit
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
@@ -96,7 +96,8 @@ def first_lines(
     head = next(reversed(heads_of(state.model, len(classes))), "")
     yield from stage_lines(run.config, stages, head, _first_weights(run))
     if run.ranks.first and not run.config.synthetic:  # it reads the labels of all rows
-        yield class_line(run.config, classes, run.data.class_sizes())
+        sizes, evaluated = run.data.class_sizes(), run.data.evaluated_sizes()
+        yield from class_lines(run.config, classes, sizes, evaluated)
 
 
 def lines(facts: Resolved, folder: Path) -> list[str]:
@@ -153,23 +154,40 @@ def _first_weights(run: TrainingRun) -> str:
     return "random weights" + (" (hence no --head-epochs)" if all_at_once else "")
 
 
-def class_line(config: Config, classes: Sequence[str], sizes: Numbers) -> str:
-    """Return how many training images the classes have, and which have none."""
+def class_lines(
+    config: Config, classes: Sequence[str], sizes: Numbers, evaluated: Numbers
+) -> Iterator[str]:
+    """Yield how many training images the classes have, and which ones training or validation lacks.
+
+    `sizes`, `evaluated`: training images of each class in an epoch, and evaluated ones.
+    """
     chosen = [number for number, size in enumerate(sizes) if size]
-    empty = [name for name, size in zip(classes, sizes, strict=True) if not size]
     fewest, most = min(chosen, key=sizes.__getitem__), max(chosen, key=sizes.__getitem__)
-    line = f"{plural(int(sizes[fewest]), 'training image')} of each class"
+    which = "each class" if len(chosen) == len(classes) else f"each of {len(chosen):,} classes"
+    line = f"{plural(int(sizes[fewest]), 'training image')} of {which}"
     if sizes[fewest] < sizes[most]:
         line = (
             f"{sizes[fewest]:,} ({short(classes[fewest])}) to {sizes[most]:,}"
             f" ({short(classes[most])}) training images of a class"
         )
-    if empty and not config.only_classes:
-        names = ", ".join(map(short, empty[:3])) + (", …" if len(empty) > 3 else "")
-        line += (
-            f"; none of {plural(len(empty), 'class', 'classes')}, which cannot be learnt: {names}"
+    if empty := [number for number, size in enumerate(sizes) if not size]:
+        why = "which --only-classes leaves out" if config.only_classes else "which cannot be learnt"
+        line += f"; none of {_named(empty, classes, why)}"
+    yield one_line(line)
+    total, lost = int(evaluated.sum()), int(evaluated[empty].sum())
+    if lost:
+        yield one_line(
+            f"{config.judged_by} accuracy is at most {(total - lost) / total:.1%}: {lost:,} of"
+            f" {plural(total, 'image')} are of classes without training images"
         )
-    return one_line(line)
+    lacking = [number for number in chosen if not evaluated[number]]
+    if total and lacking:
+        yield one_line(f"no {config.judged_by} images of {_named(lacking, classes)}")
+
+
+def _named(numbers: Sequence[int], classes: Sequence[str], why: str = "") -> str:
+    names = first_few([short(classes[number]) for number in numbers], 3)
+    return f"{plural(len(numbers), 'class', 'classes')}{why and f', {why}'}: {names}"
 
 
 def remarks(run: TrainingRun) -> list[str]:

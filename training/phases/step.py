@@ -5,13 +5,15 @@ is constant. DDP divides the sum of the ranks' gradients by their number; the lo
 compensate for that, and is never reduced before `backward`.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch.nn.functional import interpolate
 from torch.nn.utils import clip_grad_norm_
 
-from rackrun.training.counts import Counter, correct_predictions
+from rackrun.terminal import say
+from rackrun.training.counts import Counter, answered, correct_predictions, not_finite
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
@@ -20,8 +22,12 @@ from rackrun.training.phases.start import TrainingRun
 from rackrun.training.state import TrainingState
 from rackrun.training.sync.gradient_sync import GradientSync
 from rackrun.training.sync.step_exchange import StepExchange
-from rackrun.training.task import check_logits
+from rackrun.training.task import are_probabilities, check_logits
 
+SOFTMAX = (
+    "the model's outputs are probabilities, as of a softmax at its end; the loss takes logits:"
+    " leave the softmax out, or training stops far from its best"
+)
 FIRST_IMAGES, LONGEST_SIDE = 16, 224  # of the first batch, in the report: at most 2.4 MB
 LONGEST_NAME = 100
 
@@ -52,8 +58,13 @@ def train_step(
             mixed, targets = run.task.mix(config, images, labels, len(run.data.classes))
             logits = run.compute.logits(sync.model, transforms.normalised, mixed)
             check_logits(logits, len(labels), len(run.data.classes))
+            if not state.step and number == 1 and ranks.first and are_probabilities(logits):
+                say(SOFTMAX)
             # A sum over samples, then a constant: means of uneven parts weigh their samples unlike.
             loss = summed_loss(logits, targets, config, run.class_weights(logits))
+            # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
+            if ranks.device.type == "cpu" or not state.step:
+                require_finite(run, state, batch, transforms, loss)
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
         step_sums.append((loss.detach(), correct_predictions(logits, labels, 1)))
@@ -65,6 +76,35 @@ def train_step(
         clip_grad_norm_(sync.model.parameters(), config.clip_grad)
     state.advance()
     sums.add(step_sums, len(batch.labels), batch.skipped)
+
+
+def require_finite(
+    run: TrainingRun,
+    state: TrainingState,
+    batch: Batch,
+    transforms: Transforms,
+    loss: torch.Tensor,
+) -> None:
+    """Raise Diverged for a loss that is not finite, with the images that make it so.
+
+    The weights have not changed by this step yet. Images are tried one by one, as a batch norm
+    spreads what is not finite in one of them to all.
+    """
+    if math.isfinite(float(loss.detach())):
+        return
+    model = state.model.eval()
+    with torch.no_grad():
+        for buffer in model.buffers():  # a batch norm has taken up what is not finite already
+            if buffer.is_floating_point():
+                buffer.nan_to_num_(0.0, 0.0, 0.0)
+        bad = [
+            f"{shard}: {key}"
+            for (shard, key), image in zip(batch.keys, torch.split(batch.images, 1), strict=False)
+            if not answered(run.compute.logits(model, transforms.normalised, image)).all()
+        ]
+    if len(bad) == len(batch.labels) > 1:  # it is the weights
+        bad = []
+    raise not_finite(state.step + 1, bad, len(batch.labels))
 
 
 def parts_of(run: TrainingRun, step: int, batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:

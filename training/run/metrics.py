@@ -116,7 +116,7 @@ class MetricsWriter:
         line = {"kind": kind, "step": step, "epoch": round(epoch, 4), **values}
         line["time"] = round(time.time(), 3)
         with translated_os_errors(self.path), self.path.open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
+            file.write(f"{json.dumps(line, allow_nan=False)}\n")
         for logger in self._loggers:
             logger.log(line)
 

@@ -61,6 +61,7 @@ class RunRecorder:
         self._ranks = ranks
         self._metrics: MetricsWriter | None = None
         self._finished = False
+        self._last_epoch = Counts()
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self._pace = Pace()
 
@@ -100,7 +101,7 @@ class RunRecorder:
             "data_versions": self._described["data_versions"],
             "resolved": resolved,
         }
-        settings = json.dumps(recorded, indent=2) + "\n"
+        settings = json.dumps(recorded, indent=2, allow_nan=False) + "\n"
         write_whole(self.folder.config, settings.encode())
         lines = lines_until(step, earlier.folder.metrics) if earlier else ()
         before = earlier.folder.path if earlier else None
@@ -185,6 +186,7 @@ class RunRecorder:
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained, config = self._pace.end_epoch(), self._config
+        self._last_epoch = trained.counts
         reported = evaluated if self._judges else None
         if reported and self._metrics:
             epoch = self._schedule.epoch(state.step)
@@ -220,6 +222,8 @@ class RunRecorder:
         self._finished = True
         measured = {"accuracy": round(accuracy, 6)} if self._judges else {}
         parts = [f"{self._config.judged_by} accuracy {accuracy:.2%}"] if self._judges else []
+        if not self._judges and not self._config.synthetic and self._last_epoch.samples:
+            parts = [f"training accuracy {self._last_epoch.accuracy:.2%}"]
         if self._pace.images:
             images_per_second = self._pace.images_per_second
             measured["images_per_second"] = round(images_per_second, 1)

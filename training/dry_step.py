@@ -1,0 +1,104 @@
+"""A step of a user's model on zeros, on the machine of the launch, before a host is touched.
+
+It finds what torch would refuse only later, with an error that names no line of the user's: views
+of another memory layout, copies for an average, layers without a gradient on several ranks. On the
+CPU: torch's device `meta` lets views pass that no other device allows.
+"""
+
+import copy
+import sys
+from collections.abc import Sequence
+from contextlib import redirect_stdout
+
+import torch
+from torch import nn
+
+from rackrun.errors import UserCodeError
+from rackrun.terminal import one_line
+from rackrun.training.config import Config
+from rackrun.training.layers import frozen_weights
+from rackrun.training.task import Task
+from rackrun.units import first_few
+
+IMAGES = 2  # a batch norm refuses one
+
+
+def dry_step(task: Task, config: Config, classes: int) -> str:
+    """Return why not more than one rank can train the model, or "".
+
+    UserCodeError where no rank can train it as these settings ask. Whatever else goes wrong is for
+    the ranks to say: this machine may lack what hosts have.
+    """
+    config = task.resolve(config)
+    try:
+        with redirect_stdout(sys.stderr):  # a check answers in JSON
+            return _step(task, config, classes)
+    except UserCodeError:
+        raise
+    except Exception:  # whatever a user's code raises
+        return ""
+
+
+def _step(task: Task, config: Config, classes: int) -> str:
+    model = task.built(config, classes)
+    height, width, channels = task.transformed(config, 0).training_shape
+    images = torch.zeros(IMAGES, channels, height, width)
+    if config.ema_decay:
+        require_copy(model, config)
+    logits = _forward(model, images, config)
+    logits.float().sum().backward()  # type: ignore[no-untyped-call]
+    model.load_state_dict(model.state_dict())
+    frozen = [name for name in config.freeze.split(",") if name]
+    kept = frozen_weights(model, frozen, classes) if frozen else set()
+    return why_unused(unused_layers(model, kept), config)
+
+
+def require_copy(model: nn.Module, config: Config) -> None:
+    """Raise UserCodeError for a model of which no average can be kept."""
+    try:
+        copy.deepcopy(model)
+    except Exception as error:  # whatever holds it up
+        raise UserCodeError(
+            f"--model {config.model}: cannot be copied, as --ema-decay needs:"
+            f" {one_line(str(error))[:200]}; leave --ema-decay out, or change the model (for"
+            " torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm)"
+        ) from None
+
+
+def _forward(model: nn.Module, images: torch.Tensor, config: Config) -> torch.Tensor:
+    plain, channels_last = torch.contiguous_format, torch.channels_last
+    if config.channels_last != "off":
+        try:
+            logits: torch.Tensor = model(images.contiguous(memory_format=channels_last))
+            return logits
+        except (RuntimeError, ValueError) as error:
+            model(images.contiguous(memory_format=plain))  # else the layout is not to blame
+            raise UserCodeError(
+                f"--model {config.model}: {one_line(str(error))[:200].rstrip('.')}: images have"
+                " their channels last in memory; write .reshape or .flatten for .view, or type"
+                " --channels-last off"
+            ) from None
+    in_rows: torch.Tensor = model(images.contiguous(memory_format=plain))
+    return in_rows
+
+
+def unused_layers(model: nn.Module, frozen: set[str]) -> list[str]:
+    """Return the layers whose weights have no gradient after a step, but for frozen weights."""
+    names = [
+        name
+        for name, weight in model.named_parameters()
+        if weight.requires_grad and weight.grad is None and name not in frozen
+    ]
+    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
+
+
+def why_unused(layers: Sequence[str], config: Config) -> str:
+    """Return why several ranks cannot train a model with unused layers, and what to type."""
+    if not layers:
+        return ""
+    frozen = ",".join(filter(None, [config.freeze, *layers]))
+    return (
+        f"--model {config.model}: forward does not use {first_few(layers, 5)}, and several ranks"
+        f" exchange the gradients of all layers that train; type --freeze {frozen}, or take them"
+        " out of the model"
+    )
