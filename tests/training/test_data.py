@@ -237,6 +237,18 @@ def test_quarantine_has_a_bound(make_shards: Callable[..., Path]) -> None:
         list(data.evaluation())
 
 
+def test_the_bound_is_that_of_a_rank(make_shards: Callable[..., Path]) -> None:
+    """However many loader workers it has, and however often it reads the same broken image."""
+    broken = {f"val_{number:05d}": b"no picture" for number in (0, 1, 8, 9)}  # of two batches
+    folder = make_shards(broken=broken)
+    data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=4, workers=2))
+    for _ in range(3):
+        assert sum(batch.skipped for batch in data.evaluation()) == 4
+    data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=3, workers=2))
+    with pytest.raises(DataError, match="4 images are left out; .* --bad-samples-limit 3"):
+        list(data.evaluation())
+
+
 def test_a_batch_of_broken_images_only_is_empty(make_shards: Callable[..., Path]) -> None:
     """Quarantine can leave nothing of a batch, which then counts for nothing."""
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})

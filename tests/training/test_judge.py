@@ -159,7 +159,7 @@ def test_a_table_computed_on_paper() -> None:
     tally = Tally(2, CPU)
     labels = torch.tensor([0, 1, 1, 0])
     tally.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
-    tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], skipped=2))
+    tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], left_out=("a", "b")))
     evaluations = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
     assert evaluations.confusion == [[2, 0], [1, 1]]
     assert (evaluations.counts.samples, evaluations.counts.top1, evaluations.counts.skipped) == (

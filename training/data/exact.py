@@ -126,7 +126,7 @@ class Share(NamedTuple):
     labels: npt.NDArray[np.int64]  # (n,)
     batch_indices: Positions  # (n,): which image of the slot each sample is
     rows: Positions  # (n,): in the index
-    skipped: int
+    left_out: list[str]  # bad samples
     keys: list[tuple[str, str]]  # shard and key of each
 
 
@@ -292,7 +292,7 @@ def in_order(shares: list[Share], slots: Slots) -> Batch:
     return Batch(
         images.permute(0, 3, 1, 2),
         slots.labels(number, np.concatenate([share.labels for share in shares])[order]),
-        sum(share.skipped for share in shares),
+        [name for share in shares for name in share.left_out],
         torch.from_numpy(np.concatenate([share.rows for share in shares])[order]),
         keys=[keys[position] for position in order.tolist()],
     )

@@ -194,7 +194,7 @@ class Resampled(StoredData):
         slots = self._plan.slots(AHEAD * self._workers, self._ranks.device)
         filled_slots = loaded(ResampledStream(self._plan, slots, start), self._workers)
         batches = (batch_in_slot(slots, filled_slot) for filled_slot in filled_slots)
-        return on_device(batches, self._ranks.device)
+        return self._validation.left_out.counted(on_device(batches, self._ranks.device))
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""
@@ -222,7 +222,8 @@ class Planned(StoredData):
         slots = self._plan.slots(ranks.world, in_flight, ranks.device)
         assignment = Assignment(ranks.rank, self.cut(start), start, slots)
         self._feed = Feed(self._plan, assignment, self._workers)
-        return on_device(self._feed.batches(), ranks.device)
+        batches = on_device(self._feed.batches(), ranks.device)
+        return self._validation.left_out.counted(batches)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class that the first epoch draws."""

@@ -91,16 +91,16 @@ class FilledSlot(NamedTuple):
     number: int  # of the batch, in the order in which the rank takes them
     shape: Shape
     labels: list[int]
-    skipped: int
+    left_out: list[str]  # bad samples
     keys: list[tuple[str, str]]  # shard and key of each
 
 
 def batch_in_slot(slots: Slots, filled_slot: FilledSlot) -> Batch:
     """Return the batch whose images lie in a slot."""
-    number, shape, labels, skipped, keys = filled_slot
+    number, shape, labels, left_out, keys = filled_slot
     images = slots.images(number, len(labels), shape).permute(0, 3, 1, 2)
     labels_in_slot = slots.labels(number, np.array(labels, np.int64))
-    return Batch(images, labels_in_slot, skipped, keys=keys)
+    return Batch(images, labels_in_slot, left_out, keys=keys)
 
 
 class ResampledStream(IterableDataset[FilledSlot | Problem]):

@@ -56,34 +56,67 @@ class Batch(NamedTuple):
 
     images: torch.Tensor  # uint8 (B, channels, size, size)
     labels: torch.Tensor  # int64 (B,)
-    skipped: int = 0  # bad samples left out of it
+    left_out: Sequence[str] = ()  # bad samples that are not in it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
     keys: Sequence[tuple[str, str]] = ()  # shard and key of each; of noise none
 
+    @property
+    def skipped(self) -> int:
+        """How many bad samples are not in it."""
+        return len(self.left_out)
+
 
 class Quarantine:
-    """The treatment of damaged samples: they end the run, or are left out and counted."""
+    """The treatment of damaged samples: they end the run, or are left out and named.
+
+    Each process that decodes has one, and counts what it has left out itself; a rank adds up what
+    its loader workers name (LeftOut).
+    """
 
     def __init__(self, config: DataSettings) -> None:
-        self.limit = config.bad_samples_limit if config.bad_samples == "quarantine" else 0
-        self.bad_samples = 0
-        self._reported = 0
+        self.limit = _limit(config)
+        self._names: set[str] = set()
+        self._news: list[str] = []
 
     def admit(self, stored: StoredSample, reason: DataError) -> None:
-        """Count and name a bad sample; DataError if it is one too many."""
-        self.bad_samples += 1
-        where = "" if stored.sample.fault else f"{stored.shard}: {stored.sample.key}: "
-        what = clean(f"{where}{reason}")
+        """Name a bad sample; DataError if it is one too many."""
+        name = f"{stored.shard}: {stored.sample.key}"
+        what = clean(f"{reason}" if stored.sample.fault else f"{name}: {reason}")
         if not self.limit:
             raise DataError(f"{what}; type --bad-samples quarantine to leave such images out")
-        if self.bad_samples > self.limit:
+        self._names.add(name)
+        self._news.append(name)
+        if len(self._names) > self.limit:  # a batch may never become full
             raise DataError(f"{what}; that is more than --bad-samples-limit {self.limit}")
         sys.stderr.write(f"left out: {what}\n")
 
-    def news(self) -> int:
-        """Return how many were left out since the last call."""
-        news, self._reported = self.bad_samples - self._reported, self.bad_samples
+    def news(self) -> list[str]:
+        """Return what was left out since the last call."""
+        news, self._news = self._news, []
         return news
+
+
+class LeftOut:
+    """The bad samples that a rank has left out, each counted once however often it is read."""
+
+    def __init__(self, config: DataSettings) -> None:
+        self._limit = _limit(config)
+        self._names: set[str] = set()
+
+    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches of all loader workers; DataError at one bad sample too many."""
+        for batch in batches:
+            self._names.update(batch.left_out)
+            if len(self._names) > self._limit:
+                raise DataError(
+                    f"{clean(batch.left_out[-1])}: {len(self._names):,} images are left out; that"
+                    f" is more than --bad-samples-limit {self._limit}"
+                )
+            yield batch
+
+
+def _limit(config: DataSettings) -> int:
+    return config.bad_samples_limit if config.bad_samples == "quarantine" else 0
 
 
 def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:

@@ -16,7 +16,7 @@ from rackrun.errors import Problem, UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.pool import share_index
-from rackrun.training.data.samples import Batch, Quarantine, filled, rows_of
+from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled, rows_of
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks, part_of
@@ -49,6 +49,8 @@ class Validation(Dataset[Batch | Problem]):
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
         self._quarantine = Quarantine(config)
+        self.left_out = LeftOut(config)
+        """Those of the rank, in its training as well."""
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class, those of all ranks."""
@@ -62,7 +64,7 @@ class Validation(Dataset[Batch | Problem]):
         """Yield this rank's part, in the order of the index."""
         self._source.index(self._config.eval_split)  # read here, once: workers get it with this
         batches = loaded(self, self._workers, pin=self._device.type == "cuda")
-        return on_device(batches, self._device)
+        return self.left_out.counted(on_device(batches, self._device))
 
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
         """Return the images of these rows, or some at even distances, if there are any."""

@@ -56,7 +56,7 @@ class Evaluate:
     bad_samples: Literal["fail", "quarantine"] = "fail"
     """Fail on an image that cannot be decoded, or leave it out and count it."""
     bad_samples_limit: int = 100
-    """Images per rank that quarantine leaves out before the evaluation fails."""
+    """Images that quarantine may leave out on each rank; one more fails."""
 
 
 def main(args: Sequence[str]) -> int:

@@ -81,7 +81,7 @@ class DataSettings(Slice):
     bad_samples: Literal["fail", "quarantine"] = "fail"
     """Fail on an image that cannot be decoded, or skip it and count it."""
     bad_samples_limit: Positive = 100
-    """Images per rank that quarantine skips before the run fails."""
+    """Images that quarantine may leave out on each rank, each counted once; one more fails."""
 
     @property
     def judged_by(self) -> str:
