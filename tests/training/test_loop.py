@@ -516,7 +516,7 @@ def test_weights_that_are_no_numbers_are_never_saved(shapes: Path, tmp_path: Pat
     """--resume goes on from before, also where saves come more often than lines of the log."""
     options = {"save_steps": 1, "keep_checkpoints": 99, "log_every_steps": 1000}
     growing = {"lr": 1e6, "weight_decay": 1e6, "warmup_epochs": 0.0}
-    with pytest.raises(Problem, match="weights are not finite at step [0-9]+: type a lower --lr"):
+    with pytest.raises(Problem, match="not finite at step [0-9]+: type a lower --lr"):
         loop.run(TASK, settings(shapes, tmp_path, **growing, **options))
     saved = checkpoint.steps_in(tmp_path / "checkpoints")
     assert saved
@@ -630,3 +630,23 @@ def test_a_set_without_validation_trains_without_evaluation(
     assert (tmp_path / "report.html").exists() and not (tmp_path / "predictions.npz").exists()
     resumed = settings(data, tmp_path / "more", epochs=3, resume=str(tmp_path), **options)
     assert loop.run(TASK, resumed) == 0
+
+
+def test_without_the_best_checkpoint_the_best_of_those_left_is_final(
+    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run that finds no best.pt does not end with worse weights than it still has."""
+    assert loop.run(TASK, settings(shapes, tmp_path / "first", epochs=2)) == 0
+    path = checkpoint.steps_in(tmp_path / "first" / "checkpoints")[-1]
+    content = checkpoint.read(path)
+    content["state"]["accuracy"] = content["state"]["improvement"]["accuracy"] = 1.5
+    content["state"]["improvement"]["epoch"] = 1
+    checkpoint.write(path, content)
+    RunFolder(tmp_path / "first").best.unlink(missing_ok=True)
+    options = {"resume": str(path), "final": "best"}
+    assert loop.run(TASK, settings(shapes, tmp_path / "second", epochs=3, **options)) == 0
+    assert "final.pt is the best of those left (epoch 2)" in capsys.readouterr().out
+    final = checkpoint.read(tmp_path / "second" / "final.pt")
+    assert final["accuracy"] == 1.5
+    expected = content["state"]["average"] or content["state"]["model"]
+    assert all(torch.equal(final["model"][name], each) for name, each in expected.items())

@@ -112,6 +112,16 @@ class RunCheckpoints:
         if step:  # 0: of no checkpoint
             self._progress.phase(self._progress.current_phase, checkpoint=step)
 
+    def _best_kept(self, state: TrainingState) -> Content | None:
+        # On the first rank, which writes final.pt: a checkpoint that did better than the state.
+        best, accuracy = None, state.accuracy
+        for path in checkpoint.steps_in(self._folder.checkpoints) if self._ranks.first else ():
+            with suppress(SaveError):
+                kept = checkpoint.read(path)["state"]
+                if kept["accuracy"] > accuracy:
+                    best, accuracy = kept, kept["accuracy"]
+        return best
+
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation.
 
@@ -125,9 +135,14 @@ class RunCheckpoints:
         offers = self._ranks.all_gather(np.array([int(best is not None)]))
         if not any(offers):
             if epoch:
+                kept = self._best_kept(state)
+                which = f"the best of those left (epoch {kept['epoch']})" if kept else "the last"
                 self._progress.line(
-                    f"no host has the best checkpoint (epoch {epoch}): final.pt is the last"
+                    f"no host has the best checkpoint (epoch {epoch}): final.pt is {which}"
                 )
+                if kept:
+                    state.evaluated.load_state_dict(kept["average"] or kept["model"])
+                    state.accuracy = kept["accuracy"]
             return
         source = [bool(offer) for offer in offers].index(True)
         if source and best and self._ranks.rank == source:
