@@ -9,7 +9,7 @@ In an archive all of that may be below one more folder.
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -19,6 +19,7 @@ from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from rackrun.convert.readers.archives import open_images
+from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import dataset_name, free_key
 from rackrun.convert.readers.records import (
@@ -29,6 +30,7 @@ from rackrun.convert.readers.records import (
     Record,
     RecordListing,
     as_text,
+    excluded,
     images,
     reading,
     system_folder,
@@ -60,15 +62,28 @@ class FolderOfClasses:
     """Folder for the shards; made if it is missing."""
     name: str = ""
     """Name of the data set in the shards' names; by default SOURCE's."""
+    exclude: tuple[str, ...] = ()
+    """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
+    classes: Path | None = None
+    """File with a class per line, in the order of their numbers; by default they are sorted."""
+    group_level: int = 0
+    """Images that share a folder stay on one side when some are held out: 1 for a folder in that of
+    the class, 2 for one in that; 0: none do."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
         """Convert it."""
-        may_be_splits = "split-names" in self.packing.allow
+        if self.group_level < 0:
+            raise UsageError("--group-level cannot be negative")
         images_in_folders = listing(
-            self.source, self.name, self.packing.follow_links, may_be_splits=may_be_splits
+            self.source,
+            self.name,
+            self.packing.follow_links,
+            may_be_splits="split-names" in self.packing.allow,
+            exclude=self.exclude,
+            group_level=self.group_level,
         )
-        pack(images_in_folders, self.packing, self.out)
+        pack(with_classes(images_in_folders, self.classes), self.packing, self.out)
 
 
 def listing(
@@ -77,12 +92,15 @@ def listing(
     follow_links: bool = False,
     fewest: int = 2,
     may_be_splits: bool = False,
+    exclude: Sequence[str] = (),
+    group_level: int = 0,
 ) -> RecordListing:
     """List the images below a folder of `fewest` class folders or more.
 
-    `may_be_splits`: classes may be called like splits, and no folder is a split.
+    `may_be_splits`: classes may be called like splits, and no folder is a split. `group_level`: of
+    the folders whose images stay together, counted from that of the class; 0 for none.
     """
-    tree = _tree(source, follow_links)
+    tree = _tree(source, follow_links, exclude)
     parts = {} if may_be_splits else _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
     classes = tree.folders(*train[:1])
@@ -107,9 +125,28 @@ def listing(
     stem = source.name.removesuffix(source.suffix) if source.is_file() else source.resolve().name
     dataset = dataset_name(name or stem)
     records = _records(tree, classes, parts, findings)
+    class_depth = len(PurePosixPath(tree.prefix).parts) + bool(parts)
     no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
-    return RecordListing(dataset, shown, (tree.container,), records, findings, no_val=no_val)
+    return RecordListing(
+        dataset,
+        shown,
+        (tree.container,),
+        records,
+        findings,
+        no_val=no_val,
+        group_of=_by_folder(class_depth + group_level) if group_level else None,
+    )
+
+
+def _by_folder(depth: int) -> Callable[[Record], str]:
+    """Return what groups images by the folder at a depth; one that lies above it is alone."""
+
+    def group_of(record: Record) -> str:
+        folders = PurePosixPath(record.name).parts[:-1]
+        return folders[depth] if depth < len(folders) else record.name
+
+    return group_of
 
 
 @dataclass(frozen=True)
@@ -123,6 +160,8 @@ class _Tree:
     """The folder of an archive that all else is in, with a slash."""
     names: frozenset[PurePosixPath] | None = None
     """Of an archive: the folders in it."""
+    exclude: Sequence[str] = ()
+    """Patterns of what is left out."""
 
     def folders(self, *below: str) -> list[str]:
         """Return the visible folders in a folder, sorted; those that a link points to as well."""
@@ -134,18 +173,26 @@ class _Tree:
             above = PurePosixPath(self.prefix, *below)
             folders = [path.name for path in self.names if path.parent == above]
         return sorted(
-            name for name in folders if not HIDDEN.search(name) and not system_folder(name)
+            name
+            for name in folders
+            if not HIDDEN.search(name)
+            and not system_folder(name)
+            and not excluded("/".join((*below, name)), self.exclude)
         )
 
 
-def _tree(source: Path, follow_links: bool) -> _Tree:
+def _tree(source: Path, follow_links: bool, exclude: Sequence[str]) -> _Tree:
     if source.is_dir():
-        folder = Folder(source, follow_links)
-        return _Tree(source, folder, folder.records())
+        folder = Folder(source, follow_links, exclude)
+        return _Tree(source, folder, folder.records(), exclude=exclude)
     if not source.exists():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
     container = open_images(source)
     records = [each for each in container.records() if not HIDDEN.search(each.name)]
+    if exclude:
+        left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
+        records = [each for each in records if each.name not in left_out]
+        container.findings += (ImageDefect(name, "excluded") for name in sorted(left_out))
     folders = {
         above for each in records for above in PurePosixPath(each.name).parents if above.name
     }
@@ -154,6 +201,11 @@ def _tree(source: Path, follow_links: bool) -> _Tree:
     if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
         return replace(tree, prefix=f"{tops[0]}/")
     return tree
+
+
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    path = PurePosixPath(name)
+    return any(excluded(str(each), patterns) for each in (path, *path.parents))
 
 
 def _parts(tree: _Tree) -> dict[str, str]:

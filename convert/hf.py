@@ -16,6 +16,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
+from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.directories import ListedFiles
 from rackrun.convert.readers.names import (
     class_names,
@@ -66,11 +67,13 @@ class HuggingFace:
     """Folder that holds the images, if the data set only has their paths."""
     name: str = ""
     """Name of the data set in the shards' names; by default SOURCE's."""
+    classes: Path | None = None
+    """File with a class per line, in the order of their numbers; by default as in the data set."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
         """Convert it."""
-        pack(self.listing(), self.packing, self.out)
+        pack(with_classes(self.listing(), self.classes), self.packing, self.out)
 
     def listing(self) -> RecordListing:
         """List the images of all splits."""

@@ -16,6 +16,7 @@ from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
+from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.csv_rows import csv_rows
 from rackrun.convert.readers.directories import ListedFiles, MissingFile
 from rackrun.convert.readers.names import (
@@ -56,6 +57,8 @@ class Columns:
     """Column with their classes, names or numbers."""
     split_column: str = "split"
     """Column with train, val or test; without it a part of each class is held out."""
+    group_column: str = ""
+    """Column whose rows stay on one side when some are held out: of a video, a patient."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,13 @@ class ImageTable:
     columns: Columns = field(default_factory=Columns)
     name: str = ""
     """Name of the data set in the shards' names; by default the table's."""
+    classes: Path | None = None
+    """File with a class per line, in the order of their numbers; by default they are sorted."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
         """Convert it."""
-        pack(self.listing(), self.packing, self.out)
+        pack(with_classes(self.listing(), self.classes), self.packing, self.out)
 
     def listing(self) -> RecordListing:
         """List the images of the table."""
@@ -88,10 +93,18 @@ class ImageTable:
         container = TableImages(self.source, self.columns.root)
         findings = list[ImageDefect]()
         rows = _with_suffix(self.source, rows, container.root)
-        located = _records(self.source, rows, classes, container, findings)
+        groups = dict[str, str]()
+        located = _records(self.source, rows, classes, container, findings, groups)
         records = _complete(located, self.source, container.root, findings, self.packing)
         dataset = dataset_name(self.name or self.source.stem)
-        return RecordListing(dataset, tuple(classes), (container,), records, findings)
+        return RecordListing(
+            dataset,
+            tuple(classes),
+            (container,),
+            records,
+            findings,
+            group_of=(lambda record: groups[record.name]) if self.columns.group_column else None,
+        )
 
 
 class ListedImage(NamedTuple):
@@ -101,6 +114,7 @@ class ListedImage(NamedTuple):
     path: str
     label: str
     split: str
+    group: str
 
 
 class TableImages(ListedFiles):
@@ -136,7 +150,9 @@ def _records(
     classes: dict[str, int],
     container: TableImages,
     findings: list[ImageDefect],
+    groups: dict[str, str],
 ) -> Iterator[Record]:
+    """Yield the images of the rows; their groups, by name, are added to `groups`."""
     train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
     names, keys = set[str](), set[str]()
     for row in rows:
@@ -149,6 +165,7 @@ def _records(
         if name in names:
             raise DataError(f"{where}: is in the table twice; leave one of them out")
         names.add(name)
+        groups[name] = row.group
         stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
         key = free_key((stem,), name, keys)
         split = train if row.split == TRAIN else row.split
@@ -182,6 +199,7 @@ def _complete(
 
 def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     names = (columns.path_column, columns.label_column, columns.split_column)
+    needed = (*names[:2], *filter(None, [columns.group_column]))
     if table.suffix.lower() in (".jsonl", ".json"):
         raise UsageError(
             f"{table}: lines of JSON; type: {called('convert')} hf FOLDER OUT --label-column label "
@@ -190,7 +208,7 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     is_parquet = table.suffix.lower() in (".parquet", ".pq")
     rows = []
     for number, fields in _of_parquet(table) if is_parquet else csv_rows(table):
-        missing = [name for name in names[:2] if name not in fields]
+        missing = [name for name in needed if name not in fields]
         if missing:
             has = clean(", ".join(map(str, fields)))[:200]
             raise UsageError(
@@ -204,7 +222,9 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
-        rows.append(ListedImage(number, path, label, SPLITS.get(split.lower(), HELD_OUT)))
+        group = str(fields[columns.group_column]) if columns.group_column else ""
+        split = SPLITS.get(split.lower(), HELD_OUT)
+        rows.append(ListedImage(number, path, label, split, group))
     if not rows:
         raise DataError(f"{table}: no rows in it")
     if len({bool(row.split) for row in rows}) > 1:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LEFT_OUT = LOSSES | {
     "ignored": "not an image by its name",
     "system": "folders that a NAS or the system makes, with all that is in them",
+    "excluded": "files and folders that --exclude names",
     "unlabelled": "of no class",
     "replaced": "replaced by a later member of the same name in the archive",
     "heic": "HEIC, which only pillow-heif reads: pip install pillow-heif, or make them JPEGs",

@@ -35,6 +35,7 @@ from rackrun.convert.packing.finalize import may_be_lost, print_use, write_split
 from rackrun.convert.packing.output_folder import REPORT_NAME
 from rackrun.convert.packing.plan import say_missing_classes
 from rackrun.convert.packing.quality_report import print_report, save_report
+from rackrun.convert.readers.class_order import classes_in
 from rackrun.convert.readers.names import refuse_unique_labels
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
@@ -82,7 +83,7 @@ class Index:
         command = f"{called('convert')} index {shlex.join(self.sources)}"
         listing = list_tars(self.sources, self.split, self.name, command)
         folder = self._folder(listing.folder)
-        class_names = self._class_names()
+        class_names = classes_in(self.classes) if self.classes else None
         indexed = index_tars(listing, folder, self.label_field, self.workers or core_count())
         if self.val_percent:
             listing = hold_out(listing, indexed, self.val_percent)
@@ -153,16 +154,6 @@ class Index:
                     f"{folder / name}: is there already; add --force to replace it, or --out FOLDER"
                 )
         return folder
-
-    def _class_names(self) -> tuple[str, ...] | None:
-        if self.classes is None:
-            return None
-        try:
-            lines = self.classes.read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise UsageError(f"--classes {self.classes}: cannot be read: {why}") from None
-        return tuple(line.strip() for line in lines)
 
     def _check_losses(self, findings: list[ImageDefect], stored: int, folder: Path) -> None:
         lost = sum(finding.is_loss for finding in findings)

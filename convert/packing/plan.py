@@ -9,8 +9,8 @@ plan is a text file, its head and one line per image, from which every worker re
 import heapq
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
 from itertools import chain, pairwise
@@ -22,7 +22,13 @@ from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
-from rackrun.convert.readers.records import ImageDefect, Record, RecordListing
+from rackrun.convert.readers.records import (
+    HELD_OUT,
+    ImageDefect,
+    Record,
+    RecordListing,
+    as_text,
+)
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin, index_name, shard_name
 from rackrun.terminal import clean, say
@@ -37,6 +43,7 @@ SPLITS = {  # as they are called in names of folders, tars and tables
 HASH_BYTES = 8  # two of 1.3 million keys share them once in 20 million plans: keys decide then
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
+MOST_HELD = 1.5  # times the share of images that is to be held out in whole groups
 NAMED = 5  # classes that a line names
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 
@@ -148,10 +155,14 @@ def make_plan(
     """
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
+    if listing.group_of:
+        grouped = _held_out_by_group(listing.records, listing.group_of, packing)
+        listing = replace(listing, records=grouped)
     parts, mean_bytes = _parts(listing, packing, starts is not None)
     _refuse_duplicates(parts, listing.copied)
     if VAL not in parts and packing.val_percent and starts is None:
-        what = listing.no_val or "no class has two images, so none can be held out"
+        why = "all images are of one group" if listing.group_of else "no class has two images"
+        what = listing.no_val or f"{why}, so none can be held out"
         raise UsageError(
             f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
         )
@@ -220,14 +231,12 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
         groups[record.split, record.label].append(entry)
     if not groups and not may_be_empty:
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
-    if packing.test_percent and any(split == TEST for split, _ in groups):
+    is_given = not listing.group_of and any(split == TEST for split, _ in groups)
+    if packing.test_percent and is_given:
         raise UsageError("--test-percent: the source has a test split; leave the option out")
     is_new = not (may_be_empty or listing.copied or listing.as_published)
     if is_new and "unique-labels" not in packing.allow:
-        images = Counter[str]()
-        for (_, label), entries in groups.items():
-            images[listing.classes[label]] += len(entries)
-        refuse_unique_labels(images)
+        refuse_unique_labels(_images_by_class(groups, listing.classes))
     parts: Parts = defaultdict(list)
     labels = defaultdict[str, set[int]](set)
     for (split, label), entries in groups.items():
@@ -255,6 +264,15 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
     return {split: entries for split, entries in parts.items() if entries}, mean
 
 
+def _images_by_class(
+    groups: Mapping[tuple[str, int], Sequence[bytes]], classes: Sequence[str]
+) -> Counter[str]:
+    images = Counter[str]()
+    for (_, label), entries in groups.items():
+        images[classes[label]] += len(entries)
+    return images
+
+
 def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) -> None:
     """Say of each split which classes it has no image of."""
     for split, present in sorted(labels.items()):
@@ -262,6 +280,35 @@ def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) 
         if missing:
             count = f"{len(missing):,} of {plural(len(classes), 'class', 'classes')}"
             say(clean(f"{split} has no image of {count}: {first_few(missing, NAMED)}"))
+
+
+def _held_out_by_group(
+    records: Iterator[Record], group_of: Callable[[Record], str], packing: Packing
+) -> Iterator[Record]:
+    """Yield the records with their splits: the images of a group are all in one.
+
+    Groups are drawn by a hash of their names until their images are the percentage asked for; one
+    that would be far too many is passed over, and one group at least stays in train.
+    """
+    listed = list(records)
+    sizes = Counter(group_of(record) for record in listed if record.split == HELD_OUT)
+    if not sizes:
+        raise UsageError("--group-level and --group-column: the splits are given; leave them out")
+    order = sorted(sizes, key=lambda group: _hash(f"{VAL}:{as_text(group)}"))
+    splits = dict[str, str]()
+    for split, percent in ((VAL, packing.val_percent), (TEST, packing.test_percent)):
+        wanted, held = sizes.total() * percent / 100, 0
+        left = [group for group in order if group not in splits]
+        for group in left if wanted else ():
+            if held < wanted and held + sizes[group] <= MOST_HELD * wanted and len(left) > 1:
+                splits[group] = split
+                held += sizes[group]
+        if wanted and not held and len(left) > 1:
+            splits[min(left, key=lambda group: sizes[group])] = split
+    for record in listed:
+        if record.split == HELD_OUT:
+            record = record._replace(split=splits.get(group_of(record), TRAIN))
+        yield record
 
 
 def _held_out(images: int, percent: float) -> int:

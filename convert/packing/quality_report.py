@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections import defaultdict
-from pathlib import Path
+from collections import Counter, defaultdict
+from pathlib import Path, PurePosixPath
 
 from rackrun.atomic import write_whole
 from rackrun.convert.images.info import KEPT, LEFT_OUT
@@ -12,6 +12,7 @@ from rackrun.terminal import clean
 from rackrun.units import first_few, plural
 
 NAMED = 3  # files that the printed report names per kind
+SUFFIXES = 5  # of files that are no images, the commonest ones
 
 
 def save_report(path: Path, findings: list[ImageDefect], images: int) -> None:
@@ -44,10 +45,15 @@ def print_report(path: Path, findings: list[ImageDefect], images: int) -> None:
 def report_lines(findings: list[ImageDefect]) -> list[str]:
     """Return a line per kind: what was done, how many, the first names."""
     names = defaultdict[str, list[str]](list)
+    suffixes = Counter[str]()
     for name, kind, detail in findings:
         names[kind].append(clean(f"{name} ({detail})" if detail else name))
+        if kind == "ignored":
+            suffixes[clean(PurePosixPath(name).suffix.lower()) or "no suffix"] += 1
+    common = ", ".join(f"{suffix} {count:,}" for suffix, count in suffixes.most_common(SUFFIXES))
     return [
-        f"  {done}: {len(names[kind]):,} {text}: {first_few(names[kind], NAMED)}"
+        f"  {done}: {len(names[kind]):,} {text}{f' ({common})' if kind == 'ignored' else ''}: "
+        f"{first_few(names[kind], NAMED)}"
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT))
         for kind, text in kinds.items()
         if kind in names

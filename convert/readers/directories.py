@@ -8,7 +8,7 @@ later.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from rackrun.convert.readers.records import (
     ImageDefect,
     Record,
     as_text,
+    excluded,
     opened,
     reading,
     system_folder,
@@ -31,8 +32,9 @@ MOST_LINKS = 4  # to folders on the way to a file: more may be a circle
 class Folder:
     """A folder of image files; a record's name is the path below it."""
 
-    def __init__(self, root: Path, follow_links: bool = False) -> None:
+    def __init__(self, root: Path, follow_links: bool = False, exclude: Sequence[str] = ()) -> None:
         self.root = root
+        self._exclude = exclude
         self._real_root = root.resolve()
         self._follow_links = follow_links
         self._bytes = 0
@@ -56,7 +58,7 @@ class Folder:
                     names = sorted(
                         self._named(name, entry)
                         for entry in entries
-                        if not self._is_of_system(f"{name}{entry.name}")
+                        if not self._is_left_out(f"{name}{entry.name}")
                     )
                 pending += reversed(names)  # the last one is popped first
                 continue
@@ -91,12 +93,12 @@ class Folder:
         above = self._elsewhere.get(folder + slash)
         return self._elsewhere.get(name) or (above / file if above else self.root / name)
 
-    def _is_of_system(self, name: str) -> bool:
-        # Not entered: lost+found is root's, and its content is nobody's image.
-        is_of_system = bool(system_folder(name))
-        if is_of_system:
-            self.findings.append(ImageDefect(name, "system"))
-        return is_of_system
+    def _is_left_out(self, name: str) -> bool:
+        # Folders are not entered: lost+found is root's, and its content is nobody's image.
+        kinds = {"system": system_folder(name), "excluded": excluded(name, self._exclude)}
+        applying = [kind for kind, applies in kinds.items() if applies]
+        self.findings += (ImageDefect(name, kind) for kind in applying[:1])
+        return bool(applying)
 
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
         # That of a folder, or of a link to one, ends with a slash.

@@ -6,8 +6,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -128,6 +129,8 @@ class RecordListing:
     """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""
     """The error for a source without a validation split."""
+    group_of: Callable[[Record], str] | None = None
+    """The group of a record, whose images stay on one side when some are held out."""
 
 
 def is_image(name: str) -> bool:
@@ -155,6 +158,12 @@ def images(records: Iterator[Record], findings: list[ImageDefect]) -> Iterator[R
             findings.append(ImageDefect(record.name, "empty"))
         else:
             yield record
+
+
+def excluded(path: str, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern of a shell matches a path, or the name at its end."""
+    name = path.rpartition("/")[2]
+    return any(fnmatchcase(each, pattern) for pattern in patterns for each in (path, name))
 
 
 def system_folder(name: str) -> str:

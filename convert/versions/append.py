@@ -79,6 +79,8 @@ class Append:
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
     dropped: images that were dropped before. Repeatable."""
+    exclude: tuple[str, ...] = ()
+    """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
     follow_links: bool = False
     """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
@@ -141,9 +143,13 @@ class Append:
 
     def _listing(self) -> RecordListing:
         if self.source.suffix.lower() not in TABLES or self.source.is_dir():
-            may_be_splits = "split-names" in self.allow
             return listing_of_folder(
-                self.source, "", self.follow_links, fewest=1, may_be_splits=may_be_splits
+                self.source,
+                "",
+                self.follow_links,
+                fewest=1,
+                may_be_splits="split-names" in self.allow,
+                exclude=self.exclude,
             )
         packing = Packing(allow_left_out=self.allow_left_out)
         return ImageTable(self.source, self.data, self.columns, packing=packing).listing()

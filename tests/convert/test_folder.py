@@ -17,10 +17,12 @@ from PIL import Image
 from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shards.index import Manifest
+from rackrun.shards.open import open_source
 from rackrun.training.data.decode import orientation
 from tests.convert.conftest import Convert, everything
 from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
 from tests.imagenet.archives import tar
+from tests.shards.tiny import everything as samples_of
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -601,3 +603,53 @@ def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path: Path, convert
     expected = io.BytesIO()
     original.resize((60, 80), Image.Resampling.BICUBIC).save(expected, "JPEG", quality=90)
     assert image == expected.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_what_is_excluded_is_left_out_and_counted(
+    kind: str, tmp_path: Path, convert: Convert
+) -> None:
+    """By name or by path, files and folders; a folder without rights is not entered."""
+    files = classes(4, "a", "b", "drafts") | {"a/old/x.jpg": drawn("x"), "b/y_copy.jpg": drawn("y")}
+    source = write_files(tmp_path / "set", files)
+    if kind == "zip":
+        source = write_zip(tmp_path / "set.zip", files)
+    patterns = [word for each in ("drafts", "a/old", "*_copy.jpg") for word in ("--exclude", each)]
+    out = convert("folder", source, *patterns)
+    assert manifest_of(out).classes == ("a", "b") and len(everything(out)) == 8
+    assert manifest_of(out).report["excluded"] == (3 if kind == "folder" else 6)
+
+
+def test_classes_have_the_order_of_a_file(tmp_path: Path, convert: Convert) -> None:
+    """With one that has no image; a class that is not in the file is refused."""
+    source = write_files(tmp_path / "set", classes(4, "a", "b"))
+    (tmp_path / "names.txt").write_text("b\nnone\na\n")
+    out = convert("folder", source, "--classes", tmp_path / "names.txt")
+    assert manifest_of(out).classes == ("b", "none", "a")
+    assert {sample.label for sample in everything(out) if sample.key.startswith("a_")} == {2}
+    (tmp_path / "names.txt").write_text("b\n")
+    with pytest.raises(UsageError, match="names.txt: no 'a' in it, a class of the source"):
+        convert("folder", source, "--classes", tmp_path / "names.txt", out="other")
+
+
+def test_images_of_one_folder_stay_on_one_side(tmp_path: Path, convert: Convert) -> None:
+    """Frames of a video are all in train, all in val or all in test, whatever their class."""
+    files = {
+        f"{kind}/video{video}/{n}.jpg": drawn(f"{kind}{video}{n}")
+        for kind in "ab"
+        for video in range(10)
+        for n in range(3)
+    }
+    source = write_files(tmp_path / "set", files)
+    out = convert("folder", source, "--group-level", 1, "--val-percent", 20, "--test-percent", 10)
+    source = open_source(str(out))
+    videos = {
+        split.name: {sample.key.split("_")[1] for sample in samples_of(source, split.name)}
+        for split in source.manifest.splits
+    }
+    assert {name: len(each) for name, each in videos.items()} == {"test": 1, "train": 7, "val": 2}
+    assert sum(map(len, videos.values())) == 10
+    splits = {f"{split}/{name}": data for split in ("train", "val") for name, data in files.items()}
+    given = write_files(tmp_path / "given", splits)
+    with pytest.raises(UsageError, match="the splits are given"):
+        convert("folder", given, "--group-level", 1, out="other")

@@ -179,3 +179,17 @@ def test_all_missing_files_are_named_and_can_be_left_out(tmp_path: Path, convert
     out = convert("csv", folder / "trees.csv", "--allow-left-out", 2)
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"missing": 2}
     assert len(everything(out)) == 12
+
+
+def test_rows_of_one_group_stay_on_one_side(tmp_path: Path, convert: Convert) -> None:
+    """Images of a patient are all in train or all in val."""
+    folder = write_files(tmp_path / "set", FILES)
+    rows = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},patient{n // 3}\n" for n in range(12)]
+    (folder / "trees.csv").write_text("path,label,patient\n" + "".join(rows))
+    out = convert("csv", folder / "trees.csv", "--group-column", "patient", "--val-percent", 25)
+    manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
+    assert [(each.name, each.samples) for each in manifest.splits] == [("train", 9), ("val", 3)]
+    val = {int(each.key[4:]) // 3 for each in everything(out)[9:]}
+    assert len(val) == 1
+    with pytest.raises(UsageError, match="no column 'video'"):
+        convert("csv", folder / "trees.csv", "--group-column", "video", out="other")
