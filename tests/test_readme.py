@@ -39,7 +39,7 @@ OURS = re.compile(r"(?<!from )(?:rackrun [a-z]+|\./run-(?:local|ssh|ray|tests))(
 BY_MODULE = re.compile(r"python3? -m rackrun(?!\.training TASK)\b.*")
 FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--ipc", "--shm-size", "--read-only", "--tmpfs", "--build-arg", "--customize-hook"),
-    *("--ntasks", "--ntasks-per-node", "--connlimit-mask"),
+    *("--ntasks", "--ntasks-per-node", "--cpus-per-task", "--connlimit-mask"),
     *("--master-addr", "--master-port", "--nnodes", "--node-rank", "--nproc-per-node"),  # torchrun
     "--logdir",  # of tensorboard
     *("--losses", "--minutes", "--only", "--peers", "--rounds", "--scratch"),  # of bench/

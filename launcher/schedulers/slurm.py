@@ -134,6 +134,9 @@ def expand(names: str, origin: str) -> list[str]:
         raise UsageError(f"{origin}={one_line(names)[:60]}: not a list of Slurm's")
     patterns = re.findall(r"(?:[^,\[]|\[[^\]]*\]?)+", names)
     try:
-        return [host.name for host in parse_hosts("\n".join(patterns), origin)]
+        hosts = parse_hosts("\n".join(patterns), origin)
     except HostsFileError as error:
         raise UsageError(f"{origin}: {error.faults[0].text}") from None
+    if again := next((host.name for host in hosts if host.slots), ""):
+        raise UsageError(f"{origin}: {again} is there already")
+    return [host.name for host in hosts]
