@@ -122,8 +122,8 @@ def trained_in_peace(shapes: Path, run: Path, ranks: int) -> RunFolder:
     port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(ranks)}
     world["PYTHONPATH"] = os.fspath(run.with_name("lab"))
-    task = ("catdog", "--data", str(shapes), *TASK[3:])
-    args = (warm.interpreter(), "-m", *task, "--run-folder", run)
+    task = ("--data", str(shapes), *TASK[3:])
+    args = (warm.interpreter(), "-m", "rackrun.catdog", *task, "--run-folder", run)
     job = [
         subprocess.Popen(args, env={**os.environ, **ONE_THREAD, **world, "RANK": str(rank)})
         for rank in range(ranks)

@@ -242,11 +242,11 @@ def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
 def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
     """A task that failed at once is started anew with all its options and the earlier runs."""
     lab = start_lab(1)
-    package = (
-        lab.folder / "cheap" / "training"
-    )  # ranks start as: python -m rackrun.training catdog ...
+    # Ranks start as: python -m rackrun.training catdog ...
+    package = lab.folder / "cheap" / "rackrun" / "training"
     package.mkdir(parents=True)
-    (package / "__init__.py").touch()  # or the installed package would come first
+    for folder in (package, package.parent):  # or the installed package would come first
+        (folder / "__init__.py").touch()
     (package / "__main__.py").write_text(
         "import os, sys\n"
         "if 'check' in sys.argv: os._exit(0)\n"
@@ -254,7 +254,7 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
         "os._exit(0 if '--earlier-attempts' in sys.argv else 9)\n"
     )
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    options = ("--max-restarts", "1", "--env", f"PYTHONPATH={package.parent}")
+    options = ("--max-restarts", "1", "--env", f"PYTHONPATH={package.parents[1]}")
     code, out, err = lab.result_of(*options, hosts, "catdog", "--resume", "x", "--synthetic")
     assert code == 0, err
     first, _ = sorted(path.name for path in (lab.folder / "runs").glob("2*"))
