@@ -383,7 +383,7 @@ def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
 
     def train() -> list[subprocess.Popen[str]]:
         args = ("--name", "job-7", "--auto-resume", *task)
-        return [nodes.start(node, 2, *args, program="launcher node") for node in range(2)]
+        return [nodes.start(node, 2, *args, program="rackrun.launcher node") for node in range(2)]
 
     processes = train()
     until(lambda: list(nodes.folder.glob("*-job-7/metrics.jsonl")))
