@@ -4,11 +4,14 @@ import warnings
 from functools import cache
 from importlib import import_module, util
 
+import numpy as np
 from PIL import Image, PngImagePlugin
 
 from rackrun.shards.images import MAX_PIXELS, UNDECODABLE
 
 MAX_TEXT_BYTES = 64 << 20  # unpacked: an editor's history, a colour profile
+FEW_LEVELS = 64
+"""At most so many are left of an image of 16 bits that uses 14 of them: it is dark, and coarse."""
 LARGEST_SHRUNK = 4 * MAX_PIXELS  # pixels of a JPEG that is decoded at an eighth, as of a telephone
 
 # Pillow's own limits of text are 1 MB, and a whole image with more is none to it.
@@ -45,6 +48,16 @@ def turned(image: Image.Image) -> Image.Image:
     image.load()  # first: a TIFF is turned by Pillow itself
     turn = TURNS.get(orientation(image))
     return image if turn is None else image.transpose(turn)
+
+
+def levels_left(image: Image.Image) -> int:
+    """Return how many levels a decoded image of 16 bits has in the upper 8, which count.
+
+    An image of 12 bits has at most 16; 256 are there if all bits are used.
+    """
+    if image.mode.startswith("I;16"):
+        return int(np.asarray(image).max() >> 8) + 1
+    return int(np.asarray(image.convert("RGB")).max()) + 1
 
 
 @cache

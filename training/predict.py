@@ -23,6 +23,7 @@ from rackrun.runs import final_weights
 from rackrun.tables import require_folder, write_table
 from rackrun.terminal import clean, say
 from rackrun.training.settings.published import PublishedWeights, with_weights_first
+from rackrun.units import first_few, plural
 
 if TYPE_CHECKING:
     from rackrun.training.data.decode import Pixels
@@ -33,6 +34,7 @@ SUFFIXES = (  # what a folder is searched for
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo", ".png", ".gif", ".bmp", ".webp"),
     *(".tif", ".tiff", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm"),
 )
+PNG_DEPTH_AT = 24  # bytes
 BATCH = 64  # images
 BAR = 20  # characters
 
@@ -125,7 +127,29 @@ def show(given: Predict, task: str) -> int:
     unread = [result for result in results if isinstance(result, Unread)]
     for result in unread:
         say(f"error: {result.image}: {result.error}")
+    if dark := [path for path in paths if _is_dark(path)]:
+        say(
+            f"{plural(len(dark), 'image')} of 16 bits a channel, of which the upper 8 count, use at"
+            f" most 14: {first_few(dark, 3)}; predicted as dark as they are"
+        )
     return DataError.exit_code if unread else 0
+
+
+def _is_dark(path: str) -> bool:
+    from PIL import Image
+
+    from rackrun.shards.images import UNDECODABLE
+    from rackrun.shards.pillow import FEW_LEVELS, levels_left
+
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(PNG_DEPTH_AT + 1)
+        with Image.open(path) as image:
+            is_deep = image.mode.startswith("I;16")
+            is_deep |= image.format == "PNG" and head[PNG_DEPTH_AT] == 16
+            return is_deep and levels_left(image) <= FEW_LEVELS
+    except (*UNDECODABLE, Image.DecompressionBombError):
+        return False  # which the prediction has said
 
 
 def image_paths(images: Sequence[str]) -> list[str]:

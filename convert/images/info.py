@@ -49,6 +49,7 @@ KEPT = {
     "animated": "animated; the first image counts",
     "transparent": "transparent; transparency is dropped",
     "16 bits": "of 16 bits a channel; the upper 8 count",
+    "dark": "of 16 bits a channel, of which at most 14 are used: dark, at most 64 levels are left",
     "no end": "without an end marker, yet decode in full",
     "warnings": "decode with warnings: a part of the image may be damaged",
 }
@@ -175,6 +176,8 @@ def _decodes_without_warning(jpeg: bytes, colours: str) -> bool:
 
 def _decoded(data: bytes, image: "Image.Image") -> list[str]:
     """Decode an image by Pillow, a JPEG at an eighth of its size; return what is odd about it."""
+    from rackrun.shards.pillow import FEW_LEVELS, levels_left
+
     try:
         with warnings.catch_warnings(record=True, action="always") as said:
             image.draft(None, (1, 1))
@@ -185,6 +188,7 @@ def _decoded(data: bytes, image: "Image.Image") -> list[str]:
     is_transparent = image.mode in ("LA", "RGBA", "PA") or "transparency" in image.info
     kinds = {
         "16 bits": is_deep,
+        "dark": is_deep and levels_left(image) <= FEW_LEVELS,
         "gray": image.mode in GRAY_MODES,
         "transparent": is_transparent,
         "animated": getattr(image, "is_animated", False),

@@ -10,6 +10,7 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,6 +34,15 @@ def defect_of(data: bytes, suffix: str = ".jpg") -> str:
     with pytest.raises(Defect) as defect:
         inspect(data, suffix)
     return defect.value.kind
+
+
+def deep(step: int) -> bytes:
+    """Return a gray PNG of 16 bits, of which a camera has filled 12, or all by steps of 16."""
+    stored = io.BytesIO()
+    Image.fromarray(np.arange(0, 4096 * step, step, dtype=np.uint16).reshape(64, 64)).save(
+        stored, "PNG"
+    )
+    return stored.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -59,7 +69,8 @@ def test_every_format_is_known_by_its_bytes(data: bytes, extension: str) -> None
         (drawn(1, mode="CMYK"), ".jpg", ("cmyk",)),
         (drawn(1, mode="L", format="PNG"), ".png", ("gray",)),
         (drawn(1, mode="RGBA", format="PNG"), ".png", ("transparent",)),
-        (drawn(1, mode="I;16", format="PNG"), ".png", ("16 bits", "gray")),
+        (deep(step=16), ".png", ("16 bits", "gray")),
+        (deep(step=1), ".png", ("16 bits", "dark", "gray")),
         *((rotated(1, turn), ".jpg", ("rotated",)) for turn in range(2, 9)),
         (rotated(1, 1), ".jpg", ()),
         (rotated(1, 99), ".jpg", ()),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -145,6 +146,9 @@ def test_an_image_without_an_answer_is_no_class(
         == 4
     )
     assert "val_00003,box,,,\n" in (tmp_path / "rows.csv").read_text().replace("\r", "")
+    levels = np.arange(1600, dtype=np.uint16).reshape(40, 40)
+    Image.fromarray(levels).save(tmp_path / "dark.png")  # a camera has filled 12 of 16 bits
+    assert "use at most 14: dark.png; pred" in run("predict", "run", "dark.png", *ask).stderr
     (tmp_path / "black.jpg").write_bytes(black())
     predicted = run("predict", "run", "black.jpg", *ask)
     assert predicted.returncode == 65
