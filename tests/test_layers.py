@@ -199,7 +199,7 @@ ROOMS: dict[str, dict[str, str]] = {
 """Package -> room -> the rooms it may import. A room is a folder, or a file beside the folders."""
 
 ONE_DOOR = {  # a foreign library -> the only places that may know it
-    "cryptography": {"launcher/transport/certificate.py"},
+    "cryptography": {"launcher/transport/certificate.py", "launcher/transport/ssh/identities.py"},
     "fabric": {"launcher/transport/ssh"},
     "imagehash": {"convert/doctor/fingerprints.py"},
     "paramiko": {"launcher/transport/ssh"},

@@ -30,6 +30,8 @@ LOCK = "RACKRUN_LOCK"
 """Of a launcher; the lock in requirements/ that .venv is made from: base or cuda12."""
 EVENT = "RACKRUN_EVENT"
 """Of the command of --on-event: stall, lost, restart or end."""
+NOTE_ROWS = "RACKRUN_NOTE_ROWS"
+"""Not empty: each rank writes the rows that it trains on into the run folder; tests add them up."""
 CONTROLLER = "RACKRUN_CONTROLLER"
 """The id of the detached run that this process controls."""
 

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rackrun.training.run.noted_rows import VARIABLE
+from rackrun.contract.variables import NOTE_ROWS
 from tests.campaign.containers import ContainerRound, Containers
 from tests.campaign.faults import (
     ATTACHED,
@@ -222,7 +222,7 @@ class ServedRound(Round):
         hosts = f"python={sys.executable} workdir={ROOT} slots=1"
         given = ("--serve", "--serve-native", *LIMITS, "--hang-seconds", "60")
         given = (*given, "--runs", str(self.runs), *self.fault.options)
-        given = (*given, "--env", f"{VARIABLE}=1")
+        given = (*given, "--env", f"{NOTE_ROWS}=1")
         task = args[args.index("catdog") :]
         path = str(self.hosts.write_hosts(hosts))
         return self.hosts.run_ssh(

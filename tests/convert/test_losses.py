@@ -162,7 +162,7 @@ import rackrun.convert.signals
 sys.argv[0] = "convert"
 sys.addaudithook(count)
 import runpy
-runpy.run_module("convert", run_name="__main__", alter_sys=True)
+runpy.run_module("rackrun.convert", run_name="__main__", alter_sys=True)
 """
     codes = set()
     for moment in (9, 40, 90, 150, 250, 400):

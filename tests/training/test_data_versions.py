@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rackrun.catdog.model import TASK
+from rackrun.contract.variables import NOTE_ROWS
 from rackrun.convert.__main__ import main as convert
 from rackrun.errors import UsageError
 from rackrun.shards.open import open_source
@@ -17,7 +18,6 @@ from rackrun.training import loop
 from rackrun.training.data.open import open_data
 from rackrun.training.models.weights import load_weights
 from rackrun.training.run.data_version import chosen
-from rackrun.training.run.noted_rows import VARIABLE
 from tests.training.conftest import draw
 from tests.training.test_loop import settings
 from tests.training.trained_rows import exact_epochs
@@ -52,7 +52,7 @@ def test_a_resumed_run_stays_on_its_version(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An append behind its back changes nothing: same data, exact epochs, and a line says so."""
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NOTE_ROWS, "1")
     first = run(data, tmp_path / "first", epochs=2)
     append(data, tmp_path)
     capsys.readouterr()

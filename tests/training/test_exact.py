@@ -22,6 +22,7 @@ import torch
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
+from rackrun.contract.variables import NOTE_ROWS
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint, loop
@@ -31,7 +32,6 @@ from rackrun.training.data.pool import SamplePool, training_mixture, training_po
 from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.noted_rows import VARIABLE
 from tests import warm
 from tests.training.trained_rows import exact_epochs, trained_rows
 
@@ -303,7 +303,7 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
     """A run that goes on from any step, and one with other loader workers, ends with the weights
     of the run that did neither, bit for bit; --splitshards is another name of all this."""
     data = folder / "61"
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NOTE_ROWS, "1")
     every_step = ("--save-minutes", "1e-9", "--keep-checkpoints", "99")
     whole = trained_alone(data, tmp_path / "whole", "--exact-epochs", *every_step)
     assert same(whole, trained_alone(data, tmp_path / "three", "--splitshards", "--workers", "3"))
@@ -319,7 +319,7 @@ def test_a_mixture_has_each_sample_as_often_as_its_weights_say(
     make_shards: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two folders and classes with weights: one class twice, the other every other epoch."""
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(NOTE_ROWS, "1")
     first, further = make_shards(train=(11, 2), val=(2, 2)), make_shards(train=(7,), val=(2, 2))
     chosen = ("--class-weights", "disc=2,box=0.5", "--extra-data", f"{further}=0.5")
     trained_alone(first, tmp_path / "run", "--exact-epochs", "--epochs", "3", *chosen)

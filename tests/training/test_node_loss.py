@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from rackrun.contract.variables import NOTE_ROWS
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import steps_in
-from rackrun.training.run.noted_rows import VARIABLE
 from tests import warm
 from tests.launcher.lab import free_port
 from tests.launcher.netlab import NetLab, net_labs
@@ -49,7 +49,7 @@ def cosine(step: int, steps: int) -> float:
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 SHORT = (
     "--lease-seconds", "3", "--max-restarts", "2", "--name", "net",
-    "--env", "OMP_NUM_THREADS=1", "--env", f"{VARIABLE}=1",
+    "--env", "OMP_NUM_THREADS=1", "--env", f"{NOTE_ROWS}=1",
 )  # fmt: skip
 SECONDS = 240
 

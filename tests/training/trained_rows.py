@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rackrun.contract.variables import NOTE_ROWS
 from rackrun.run_folder import RunFolder
-from rackrun.training.run.noted_rows import VARIABLE
 
-NOTED = {VARIABLE: "1"}
+NOTED = {NOTE_ROWS: "1"}
 """The environment in which ranks note them."""
 
 Times = npt.NDArray[np.intp]  # how often each row comes

@@ -1,6 +1,6 @@
 """The rows of the index that each rank trains on, step by step: tests of exact epochs add them up.
 
-They are written only where $RACKRUN_NOTE_ROWS is set, which tests do:
+They are written only where RACKRUN_NOTE_ROWS is set, which tests do:
 
     <run>/rows/rank-0.jsonl    {"time": 1795000.5, "step": 3, "world": 2, "rank": 0, "rows": [7, 4]}
 
@@ -13,15 +13,14 @@ import os
 import time
 from pathlib import Path
 
+from rackrun.contract import variables
 from rackrun.training.data.samples import Batch
 from rackrun.training.ranks import Ranks
-
-VARIABLE = "RACKRUN_NOTE_ROWS"
 
 
 def note_rows(run: Path, ranks: Ranks, step: int, batch: Batch) -> None:
     """Write the rows of this rank's batch, which has them where the order was planned."""
-    if VARIABLE not in os.environ or batch.rows is None:
+    if variables.NOTE_ROWS not in os.environ or batch.rows is None:
         return
     of_rank = {"step": step, "world": ranks.world, "rank": ranks.rank, "rows": batch.rows.tolist()}
     path = run / "rows" / f"rank-{ranks.rank}.jsonl"
