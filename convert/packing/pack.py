@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.program import Stopped
 from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.finalize import close_folder, objection, print_use
@@ -148,6 +149,8 @@ def write_shards(
 
     try:
         in_parallel(jobs, work, packing.processes, "converted", sum(job.pictures for job in jobs))
+    except Stopped:
+        raise  # SIGTERM has an exit code of its own
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"{target.folder}: finished shards are kept; the same command goes on from there"
