@@ -5,7 +5,7 @@ reference_ranks.py FOLDER [mutated]    the two are equal; and differ with each m
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.data.node_cache import NodeCache
-from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
@@ -101,25 +101,21 @@ def judged_samples() -> Samples:
 VALIDATION = judged_samples()
 
 
-class InMemory:
+class InMemory(Data):
     """The same global batches for any number of ranks."""
 
     classes = tuple("abcdefghij")
     dataset = digest = "in memory"
     has_evaluation = True
-    lanes = 0
-    versions: Mapping[str, str] = {}
+    versions: dict[str, str] = {}
     cache = NodeCache((), ())
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
+        super().__init__(ranks)
         self.mine = slice(ranks.rank, None, ranks.world)
         self.samples_in = recipe.samples_in
         self.epoch_steps, self.batch = recipe.epoch_steps, recipe.batch
         self.rows = recipe.epoch_steps * recipe.batch
-        self.even_cut = Cut.even(ranks.world)
-
-    def cut(self, step: int) -> Cut:
-        return self.even_cut
 
     def class_sizes(self) -> Numbers:
         return np.full(len(self.classes), self.rows // len(self.classes))

@@ -4,7 +4,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.data.node_cache import NodeCache
-from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
@@ -51,7 +51,7 @@ def model(config: Config, classes: int) -> nn.Module:
 TASK = Task("tiny", model, lambda config, epoch: Transforms(SIZE))
 
 
-class Halves:
+class Halves(Data):
     """The same global batches whatever the world; each rank takes its part of them."""
 
     classes = ("a", "b", "c")
@@ -60,22 +60,16 @@ class Halves:
     batch = GLOBAL_BATCH
     rows = 6 * GLOBAL_BATCH
     has_evaluation = True
-    lanes = 0
-    versions: Mapping[str, str] = {}
+    versions: dict[str, str] = {}
     cache = NodeCache((), ())
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
+        super().__init__(ranks)
         self.ranks = ranks
         self.signalled = signalled  # rank, step
 
     def class_sizes(self) -> Numbers:
         return np.full(len(self.classes), self.rows // len(self.classes))
-
-    def samples_in(self, step: int) -> int:
-        return self.batch
-
-    def cut(self, step: int) -> Cut:
-        return Cut.even(self.ranks.world)
 
     def training(self, start: int) -> Iterator[Batch]:
         step = start
