@@ -118,6 +118,13 @@ venv_wheels() { # sets $wheels to the options for wheels that were brought, if t
     done
 }
 
+venv_with_pip() { # BASE: makes .venv where there is none
+    [ -x "$python" ] || "$1" -m venv --clear "$root/.venv" ||
+        venv_fail "could not make $root/.venv; see the lines above"
+    "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >/dev/null 2>&1 ||
+        venv_no_pip "$1"
+}
+
 venv_install() { # BASE
     local base=$1 wheels uv
     local quiet=(--quiet) # in a log only what goes wrong; on a terminal uv's bars
@@ -133,11 +140,8 @@ venv_install() { # BASE
                 "$root/.venv" >&2
             [ ! -t 2 ] || quiet=()
         fi
-        [ -x "$python" ] || "$base" -m venv --clear "$root/.venv" ||
-            venv_fail "could not make $root/.venv; see the lines above"
     fi
-    "$python" -c 'import pip' 2>/dev/null || "$python" -m ensurepip >/dev/null 2>&1 ||
-        venv_no_pip "$base"
+    venv_with_pip "$base"
     venv_wheels
     venv_find_uv "$base"
     # A lock is complete; nothing is looked for besides, such as a torch where one was found.
@@ -202,6 +206,29 @@ venv_python() { # EXTRAS...
             printf '%s\n' "$lock" >"$root/.venv/lock"
             printf '%s' "$wanted" >"$stamp"
         }
+    ) 9>"$root/.venv.lock" || exit
+}
+
+# For a command of the user's own in a project with a uv.lock: fills the project's environment, which
+# keeps what else is in it, such as a package of an extra.
+venv_project() { # FOLDER
+    local base=${PYTHON:-python3} extras=() settings=() stamp locks wanted wheels uv
+    python="$root/.venv/bin/python"
+    venv_want base
+    venv_wheels
+    (
+        flock 9 # a second run in the same folder waits for the first one
+        command -v uv >/dev/null || {
+            venv_check_base "$base"
+            venv_with_pip "$base"
+        }
+        venv_find_uv "$base"
+        ! "$base" -c 'import pip' 2>/dev/null ||
+            settings=("$base" -I "$root/rackrun/launcher/files/pip_settings.py")
+        printf 'rackrun: uv sync --frozen in %s\n' "$1" >&2 # torch alone takes a few minutes
+        cd "$1" || exit
+        "${settings[@]}" "$uv" sync --frozen --inexact --quiet >&2 ||
+            venv_fail "uv sync --frozen failed in $1; see the lines above"
     ) 9>"$root/.venv.lock" || exit
 }
 

@@ -315,7 +315,7 @@ def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
 def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     clone: Path, tmp_path: Path
 ) -> None:
-    """Then it installs the rest."""
+    """Then it installs the rest, or the environment of a project that has a uv.lock."""
     small(clone, names="setuptools|braceexpand|uv")
     (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
@@ -324,6 +324,15 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
     (by,) = clone.glob(".venv/lib/*/site-packages/braceexpand-*.dist-info/INSTALLER")
     assert by.read_text().strip() == "uv"
+    shutil.rmtree(clone / ".venv")
+    own = tmp_path / "own project"
+    own.mkdir()
+    (own / "pyproject.toml").write_text('[project]\nname = "own"\nversion = "1"\n')
+    subprocess.run([Path(sys.executable).with_name("uv"), "lock"], cwd=own, check=True)
+    fill = ["bash", "-c", '. launcher/venv.sh; venv_project "$1"', "bash", own]
+    variables["PYTHON"] = str(tmp_path / "python3")
+    subprocess.run(fill, cwd=clone, env={**rest, **variables}, check=True)
+    assert (own / ".venv" / "bin" / "python").exists()
 
 
 def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(

@@ -29,6 +29,7 @@ from rackrun.launcher.lifecycle.this_machine import (
     as_host,
     interpreter,
     plan_alone,
+    project_interpreter,
     run_alone,
 )
 from rackrun.launcher.run.job import JobTemplate, Work
@@ -87,13 +88,17 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
 def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) -> TaskNeeds:
     # A dry run refuses what a launch would. Which packages and files a container has is checked
     # inside it, like those of a host.
-    is_here, python = not options.image, interpreter(options.python)
+    is_here, python = not options.image, interpreter(options.python, work)
     ranks = as_host(options.nproc, options.environment).slots or 1
     with check_task_options(work, "local", local_jobs=options.jobs if is_here else None) as refuse:
         refuse_more_than_fit(work, ranks)
-        check_gpus(work, ranks, NAME, python, options.image, options.environment)
         if is_here and not any(name == "PATH" for name, _ in options.environment):
             refuse_absent_program(work)
+        if is_here and not options.dry_run and python == project_interpreter(work, options.python):
+            from rackrun.launcher.lifecycle.project import fill_environment
+
+            fill_environment(work, python)
+        check_gpus(work, ranks, NAME, python, options.image, options.environment)
         if data_exist and is_here:
             refuse_unready_data(work)
             refuse_absent_run(work, options.runs)

@@ -21,7 +21,7 @@ from rackrun.launcher.preflight.checks import CHECKS, examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select
-from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.run.job import Command, Work, is_own_command
 from rackrun.launcher.schedulers.slurm import allocated
 from rackrun.launcher.transport.parallel import all_or_raise
 
@@ -83,7 +83,7 @@ def chosen(
         reachable = addresses(hosts, machines)
         return LaunchSpec(hosts, machines, work, settings, addresses=reachable)
     transports = network.try_each(hosts)
-    taken = _taken(hosts, transports, need, settings, network)
+    taken = _taken(hosts, transports, need, settings, network, is_own_command(work))
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
     picked = tuple(facts.host for facts in taken.hosts)
     machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
@@ -109,12 +109,13 @@ def _taken(
     need: Need,
     settings: LaunchSettings,
     network: Network,
+    own_command: bool,
 ) -> ClusterFacts:
     # The facts of the hosts that the launch takes, which their probes have locked. Hosts lost while
     # it waits are connected again, and replaced in `transports`. Code and data are checked later,
     # as they may be copied first.
     any_work = LaunchSpec(hosts, transports, Command(("true",)), settings)
-    needs = replace(any_work.requirements(), chooses=True)
+    needs = replace(any_work.requirements(), chooses=True, own_command=own_command)
     cluster, shown, tries = NO_FACTS, "", 0
     try:
         while True:

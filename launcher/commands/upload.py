@@ -25,7 +25,7 @@ from rackrun.launcher.lifecycle.task_check import is_demo
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import ENVIRONMENT
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import Command, FunctionCall, TaskWork, Work
+from rackrun.launcher.run.job import FunctionCall, TaskWork, Work, is_own_command
 from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
 
@@ -37,7 +37,8 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
     """
     fixes = {}
     if options.sync:
-        environment = () if options.python or options.image else ENVIRONMENT
+        installed = (*ENVIRONMENT, *(["packages"] if isinstance(work, FunctionCall) else []))
+        environment = () if options.python or options.image else installed
         fixes = dict.fromkeys(("code", "workdir", *environment), "--sync copies it there")
     if is_demo(work):
         fixes["shards"] = "drawn at the start"
@@ -131,7 +132,7 @@ def _sync(
             host.workdir or workdir,
             host.python or options.python,
             bool(options.image),
-            isinstance(spec.work, Command),
+            is_own_command(spec.work),
         )
         for host, transport in zip(spec.hosts, spec.reached, strict=True)
     ]

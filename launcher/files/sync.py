@@ -15,7 +15,7 @@ from rackrun.contract import variables
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.files.working_tree import WorkingTree
 from rackrun.launcher.remote import transfer
-from rackrun.launcher.remote.files import PIECE_BYTES, file_digest
+from rackrun.launcher.remote.files import PIECE_BYTES, PROJECT_LOCK, file_digest
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise, each
 from rackrun.launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
@@ -30,6 +30,7 @@ MOST_FILES = 1_000_000
 DIGEST_SECONDS = 600.0  # a host may read gigabytes to know what differs
 INSTALL_SECONDS = 1800.0  # without a line of output: torch alone is some gigabytes
 MOST_LINES = 100_000
+BRING_WHEELS = ", or bring wheels with --sync-wheels FOLDER"
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,9 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
             _send(client, code, differences, name, say)
             _checked(name, client.reply())
         if not (destination.python or destination.image):  # which have packages of their own
-            _make_environment(client, differences.root, name, destination.is_own_command, say)
+            is_own = destination.is_own_command
+            hint = "" if is_own and PROJECT_LOCK in code.files else BRING_WHEELS
+            _make_environment(client, differences.root, name, is_own, hint, say)
 
 
 def _send(
@@ -133,7 +136,7 @@ def _header(path: str, size: int, mode: int, link: bool) -> bytes:
 
 
 def _make_environment(
-    client: RpcClient, root: str, name: str, is_own_command: bool, say: Say
+    client: RpcClient, root: str, name: str, is_own_command: bool, hint: str, say: Say
 ) -> None:
     chosen = {
         variable: os.environ.get(variable, "") for variable in (variables.OWN_TORCH, variables.LOCK)
@@ -151,7 +154,7 @@ def _make_environment(
         where = one_line(root)
         raise PreflightRefused(
             f"{name}: no environment could be made in {where}: {last}; or name an interpreter that"
-            " has torch with python= in hosts.txt, or bring wheels with --sync-wheels FOLDER"
+            f" has torch with python= in hosts.txt{hint}"
         )
 
 

@@ -16,7 +16,7 @@ from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
 from rackrun.launcher.files.download import fetch_results, fetch_returned
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
-from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
+from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, after
 from rackrun.launcher.lifecycle.session import (
     PORT_TRIES,
@@ -124,6 +124,8 @@ class Launch:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
+                for line in environments(cluster):
+                    self.observer.say(line)
             job = self._timed(jobs).job(work, jobs.new_folder(work), self.observer.id_prefix)
             plan = plan_for(job, cluster, settings)
             # The probes of active hosts become their agents: that saves a login to each.

@@ -18,7 +18,14 @@ from rackrun.launcher.preflight.checks import check_allowed
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
 from rackrun.launcher.run.container import container_of
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import JobTemplate, Work, data_of, is_on_cpu
+from rackrun.launcher.run.job import (
+    FunctionCall,
+    JobTemplate,
+    Work,
+    data_of,
+    is_on_cpu,
+    is_own_command,
+)
 from rackrun.launcher.run.settings import HostOptions
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise
@@ -66,12 +73,16 @@ class LaunchSpec:
 
     def requirements(self, full: bool = False) -> Requirements:
         """Return what the hosts are asked about; `full`: as --check asks."""
+        needs = self.settings.needs
+        if isinstance(self.work, FunctionCall):  # rackrun calls it on each rank
+            needs = replace(needs, task=replace(needs.task, packages=("rackrun",)))
         return replace(
-            self.settings.needs,
+            needs,
             code=self.code if self.code and self.code.files else None,
             data=data_of(self.work),
             full=full,
             waits=self.settings.wait and not full,
+            own_command=is_own_command(self.work),
             on_cpu=is_on_cpu(self.work),
         )
 

@@ -14,6 +14,8 @@ from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
 from rackrun.launcher.preflight.gpus import gpu_model
+from rackrun.launcher.remote.files import PROJECT_LOCK
+from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
 
@@ -59,6 +61,17 @@ def refuse_ranks(cluster: ClusterFacts) -> None:
     """Raise UsageError where the task cannot run on as many ranks as these hosts have."""
     if why := cluster.requirements.task.rank_problem(cluster.ranks):
         raise UsageError(why)
+
+
+def environments(cluster: ClusterFacts) -> list[str]:
+    """Return which environments ranks of a command use, if this folder is a project with a lock."""
+    needs = cluster.requirements
+    if not needs.own_command or needs.image or not Path(PROJECT_LOCK).is_file():
+        return []
+    hosts: dict[str, list[str]] = {}
+    for facts in cluster.hosts:
+        hosts.setdefault(str(facts["look"]["python"]), []).append(facts.host.label)
+    return [f"{grouped(names)}: ranks use {python}" for python, names in hosts.items()]
 
 
 def wait_for(cluster: ClusterFacts, busy: str, before: str, warn: Callable[[str], object]) -> str:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from rackrun.errors import MissingPackage
 from rackrun.launcher.lifecycle.session import PORT_TRIES, run
+from rackrun.launcher.remote.files import project_python
 from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import Job, JobTemplate, Work
+from rackrun.launcher.run.job import Job, JobTemplate, Work, is_own_command
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
@@ -38,7 +39,12 @@ def plan_alone(job: Job, processes: int, python: str) -> Plan:
     environment = job.template.environment
     ranks = as_host(processes, environment).processes(0)
     host = planned(
-        NAME, ADDRESS, ranks, folder, interpreter(python), has_gpus=gpu_count(environment) > 0
+        NAME,
+        ADDRESS,
+        ranks,
+        folder,
+        interpreter(python, job.work),
+        has_gpus=gpu_count(environment) > 0,
     )
     return make_plan(job, [host], free_port())
 
@@ -74,10 +80,17 @@ def as_host(processes: int, environment: Iterable[tuple[str, str]]) -> Host:
     return Host(NAME, slots=processes or gpu_count(environment) or 1)
 
 
-def interpreter(python: str) -> str:
+def interpreter(python: str, work: Work) -> str:
     """Return the interpreter of the ranks, which are started in another folder than this one."""
     if "/" in python:
         return str(Path(python).absolute())
+    if of_project := project_interpreter(work, python):
+        return of_project
     if not python and find_spec("torch") is None:
         raise MissingPackage("torch")
     return python or sys.executable
+
+
+def project_interpreter(work: Work, python: str) -> str:
+    """Return the interpreter of the project that the current folder is, if ranks are to use it."""
+    return project_python(str(typed_folder())) if is_own_command(work) and not python else ""

@@ -341,10 +341,11 @@ CHECKS = (
         "torch",
         _torch,
         _no_torch,
-        "install the same on all hosts, or let --sync do it",
+        "install the same on all hosts, or let --sync do it; in a project with a uv.lock type: "
+        "uv add torch",
         "--sync leaves an interpreter of python= as it is, and uses a torch that is there: install "
         f"the same on all hosts, or leave out python= and type {variables.OWN_TORCH}=1 before the "
-        "command",
+        "command; in a project with a uv.lock type: uv add torch",
     ),
     Check(
         "cuda",
@@ -356,7 +357,8 @@ CHECKS = (
         "packages",
         _not_shown,
         _packages,
-        "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or name "
+        "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or, in a "
+        "project with a uv.lock, with uv add, or name "
         "another interpreter with python= in hosts.txt",
     ),
     Check(

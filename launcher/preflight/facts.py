@@ -59,6 +59,8 @@ class Requirements:
     port: int = 0
     """The master's port; 0: one that is free there."""
     full: bool = False
+    own_command: bool = False
+    """Ranks run a command of the user's own, in the environment of a project with a uv.lock."""
     on_cpu: bool = False
     """The task trains on the CPU, so GPUs do not matter."""
     turn: str = ""
@@ -328,6 +330,7 @@ class HostProbe:
             weights=requirements.task.weights,
             cache=requirements.task.cache,
             chooses=requirements.chooses,
+            own_command=requirements.own_command,
             visible=None if host.devices or requirements.chooses else self._visible(),
         )
         reply: Reply | None = None

@@ -19,6 +19,7 @@ READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PIECE_BYTES = 1 << 18
 INSTALLED = ".rackrun"
 """Folder in a working directory to which --sync brings an installed rackrun, with its `.venv`."""
+PROJECT_LOCK = "uv.lock"
 
 SCRATCH = "/tmp/rackrun-"
 IDENTITY_BYTES = 1 << 12  # more than any agent writes about itself
@@ -33,6 +34,14 @@ def contents(path: str, most_bytes: int) -> bytes:
         if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
             raise OSError(errno.EINVAL, "is not a file that rackrun has written", path)
         return file.read(most_bytes)
+
+
+def project_python(workdir: str) -> str:
+    """Return where uv keeps the interpreter of a project with a uv.lock; empty for any other."""
+    if not os.path.isfile(os.path.join(workdir, PROJECT_LOCK)):
+        return ""
+    folder = os.environ.get("UV_PROJECT_ENVIRONMENT") or ".venv"
+    return os.path.join(workdir, folder, "bin", "python")
 
 
 def write_new(path: str, data: bytes) -> None:

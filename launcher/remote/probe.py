@@ -20,7 +20,7 @@ from typing import Any
 
 from rackrun.contract.cores import cores
 from rackrun.launcher.remote import gpus, locks, network, service
-from rackrun.launcher.remote.files import INSTALLED, file_digest
+from rackrun.launcher.remote.files import INSTALLED, file_digest, project_python
 from rackrun.launcher.remote.gpus import gpu_count
 from rackrun.launcher.remote.locks import (
     in_the_way,
@@ -132,6 +132,7 @@ def basics(
     cache: str = "",
     chooses: bool = False,
     visible: dict[str, str] | None = None,
+    own_command: bool = False,
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
@@ -140,7 +141,8 @@ def basics(
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
     `visible`: variables of the ranks that choose GPUs, over this account's; None: by number.
-    `cache`: a folder to be written. `chooses`: return which GPUs are taken.
+    `cache`: a folder to be written. `chooses`: return which GPUs are taken. `own_command`: the
+    environment of a project with a uv.lock comes before rackrun's.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     lock = lock_of_host()
@@ -148,7 +150,7 @@ def basics(
     # A container may see other files, so what its ranks need is not looked up on the host.
     files = ("", "", "") if contained else (python, weights, cache)
     try:
-        facts = within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files))
+        facts = within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files, own_command))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     shared = facts_of_host(lock, parts)
@@ -178,12 +180,14 @@ def basics(
     }
 
 
-def disk_facts(workdir: str, python: str, weights: str, cache: str) -> dict[str, Any]:
+def disk_facts(
+    workdir: str, python: str, weights: str, cache: str, own_command: bool
+) -> dict[str, Any]:
     """Return facts that need file systems to answer; relative paths start at `workdir`."""
     return {
         "workdir_problem": workdir_problem(workdir),
         "tmp_problem": tmp_problem(),
-        "python": _behind_shim(workdir, _find_interpreter(workdir, python)),
+        "python": _behind_shim(workdir, _find_interpreter(workdir, python, own_command)),
         "weights_problem": weights_problem(os.path.join(workdir, weights)) if weights else "",
         "cache_problem": cache_problem(os.path.join(workdir, cache)) if cache else "",
         "disk_free": disk_free(workdir),
@@ -306,12 +310,15 @@ def disk_free(workdir: str) -> int:
 # -- what ranks would run
 
 
-def _find_interpreter(workdir: str, python: str) -> str:
+def _find_interpreter(workdir: str, python: str, own_command: bool) -> str:
     if python:
         path = os.path.expanduser(python)
         return os.path.join(workdir, path) if "/" in path else shutil.which(path) or path
-    for folder in (os.path.join(workdir, INSTALLED), workdir):
-        interpreter = os.path.join(folder, ".venv", "bin", "python")
+    for interpreter in (
+        project_python(workdir) if own_command else "",
+        os.path.join(workdir, INSTALLED, ".venv", "bin", "python"),
+        os.path.join(workdir, ".venv", "bin", "python"),
+    ):
         if os.path.exists(interpreter):
             return interpreter
     return shutil.which("python3") or "python3"

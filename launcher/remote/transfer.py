@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rackrun.contract import variables
 from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import (
     INSTALLED,
@@ -28,6 +29,7 @@ from rackrun.launcher.remote.files import (
     contents,
     explained,
     file_digest,
+    project_python,
 )
 from rackrun.launcher.remote.service import reply
 
@@ -283,15 +285,18 @@ def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
     """Make the environment of rackrun here, or beside a project; send the output line by line.
 
     It takes minutes and may print nothing meanwhile, so it is ended when the launcher is gone.
-    `chosen` are variables of the launcher that venv.sh obeys, too.
+    `chosen` are variables of the launcher that venv.sh obeys, too. For a command of the user's own
+    in a project with a uv.lock, fill the project's environment instead.
     """
+    is_project = chosen.get(variables.OWN_COMMAND) and project_python(root)
+    function = 'venv_project "$1"' if is_project else "venv_python"
     for home, script in _SCRIPTS:
         if os.path.exists(os.path.join(root, home, script)):
             break
     else:
         return {"code": 0}
     with subprocess.Popen(
-        ["bash", "-c", '. "$0"; venv_python', script],
+        ["bash", "-c", f'. "$0"; {function}', script, os.path.abspath(root)],
         cwd=os.path.join(root, home),
         env={**os.environ, **chosen},
         stdin=subprocess.DEVNULL,

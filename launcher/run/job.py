@@ -190,6 +190,11 @@ class Job:
         return self.template.resume_command(self.folder.path.name)
 
 
+def is_own_command(work: Work) -> bool:
+    """Return True for a command or function of the user's, and False for rackrun's own programs."""
+    return isinstance(work, Command) and work.args[1 : 1 + len(TRAINING)] != TRAINING
+
+
 def is_on_cpu(work: Work) -> bool:
     """Return True for a task whose options ask for the CPU."""
     return option_of(work, "--device") == "cpu"
