@@ -42,7 +42,7 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     """Return the run that measures the hosts, after they have passed all checks."""
     settings = spec.settings
     jobs = replace(settings.jobs, name="deep-check", settings="")
-    needs = TaskNeeds(packages=("training",))  # which an interpreter of python= may not have
+    needs = TaskNeeds(packages=("rackrun",))  # which an interpreter of python= may not have
     names = ",".join(host.label for host in spec.hosts)
     program = ["python", "-u", "-m", "rackrun.training", "deep-check", "--hosts", names]
     if data := data_of(spec.work):  # the shards that the work would read
