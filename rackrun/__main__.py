@@ -6,11 +6,13 @@ from typing import NoReturn
 
 from rackrun.cli.dispatch import run
 from rackrun.commandline.program import leave, outcome
+from rackrun.terminal import clean_lines
 
 
 def command(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command that these words name, by default those typed; exit with its code."""
-    code = outcome(run, sys.argv[1:] if args is None else args)
+    # Lines stay lines: a launch names each host that failed in one of its own.
+    code = outcome(run, sys.argv[1:] if args is None else args, clean_lines)
     if "torch" in sys.modules:
         leave(code)
     sys.exit(code)

@@ -49,8 +49,12 @@ def run(main: Callable[[list[str]], int | None]) -> NoReturn:
     sys.exit(outcome(main, sys.argv[1:]))
 
 
-def outcome(main: Callable[[list[str]], int | None], args: Sequence[str]) -> int:
-    """Run a command; return its exit code, after a line for whatever went wrong.
+def outcome(
+    main: Callable[[list[str]], int | None],
+    args: Sequence[str],
+    cleaned: Callable[[str], str] = clean,
+) -> int:
+    """Run a command; return its exit code, after a line for whatever went wrong, `cleaned`.
 
     This is the only place that turns an error into a line and a code. SIGTERM and SIGHUP end a
     command as Ctrl-C does.
@@ -77,7 +81,7 @@ def outcome(main: Callable[[list[str]], int | None], args: Sequence[str]) -> int
     except BrokenPipeError:
         return reader_left()
     except Exception as error:
-        return report(error)
+        return report(error, cleaned)
 
 
 def leave(code: int) -> NoReturn:
