@@ -72,6 +72,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_variables_of_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unset what a launch would name, be it the user's or left by a conversion in this process."""
+    for name in [name for name in os.environ if name.startswith(("NCCL_", "GLOO_", "HF_"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
 def called_by_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget how commands were called: the next test's messages would name them likewise."""
     monkeypatch.setattr(_Caller, "by_name", False)

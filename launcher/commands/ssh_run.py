@@ -100,9 +100,6 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
     Only with --check, some of them may not be reached.
     """
     settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
-    if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
-        hint = f"type --env {kept[0]}, or --secret for a token"
-        say(f"set here, and not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,
@@ -113,7 +110,11 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
             spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
         else:
             spec = chosen(hosts, network, work, settings, options)
-        yield spec.with_needs(refuse())
+        spec = spec.with_needs(refuse())
+        if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
+            hint = f"type --env {kept[0]}, or --secret for a token"
+            say(f"set here, and not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
+        yield spec
 
 
 def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
