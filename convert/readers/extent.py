@@ -38,7 +38,7 @@ class Extent(io.RawIOBase):
         """Move to a byte, counted from the start, the position or the end."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self.length}[whence]
         if start + offset < 0:
-            raise ValueError(f"byte {start + offset} before the archive")
+            raise ValueError("it has no table of contents")  # zipfile looks for it before the start
         self._position = start + offset
         return self._position
 

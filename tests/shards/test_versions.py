@@ -113,8 +113,8 @@ def test_readers_of_an_old_version_see_nothing_of_a_new_one(data: Path, tmp_path
 
 
 def test_a_server_gives_away_no_more_than_versions_have(data: Path) -> None:
-    """Reports, plans, hidden files and tars of other data sets beside them are not served."""
-    private = ("report.json", ".lock", "other-train-000000.tar", "photos-train-000000.tar.old")
+    """Reports, plans, hidden files and copies of files beside them are not served."""
+    private = ("report.json", ".lock", "photos-train-000000.tar.old")
     private += ("dataset.v2.json.bak", "photos-train.v2.index.npy.txt", "dataset.vx.json")
     for name in private:
         (data / name).write_bytes(b"private")

@@ -228,6 +228,7 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
     ("listed", "lines"),
     [
         ("gpu01", [("gpu01", None)]),
+        ("gpu01,gpu01", [("gpu01", 2)]),  # as in $PBS_NODEFILE
         ("gpu01,gpu[02-03]:4", [("gpu01", None), ("gpu02", 4), ("gpu03", 4)]),
         ("me@[2001:db8::7]:2", [("2001:db8::7", 2)]),
         ("rack[1,3]-a", [("rack1-a", None), ("rack3-a", None)]),
@@ -241,7 +242,7 @@ def test_hosts_are_listed_as_in_other_launchers(
     assert [(host.name, host.slots) for host in paths] == lines
 
 
-@pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu01,gpu01", "a b"])
+@pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu0[1-2],gpu01", "a b"])
 def test_a_list_of_hosts_is_held_to_the_grammar_of_the_host_file(listed: str) -> None:
     """The message names the place in the list."""
     with pytest.raises(UsageError, match="-H:") as error:

@@ -280,7 +280,7 @@ OTHERWISE = [
     (
         "convert catdog cut.zip out",
         65,
-        "is cut off, or not a zip archive (no table of contents); download it",
+        "cut off, damaged, or no zip archive (it has no table of contents); download it again",
     ),
     ("convert verify others", 64, "not a finished shard folder (dataset.json is missing)"),
     ("convert verify demo/shards", 65, "demo/shards"),

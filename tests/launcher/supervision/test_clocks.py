@@ -131,6 +131,7 @@ DATES = {
     "known_runs.remember",
     "journal.show",
     "metrics._write",  # when a line of metrics.jsonl was written
+    "noted_rows.note_rows",
     "launch_spec._turn",  # who of two waiting launches came first
     # Who has used a host since when, how long ago that was, and who waits for it:
     *("locks.lock", "locks.tickets"),
