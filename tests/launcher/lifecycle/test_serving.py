@@ -40,13 +40,18 @@ time.sleep(999) if "--linger" in sys.argv else None
 """
 
 
+# Finds what else is in `rackrun` behind it on the path.
+ALL_ELSE = "import pkgutil; __path__ = pkgutil.extend_path(__path__, __name__)\n"
+
+
 def give_shards(folder: Path) -> Path:
     """Make what passes for shards, a folder to work in, and what stands in for training."""
-    shards, package = folder / "shards", folder / "stand-in" / "training"
+    shards, package = folder / "shards", folder / "stand-in" / "rackrun" / "training"
     shards.mkdir()
     (folder / "code").mkdir()
     package.mkdir(parents=True)
-    (package / "__init__.py").touch()  # or the launcher's own would come first
+    (package.parent / "__init__.py").write_text(ALL_ELSE)
+    (package / "__init__.py").touch()
     (package / "__main__.py").write_text(READER)
     (shards / "toy-train-000000.tar").write_bytes(bytes(10240))
     digest = hashlib.sha256(bytes(10240)).hexdigest()
