@@ -186,7 +186,8 @@ class Agent:
             write_new(f"{self.scratch}/agent.zip", archive.read())
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
-        command = {name: self.order[name] for name in ("command", "workdir")}
+        told = ("command", "workdir", "folder", "lease_seconds")
+        command = {name: self.order[name] for name in told}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 
     def _start(self) -> None:
