@@ -154,12 +154,12 @@ def test_a_host_whose_torchrun_never_joins_is_named(start_lab: Labs) -> None:
     sleeper.write_text(SLEEPER.format(python=sys.executable))
     sleeper.chmod(0o755)
     hosts = lab.write_hosts(f"python={sys.executable}", f"python={sleeper}")
-    code, _, err = lab.result_of("--rendezvous-seconds", "14", str(hosts), "--", "true")
+    code, _, err = lab.result_of("--rendezvous-seconds", "30", str(hosts), "--", "true")
     assert code == 75, err
     last = err.splitlines()[-1]
-    assert f"{lab.hosts[1].address}: torchrun has not joined the others for 14 s" in last
+    assert f"{lab.hosts[1].address}: torchrun has not joined the others for 30 s" in last
     assert lab.hosts[0].address not in last
     (folder,) = Path(lab.folder / "runs").glob("2*")
     report = json.loads((folder / "result.json").read_text())
     assert set(report["hosts"].values()) == {"clean"}
-    assert report["seconds"] < BUSY * (14.0 + 10.0)
+    assert report["seconds"] < BUSY * (30.0 + 10.0)
