@@ -1,6 +1,7 @@
 """The outcome of a round, and the checks that all kinds of runs share."""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ class Outcome:
 
 
 def litter(tmp: Path = Path("/tmp")) -> list[str]:
-    """Return what lies in a /tmp that should not."""
+    """Return what lies in a /tmp that should not; the files of locks stay, to be locked again."""
     names = [path.name for path in tmp.iterdir() if path.name.startswith(OURS)]
-    return sorted(name for name in names if not name.startswith(("rackrun-test", "rackrun-docker")))
+    ours = (name for name in names if not name.startswith(("rackrun-test", "rackrun-docker")))
+    return sorted(name for name in ours if not re.search(r"\.lock(\.gpu\d+)?$", name))
 
 
 def scratch_folders(runs: Path) -> list[str]:

@@ -76,7 +76,7 @@ def digest(text: str) -> str:
 ON_TERMINAL = """
 import os, runpy
 os.login_tty(0)
-runpy.run_module("launcher", run_name="__main__", alter_sys=True)
+runpy.run_module("rackrun.launcher", run_name="__main__", alter_sys=True)
 """
 
 
