@@ -26,7 +26,7 @@ from rackrun.launcher.transport.rpc import RpcClient
 from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 from tests.launcher.lab import ROOT, Lab, children, command_line
 from tests.waiting import until
-from tests.wheels import only_here
+from tests.wheels import only_here, uv_here
 
 Labs = Callable[[int], Lab]
 
@@ -133,10 +133,10 @@ def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab: 
     lab = start_lab(1)
     lock = checkout(lab) / "requirements" / "base.txt"
     lock.parent.mkdir()
-    lock.write_text(only_here(lab.folder / "wheels"))
+    lock.write_text(only_here(lab.folder / "wheels") + uv_here(lab.folder / "wheels"))
     wheels = ("--sync-wheels", str(lab.folder / "wheels"))
     code, _, err = launch(lab, "--sync", *wheels, named=False, before=("env",))
-    assert code == 78 and "torch" in err  # the lock does not name it
+    assert code == 78 and "torch" in err, err  # the lock does not name it
     (installed,) = (lab.folder / "there-1").glob(".venv/lib/*/site-packages/only_here*")
     assert installed.name == "only_here-1.dist-info"
     for chosen, lock in (({}, "base.txt"), ({"RACKRUN_LOCK": "cuda12"}, "cuda12.txt")):
