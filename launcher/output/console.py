@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 class Display(Protocol):
-    """Display of a run: plain lines here, and others in `dashboard`, `record` and `board`."""
+    """Display of a run: plain lines here, and others in `dashboard` and `record`."""
 
     @property
     def closed(self) -> bool:
