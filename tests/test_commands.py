@@ -87,7 +87,7 @@ TESTED_ELSEWHERE = (
     r"(?<!--detach hosts\.txt )imagenet --(?:data|synthetic|epochs)",
 )
 NEEDS_MORE = (
-    *(r"predict --weights resnet50\.pth", r"--include tls\.conf"),  # files of the reader's
+    *(r"--weights (resnet50|net)\.pth", r"--include tls\.conf"),  # files of the reader's
     rf"--data http://{re.escape(ADDRESS)}:8080/",  # a server in another terminal
     *("srun", "salloc", "sbatch", "mpirun", "NNODES", "local node", "run-ray", "--slurm"),
     *("--image ", ":0,1", "gpu01:8000", "--certificate", "timm:", "--hosts-needed", "--config"),
