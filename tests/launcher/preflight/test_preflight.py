@@ -572,7 +572,7 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab: Labs, tmp_pat
     hosts = lab.write_hosts(f"python={with_torch_alone(tmp_path)} workdir={work}")
     code, out, err = lab.result_of("--check", "--deep", str(hosts), cwd=work)
     assert code == 78, out + err
-    assert "torch-alone has no training; install rackrun there" in err, out + err
+    assert "torch-alone has no rackrun; install rackrun there" in err, out + err
     assert not (work / "runs").exists()
 
 
