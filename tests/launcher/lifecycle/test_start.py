@@ -89,6 +89,8 @@ def pythons(first: int, end: int) -> list[str]:
     for minor in range(first, end):
         installed = sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))
         on_path = shutil.which(f"python3.{minor}")
+        if on_path and subprocess.run([on_path, "-c", ""], capture_output=True).returncode:
+            on_path = None  # a shim of pyenv for a version that is not chosen
         found += [str(installed[-1])] if installed else [on_path] if on_path else []
     return found
 
