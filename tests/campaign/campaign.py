@@ -140,6 +140,7 @@ class Round:
 
     def _heal(self, scene: Scene) -> None:
         self.fault.heal(scene)
+        time.sleep(4)  # Linux answers "no route to host" for 3 s after it missed a neighbour
 
     def _violations(self, outcome: Outcome, scene: Scene) -> Iterator[str]:
         yield from self._wrong_end(outcome, scene)
