@@ -46,7 +46,7 @@ from rackrun.convert.folder import FolderOfClasses
 from rackrun.convert.options import Packing
 from rackrun.shards.open import open_source
 from rackrun.training.judge.labels import suspects
-from tests.mnist.digits import TRAINED_ON, digits
+from tests.lab.digits import TRAINED_ON, digits
 
 ROOT = Path(__file__).parents[1]
 TILE = 240  # pixels

@@ -50,8 +50,8 @@ from rackrun.commandline.program import run
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network
 from rackrun.units import plural
-from tests.launcher.lab import ROOT, Lab, children, free_port
-from tests.waiting import until
+from tests.lab.hosts import ROOT, Lab, children, free_port
+from tests.lab.waiting import until
 
 ROUNDS = 3
 STEP_ROUNDS = 15

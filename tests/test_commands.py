@@ -46,8 +46,8 @@ from rackrun.launcher.settings_file import NO_FILE, file_in, read_settings
 from rackrun.training.config import from_command_line
 from rackrun.training.export.command import Export
 from rackrun.training.predict import Predict
-from tests.clone import ROOT, Clone
-from tests.mnist import digits
+from tests.lab import digits
+from tests.lab.clone import ROOT, Clone
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 TAKE_MINUTES = (

@@ -15,7 +15,7 @@ from PIL import Image
 
 from rackrun.catdog.drawing import draw, jpeg
 from rackrun.training import checkpoint
-from tests import warm
+from tests.lab import warm
 from tests.training.conftest import draw as shape
 
 PROJECT = Path(__file__).parents[1]

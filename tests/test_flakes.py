@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.launcher.lab import ROOT
+from tests.lab.hosts import ROOT
 
 FLAKY = """\
 ran: list[int] = []

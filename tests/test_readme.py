@@ -12,7 +12,7 @@ import pytest
 from rackrun.commands import NAMES
 from rackrun.contract.tasks import TASKS
 from rackrun.convert.commands import COMMANDS as CONVERT
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rackrun.contract.tasks import TASKS
-from tests import warm
-from tests.convert.drawn import drawn
+from tests.lab import warm
+from tests.lab.drawn import drawn
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("rackrun", "launcher", "nginx", "shards", "training", "catdog")

@@ -16,8 +16,8 @@ import pytest
 
 from rackrun.cuda import BUILDS
 from rackrun.launcher.files import found_torch, pip_settings, working_tree
-from tests import warm
-from tests.wheels import only_here
+from tests.lab import warm
+from tests.lab.wheels import only_here
 
 ROOT = Path(__file__).parents[1]
 BASE = Path(sys._base_executable)  # type: ignore[attr-defined]

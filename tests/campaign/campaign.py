@@ -38,7 +38,7 @@ from tests.campaign.faults import (
 from tests.campaign.hosts import Hosts
 from tests.campaign.outcome import Outcome, partial_checkpoints, table
 from tests.campaign.slurm import Slurm, SlurmRound
-from tests.launcher.lab import ROOT, processes_with, with_signal
+from tests.lab.hosts import ROOT, processes_with, with_signal
 from tests.training.trained_rows import exact_epochs
 
 RANK = str(Path(__file__).with_name("rank.py"))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.campaign.faults import LIMITS, Fault
 from tests.campaign.outcome import Outcome, partial_checkpoints, scratch_folders
-from tests.launcher.lab import Lab, with_signal
+from tests.lab.hosts import Lab, with_signal
 from tests.launcher.run.test_containers import BORROWED, rank_image
 from tests.nginx.conftest import docker, docker_daemon
 

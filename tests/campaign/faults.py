@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.launcher.lab import children, command_line, with_signal
+from tests.lab.hosts import children, command_line, with_signal
 
 if TYPE_CHECKING:
     from tests.campaign.hosts import Hosts

@@ -11,10 +11,10 @@ from functools import cached_property
 from pathlib import Path
 
 from tests.campaign.outcome import litter
-from tests.launcher.lab import ROOT, Sshd, children, command_line, with_signal
+from tests.lab.hosts import ROOT, Sshd, children, command_line, with_signal
+from tests.lab.network import NetLab, port
+from tests.lab.waiting import until
 from tests.launcher.lifecycle.test_serving import drawn_shards
-from tests.launcher.netlab import NetLab, port
-from tests.waiting import until
 
 SETUP = """
 mkdir -p {seen} && mount --bind {root} {seen} && mount -t tmpfs -o mode=1777,size=64m none /tmp &&

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tests.campaign.faults import LIMITS, Fault
 from tests.campaign.outcome import Outcome, partial_checkpoints, scratch_folders
-from tests.launcher.lab import ROOT, command_line, with_signal
-from tests.slurm.lab import SlurmLab, with_variable
-from tests.waiting import until
+from tests.lab.hosts import ROOT, command_line, with_signal
+from tests.lab.slurm import SlurmLab, with_variable
+from tests.lab.waiting import until
 
 RANK = str(Path(__file__).with_name("rank.py"))
-LAUNCHER = f"{sys.executable} -m tests.launcher.commands.cheap_node"
+LAUNCHER = f"{sys.executable} -m tests.lab.cheap_node"
 JOB = """\
 #!/bin/sh
 exec srun --kill-on-bad-exit=1 --wait=20 {launcher} {options} -- {command}

@@ -11,8 +11,8 @@ from zipfile import ZipFile
 import pytest
 
 from rackrun.shards.open import open_source
-from tests import warm
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.waiting import until
 
 PROJECT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "rackrun.catdog", "demo"]

@@ -16,7 +16,7 @@ from rackrun.catdog.drawing import draw, jpeg
 from rackrun.cli import dispatch
 from rackrun.errors import Problem
 from rackrun.training import checkpoint, predict
-from tests import warm
+from tests.lab import warm
 
 PROJECT = Path(__file__).parents[2]
 SMALL = [

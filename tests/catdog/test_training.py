@@ -15,7 +15,7 @@ import torch
 
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 30.0

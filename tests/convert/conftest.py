@@ -13,9 +13,9 @@ import pytest
 from rackrun.convert.__main__ import main
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample
-from tests import warm
-from tests.convert.drawn import kaggle, write_zip
-from tests.shards.tiny import everything as samples_of
+from tests.lab import warm
+from tests.lab.drawn import kaggle, write_zip
+from tests.lab.tiny_shards import everything as samples_of
 
 Convert = Callable[..., Path]
 

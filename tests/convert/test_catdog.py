@@ -6,7 +6,7 @@ import pytest
 
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, kaggle, write_files, write_zip
+from tests.lab.drawn import drawn, kaggle, write_files, write_zip
 
 SMALL = kaggle(6)
 

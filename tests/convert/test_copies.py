@@ -17,8 +17,8 @@ from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
 from rackrun.shards.writer import BLOCK, write_shard
 from tests.convert.conftest import Convert
-from tests.convert.drawn import drawn, write_files
 from tests.convert.test_index import write_tar
+from tests.lab.drawn import drawn, write_files
 
 
 def pictures(*names: str) -> dict[str, bytes]:

@@ -20,9 +20,9 @@ from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.training.data.decode import orientation
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, rotated, textured, write_files, write_zip
-from tests.imagenet.archives import tar
-from tests.shards.tiny import everything as samples_of
+from tests.lab.drawn import drawn, rotated, textured, write_files, write_zip
+from tests.lab.imagenet_archives import tar
+from tests.lab.tiny_shards import everything as samples_of
 
 
 def manifest_of(folder: Path) -> Manifest:

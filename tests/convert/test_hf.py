@@ -13,7 +13,7 @@ from pyarrow import parquet
 from rackrun.errors import DataError, MissingPackage, Problem, UsageError
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import Command, Convert, everything
-from tests.convert.drawn import drawn, write_files
+from tests.lab.drawn import drawn, write_files
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 datasets = pytest.importorskip("datasets")

@@ -22,9 +22,9 @@ from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.index import Manifest
-from tests import warm
 from tests.convert.conftest import everything
-from tests.convert.drawn import drawn
+from tests.lab import warm
+from tests.lab.drawn import drawn
 from tests.training.trained_rows import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from rackrun.convert.packing.workers import in_parallel
 from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import Command, Convert, shown
-from tests.convert.drawn import drawn, kaggle, write_zip
 from tests.convert.test_index import write_tar
-from tests.waiting import until
+from tests.lab.drawn import drawn, kaggle, write_zip
+from tests.lab.waiting import until
 
 Start = Callable[..., Command]
 

@@ -17,8 +17,8 @@ from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
 from tests.convert.conftest import Command, Convert, everything, shown
-from tests.convert.drawn import drawn, kaggle, write_files, write_zip
 from tests.convert.test_interrupts import wait_for_a_shard
+from tests.lab.drawn import drawn, kaggle, write_files, write_zip
 
 Start = Callable[..., Command]
 

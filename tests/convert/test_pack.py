@@ -19,7 +19,7 @@ from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shards.index import Manifest, Origin
 from tests.convert.conftest import Convert, everything, shown
-from tests.convert.drawn import kaggle, write_files, write_zip
+from tests.lab.drawn import kaggle, write_files, write_zip
 
 
 def manifest_of(folder: Path) -> Manifest:

@@ -15,9 +15,9 @@ from PIL import Image
 from rackrun.shards.images import FORMATS
 from rackrun.shards.index import Manifest, brace_name
 from rackrun.shards.writer import MTIME
-from tests import warm
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, kaggle, textured, write_zip
+from tests.lab import warm
+from tests.lab.drawn import drawn, kaggle, textured, write_zip
 
 STOCK = """
 import json, sys, zlib, webdataset

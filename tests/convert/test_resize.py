@@ -10,7 +10,7 @@ from rackrun.convert.images.info import inspect
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
 from rackrun.errors import UsageError
-from tests.convert.drawn import drawn
+from tests.lab.drawn import drawn
 
 
 def applied(preset: Preset, data: bytes) -> Image.Image:

@@ -11,7 +11,7 @@ import pytest
 from rackrun.errors import DataError, MissingPackage, Problem, UsageError
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert, everything
-from tests.convert.drawn import drawn, write_files
+from tests.lab.drawn import drawn, write_files
 
 FILES = {f"img/{n}.jpg": drawn(n) for n in range(12)}
 ROWS = [

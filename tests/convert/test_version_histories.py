@@ -11,8 +11,8 @@ import pytest
 from rackrun.convert.__main__ import main
 from rackrun.convert.versions.diff import Difference, compared
 from rackrun.shards.open import open_source
-from tests.convert.drawn import drawn, textured, write_files
 from tests.convert.test_versions import labels, run
+from tests.lab.drawn import drawn, textured, write_files
 
 CLASSES = ("ant", "bee", "cat", "dog")
 Samples = dict[str, str]

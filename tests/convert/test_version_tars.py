@@ -15,7 +15,6 @@ from rackrun.convert.versions.diff import Difference, compared
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shards.index import Manifest, Row
 from rackrun.shards.open import open_source, sources_of
-from tests.convert.drawn import drawn
 from tests.convert.test_index import (
     Members,
     as_hugging_face,
@@ -27,6 +26,7 @@ from tests.convert.test_index import (
 from tests.convert.test_versions import converted as converted  # noqa: PLC0414
 from tests.convert.test_versions import data as data  # noqa: PLC0414  a fixture
 from tests.convert.test_versions import labels, manifest_of, photos, run, stock
+from tests.lab.drawn import drawn
 
 
 def more(folder: Path, number: int, split: str = "train", **labels: int) -> Path:

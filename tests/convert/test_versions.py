@@ -28,8 +28,8 @@ from rackrun.shards.index import Manifest, brace_name
 from rackrun.shards.open import open_source, sources_of
 from rackrun.shards.samples import samples
 from tests.convert.conftest import everything, shown
-from tests.convert.drawn import drawn, write_files, write_zip
 from tests.convert.test_index import as_hugging_face, by_webdataset
+from tests.lab.drawn import drawn, write_files, write_zip
 
 CLASSES = ("cat", "dog")
 FEW = ("--shards", 4, "--workers", 1)

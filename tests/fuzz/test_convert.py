@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.convert.drawn import drawn, rotated
 from tests.fuzz import targets_convert as targets
-from tests.imagenet.archives import SmallImageNet, tar
+from tests.lab.drawn import drawn, rotated
+from tests.lab.imagenet_archives import SmallImageNet, tar
 
 META = SmallImageNet([], [], {"n01440764": 2, "n02012849": 1}).meta()
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from tests.convert.drawn import rotated
-from tests.imagenet.archives import Original, SmallImageNet, drawn
+from tests.lab.drawn import rotated
+from tests.lab.imagenet_archives import Original, SmallImageNet, drawn
 
 
 @pytest.fixture(scope="session")

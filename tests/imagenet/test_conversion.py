@@ -20,7 +20,7 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
-from tests.imagenet.archives import SmallImageNet, written
+from tests.lab.imagenet_archives import SmallImageNet, written
 
 FEW = Packing(shards=3, workers=2)
 PART = Choice(subset=True)

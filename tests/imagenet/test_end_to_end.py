@@ -9,8 +9,8 @@ import pytest
 
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from tests import warm
-from tests.imagenet.archives import twenty_classes
+from tests.lab import warm
+from tests.lab.imagenet_archives import twenty_classes
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -53,13 +53,13 @@ def stopped_after_an_epoch(run: Path, *options: str) -> None:
 
 
 MODELS = {
-    "tests.imagenet.small_net:SmallNet": ("--lr", "0.01", "--epochs", "8"),
+    "tests.lab.small_net:SmallNet": ("--lr", "0.01", "--epochs", "8"),
     "resnet18": ("--lr", "0.002", "--epochs", "4"),
 }
 
 
 @pytest.mark.parametrize(
-    "name", ["tests.imagenet.small_net:SmallNet", pytest.param("resnet18", marks=pytest.mark.long)]
+    "name", ["tests.lab.small_net:SmallNet", pytest.param("resnet18", marks=pytest.mark.long)]
 )
 def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) -> None:
     """Over 80 % on unseen images after an interrupted run, and the names that belong to them."""

@@ -12,7 +12,7 @@ from PIL import Image
 from rackrun.convert import imagenet
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.errors import DataError, UsageError
-from tests.imagenet.archives import SmallImageNet, tar, written
+from tests.lab.imagenet_archives import SmallImageNet, tar, written
 
 PART = Choice(subset=True)
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")

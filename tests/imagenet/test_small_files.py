@@ -17,7 +17,7 @@ from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.convert.readers.matlab import NotMatlab, structs
 from rackrun.errors import DataError, Problem
-from tests.imagenet.archives import SmallImageNet, tar, written
+from tests.lab.imagenet_archives import SmallImageNet, tar, written
 
 PART = Choice(subset=True)
 RECORDED = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"  # written by MATLAB itself

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.detached_lab import DetachedLab
-from tests.launcher.drive import end_all
-from tests.launcher.lab import Lab
-from tests.launcher.netlab import NetLab, net_labs
+from tests.lab.detached import DetachedLab
+from tests.lab.drive import end_all
+from tests.lab.hosts import Lab
+from tests.lab.network import NetLab, net_labs
 
 
 @pytest.fixture(autouse=True)

@@ -27,8 +27,8 @@ from rackrun.launcher.settings_file import (
     words_of,
 )
 from rackrun.run_folder import new_run_folder
-from tests import warm
-from tests.launcher.lab import ROOT, Lab
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
 
 FILE = """\
 launch = "ssh"

@@ -19,9 +19,9 @@ from rackrun.mnist.recipes import Mnist
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training.data.decode import decode
-from tests import warm
-from tests.launcher.lab import Lab
-from tests.mnist.digits import digits, files, write
+from tests.lab import warm
+from tests.lab.digits import digits, files, write
+from tests.lab.hosts import Lab
 
 ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = (ROOT / "examples" / "mnist" / name for name in ("before.py", "after.py"))

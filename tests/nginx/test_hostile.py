@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from rackrun.nginx.serve import serving
-from tests.nginx.processes import access_log
+from tests.lab.nginx_processes import access_log
 from tests.nginx.test_requests import answer
 from tests.nginx.test_serve import run
 

@@ -21,9 +21,9 @@ from rackrun.nginx.docker import IMAGE
 from rackrun.nginx.serve import NOBODY, serving, start
 from rackrun.nginx.site import FolderError, ServeRefused, Site
 from tests.conftest import Keys
+from tests.lab.nginx_processes import hashed, nginx_of, serving_tls, serving_with
+from tests.lab.waiting import until
 from tests.nginx.conftest import manifest_of
-from tests.nginx.processes import hashed, nginx_of, serving_tls, serving_with
-from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "rackrun.nginx"]
 

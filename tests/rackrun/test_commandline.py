@@ -22,8 +22,8 @@ from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
 from rackrun.commandline.parser import current_names, parse
-from tests.launcher.drive import ROOT, Terminal
-from tests.waiting import until
+from tests.lab.drive import ROOT, Terminal
+from tests.lab.waiting import until
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rackrun import __version__
-from tests import warm
-from tests.launcher.lab import Lab
+from tests.lab import warm
+from tests.lab.hosts import Lab
 
 ROOT = Path(__file__).parents[2]
 LIGHT = """

@@ -12,8 +12,8 @@ import pytest
 from rackrun import errors
 from rackrun.catdog.drawing import jpeg
 from rackrun.errors import install_command
-from tests import warm
-from tests.launcher.lab import Lab
+from tests.lab import warm
+from tests.lab.hosts import Lab
 
 ROOT = Path(__file__).parents[2]
 EXTRA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -22,7 +22,7 @@ from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions, smoothed
 from rackrun.run_report.page import charts, write, write_comparison
-from tests.waiting import until
+from tests.lab.waiting import until
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
 HOSTS = ("gpu01", "gpu02")

@@ -9,8 +9,8 @@ import pytest
 
 from rackrun.nginx.serve import NginxServer, serving
 from rackrun.nginx.site import Site
-from tests.shards.proxy import Proxy
-from tests.shards.tiny import Tiny, write_tiny
+from tests.lab.proxy import Proxy
+from tests.lab.tiny_shards import Tiny, write_tiny
 
 
 @pytest.fixture

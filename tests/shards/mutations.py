@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from tests.shards.proxy import Answer, Fault, Proxy
-from tests.shards.tiny import Tiny, write_tiny
+from tests.lab.proxy import Answer, Fault, Proxy
+from tests.lab.tiny_shards import Tiny, write_tiny
 
 CUTS = 64  # mutations that cut a shard
 TOTAL = 500

@@ -24,9 +24,9 @@ from rackrun.shards.http.source import HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
-from tests.shards.proxy import Answer, Proxy
-from tests.shards.tiny import Tiny, everything, write_tiny
-from tests.waiting import until
+from tests.lab.proxy import Answer, Proxy
+from tests.lab.tiny_shards import Tiny, everything, write_tiny
+from tests.lab.waiting import until
 
 FORK = multiprocessing.get_context("fork")
 PLENTY = 1 << 30

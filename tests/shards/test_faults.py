@@ -13,9 +13,9 @@ from rackrun.shards.folder import FolderSource
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.samples import Sample, neighbours, portions, samples
 from rackrun.shards.source import Source
-from tests.shards.proxy import Proxy
+from tests.lab.proxy import Proxy
+from tests.lab.tiny_shards import Tiny
 from tests.shards.test_http import SHORT, always, status
-from tests.shards.tiny import Tiny
 
 
 @pytest.fixture(params=["folder", "http", "cache"])

@@ -28,10 +28,10 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions, samples
 from rackrun.shards.source import Source
 from tests.conftest import Keys
-from tests.nginx.processes import hashed, serving_tls, serving_with
-from tests.shards.proxy import Answer, Fault, Proxy
-from tests.shards.tiny import Tiny, everything
-from tests.waiting import until
+from tests.lab.nginx_processes import hashed, serving_tls, serving_with
+from tests.lab.proxy import Answer, Fault, Proxy
+from tests.lab.tiny_shards import Tiny, everything
+from tests.lab.waiting import until
 
 SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
 

@@ -28,7 +28,7 @@ from rackrun.shards.index import (
     serialise_index,
 )
 from rackrun.shards.open import open_source
-from tests.shards.tiny import Tiny
+from tests.lab.tiny_shards import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 FORMATS = st.sampled_from([b"", b"jpg", b"webp"])

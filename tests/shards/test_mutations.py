@@ -20,8 +20,8 @@ from rackrun.errors import DataError
 from rackrun.shards.http.connection import Timeouts
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.samples import Sample, samples
+from tests.lab.tiny_shards import Tiny
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
-from tests.shards.tiny import Tiny
 
 FORK = multiprocessing.get_context("fork")
 HURRIED = Timeouts(connect_seconds=1, stall_seconds=0.2, total_seconds=0.5, first_seconds=0.5)

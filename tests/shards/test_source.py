@@ -20,7 +20,7 @@ from rackrun.shards.folder import FolderSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
-from tests.shards.tiny import Tiny, everything
+from tests.lab.tiny_shards import Tiny, everything
 
 ANY_FIXTURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -22,8 +22,8 @@ from rackrun.shard_folder import folder_and_version, why_no_shards
 from rackrun.shards.index import Manifest, MissingVersion, index_name, manifest_name
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
-from tests.convert.drawn import drawn, textured, write_files
 from tests.convert.test_version_histories import numbered
+from tests.lab.drawn import drawn, textured, write_files
 
 ROOT = Path(__file__).parents[2]
 

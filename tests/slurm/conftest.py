@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.lab import SlurmLab
+from tests.lab.slurm import SlurmLab
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,9 @@ import os
 import subprocess
 from pathlib import Path
 
-from tests import warm
-from tests.launcher.lab import Lab
-from tests.slurm.lab import SlurmLab
+from tests.lab import warm
+from tests.lab.hosts import Lab
+from tests.lab.slurm import SlurmLab
 
 ROOT = Path(__file__).parents[2]
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"

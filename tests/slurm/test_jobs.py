@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests import warm, warm_shell
-from tests.slurm.lab import SlurmLab, with_variable
-from tests.waiting import until
+from tests.lab import warm, warm_shell
+from tests.lab.slurm import SlurmLab, with_variable
+from tests.lab.waiting import until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "examples" / "slurm.sbatch")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.netlab import NetLab, net_labs, port
+from tests.lab.network import NetLab, net_labs, port
 
 OPTIONS = (
     "--image-size", "24", "--width", "8", "--crop-area", "0.8", "--epochs", "3",

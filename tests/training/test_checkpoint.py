@@ -30,7 +30,7 @@ from rackrun.training.differences import table_differences
 from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility, resume
 from rackrun.training.run.folder import own_folder
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 

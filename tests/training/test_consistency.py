@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 MEET = """

@@ -32,7 +32,7 @@ from rackrun.training.data.pool import SamplePool, training_mixture, training_po
 from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
-from tests import warm
+from tests.lab import warm
 from tests.training.trained_rows import exact_epochs, trained_rows
 
 HERE = Path(__file__).parent

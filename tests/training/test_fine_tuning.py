@@ -24,7 +24,7 @@ from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint, loop
 from rackrun.training.entry import run_command
-from tests import warm
+from tests.lab import warm
 from tests.training.test_loop import same_weights, settings
 
 ROOT = Path(__file__).parents[2]

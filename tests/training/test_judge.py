@@ -29,7 +29,7 @@ from rackrun.training.judge.command import main
 from rackrun.training.judge.evaluation import Tally
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import load_of_any_task
-from tests import warm
+from tests.lab import warm
 from tests.training.torchrun import without_gloo
 
 Answers = npt.NDArray[np.float64]

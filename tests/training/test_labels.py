@@ -22,7 +22,7 @@ from rackrun.training.judge.labels import (
     doubts,
     held_out_probabilities,
 )
-from tests.mnist.digits import digits
+from tests.lab.digits import digits
 
 TRAIN, VAL = 700, 150
 WRONG = 42  # labels

@@ -18,8 +18,8 @@ from rackrun.training.models.named import named_model, normalised_for
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.weights import load_weights
 from rackrun.training.ranks import Ranks
-from tests import warm
-from tests.convert.drawn import drawn
+from tests.lab import warm
+from tests.lab.drawn import drawn
 
 ROOT = Path(__file__).parents[2]
 MODELS = """

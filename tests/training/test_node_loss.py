@@ -16,11 +16,11 @@ from rackrun.contract.variables import NOTE_ROWS
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import steps_in
-from tests import warm
-from tests.launcher.lab import free_port
-from tests.launcher.netlab import NetLab, net_labs
+from tests.lab import warm
+from tests.lab.hosts import free_port
+from tests.lab.network import NetLab, net_labs
+from tests.lab.waiting import until
 from tests.training.trained_rows import NOTED, exact_epochs
-from tests.waiting import until
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from rackrun.training import checkpoint
-from tests import warm
+from tests.lab import warm
 from tests.training.conftest import MakeShards, draw
 
 ROOT = Path(__file__).parents[2]

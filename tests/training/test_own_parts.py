@@ -12,7 +12,7 @@ from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.schedule import make_schedule
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 PARTS = """

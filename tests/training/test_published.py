@@ -16,7 +16,7 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.training.models import published
 from rackrun.training.models.published import bring, downloaded_weights, published_url
 from rackrun.training.ranks import Ranks
-from tests.launcher.lab import free_port
+from tests.lab.hosts import free_port
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 

@@ -17,10 +17,10 @@ from rackrun.launcher.supervision import hangs
 from rackrun.training.config import Config
 from rackrun.training.data.loader import first_batch
 from rackrun.training.world import COLLECTIVE_TIMEOUT, WorldError, joined
-from tests import warm
-from tests.launcher.lab import free_port
+from tests.lab import warm
+from tests.lab.hosts import free_port
+from tests.lab.waiting import until
 from tests.training.torchrun import output_of
-from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 

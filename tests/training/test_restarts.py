@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from rackrun.nginx.serve import serving, start
-from tests import warm
-from tests.nginx.processes import AccessLog, access_log
+from tests.lab import warm
+from tests.lab.nginx_processes import AccessLog, access_log
 from tests.training.conftest import MakeShards, draw
 from tests.training.trained_rows import NOTED, exact_epochs
 

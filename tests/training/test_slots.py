@@ -21,8 +21,8 @@ from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import training_pool
 from rackrun.training.data.slots import AHEAD, HELD, Slots, shared_bytes
 from rackrun.training.ranks import Ranks
-from tests import warm
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.waiting import until
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 WORKERS = 2

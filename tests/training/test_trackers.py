@@ -19,11 +19,11 @@ from rackrun.run_report.folder import PIECE_BYTES, MetricsReader
 from rackrun.training import loop
 from rackrun.training.run import metrics
 from rackrun.training.track.lines import Sent, files_of, read_sent, summary, write_sent
-from tests import warm
-from tests.launcher.fake_host import TrackedTransport
+from tests.lab import warm
+from tests.lab.fake_host import TrackedTransport
+from tests.lab.waiting import until
 from tests.launcher.files.test_download import plan
 from tests.training.test_loop import settings
-from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

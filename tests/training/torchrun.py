@@ -11,7 +11,7 @@ from typing import NoReturn
 from rackrun.training.config import Config
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import joined
-from tests import warm
+from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 

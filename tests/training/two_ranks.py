@@ -32,8 +32,8 @@ from rackrun.training.run.resume import resumed
 from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
 from rackrun.training.task import Task
+from tests.lab.waiting import until
 from tests.training.torchrun import prove
-from tests.waiting import until
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
 

@@ -30,9 +30,9 @@ from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards.open import open_source
 from tests.convert.conftest import Convert
-from tests.convert.drawn import write_files
-from tests.mnist.digits import digits
-from tests.waiting import until
+from tests.lab.digits import digits
+from tests.lab.drawn import write_files
+from tests.lab.waiting import until
 
 Rows = list[dict[str, str]]
 SIDE = 85  # pixels of a part of a photograph

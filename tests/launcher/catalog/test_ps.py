@@ -30,8 +30,8 @@ from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
 from rackrun.training.run import resume
 from rackrun.units import age
-from tests import warm
-from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
+from tests.lab import warm
+from tests.lab.detached import SHORT, WAIT, DetachedLab
 
 ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"

@@ -18,10 +18,10 @@ from rackrun.launcher.catalog.rack_table import table
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.run.hosts import Host
-from tests.launcher.lab import ROOT, Lab
-from tests.launcher.planted_rack import SLEEP, PlantedRack
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.planted_gpus import SLEEP, PlantedRack
+from tests.lab.waiting import until
 from tests.launcher.preflight.test_gpus import OLDER
-from tests.waiting import until
 
 NOBODY = 65534
 TRUE = ("--", "true")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.launcher.drive import ROOT
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import ROOT
+from tests.lab.waiting import until
 
 DOOR = (sys.executable, "-P", str(ROOT / "rackrun" / "__main__.py"))
 SCRIPTS = ("run-local", "run-ssh", "run-ray")

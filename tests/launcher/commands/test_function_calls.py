@@ -13,10 +13,10 @@ from rackrun.errors import UsageError
 from rackrun.launcher.files.download import fetch_returned
 from rackrun.launcher.run.python_launch import function_call
 from rackrun.user_code.call import as_json
-from tests import warm
-from tests.launcher.fake_host import TrackedTransport
+from tests.lab import warm
+from tests.lab.fake_host import TrackedTransport
+from tests.lab.hosts import ROOT, Lab
 from tests.launcher.files.test_download import plan
-from tests.launcher.lab import ROOT, Lab
 
 Labs = Callable[[int], Lab]
 

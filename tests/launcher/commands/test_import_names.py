@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
-from tests import warm
-from tests.convert.drawn import drawn
-from tests.launcher.lab import ROOT, Lab
+from tests.lab import warm
+from tests.lab.drawn import drawn
+from tests.lab.hosts import ROOT, Lab
 
 NAMES = (*PLATFORM, *(TASKS.keys() - PACKAGES.keys()))
 OWN = ("convert", "launcher", "nginx", "shards", "training")

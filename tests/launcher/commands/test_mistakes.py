@@ -30,7 +30,7 @@ from rackrun.launcher.settings_file import typed_options
 from rackrun.terminal import clean_lines
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
-from tests.launcher.lab import Lab
+from tests.lab.hosts import Lab
 
 COMMANDS: dict[str, Callable[[list[str]], int | None]] = {
     "./run-local": lambda words: run(["./run-local", *words]),

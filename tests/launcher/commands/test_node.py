@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.transport.local import free_port
-from tests import warm
-from tests.launcher.drive import ROOT
-from tests.launcher.lab import processes_with
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import ROOT
+from tests.lab.hosts import processes_with
+from tests.lab.waiting import until
 
-CHEAP_NODE = "tests.launcher.commands.cheap_node"
+CHEAP_NODE = "tests.lab.cheap_node"
 SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
 FAIL = """
 import os, time

@@ -27,8 +27,8 @@ from rackrun.launcher.run.python_launch import LaunchOptions
 from rackrun.launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.user_code.revision import git_commit
-from tests import warm
-from tests.launcher.drive import ROOT
+from tests.lab import warm
+from tests.lab.drive import ROOT
 
 
 @pytest.mark.parametrize(

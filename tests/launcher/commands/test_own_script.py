@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.run.stragglers import straggler
-from tests import warm
-from tests.launcher.drive import ROOT, Drive
+from tests.lab import warm
+from tests.lab.drive import ROOT, Drive
 
 PAGE = ROOT / "docs" / "howto" / "own-script.md"
 STUCK = """

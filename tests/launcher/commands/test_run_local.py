@@ -12,8 +12,8 @@ import pytest
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
 from rackrun.launcher.commands.parse import work_of
-from tests import warm
-from tests.launcher.drive import ROOT
+from tests.lab import warm
+from tests.lab.drive import ROOT
 
 
 def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":

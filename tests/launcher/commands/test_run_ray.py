@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests import warm
-from tests.launcher.drive import ROOT
-from tests.launcher.lab import processes_with
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import ROOT
+from tests.lab.hosts import processes_with
+from tests.lab.waiting import until
 
 FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tests import warm
-from tests.launcher.lab import APART, BUSY, Lab, Sshd, children, parent_of, with_signal
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.hosts import APART, BUSY, Lab, Sshd, children, parent_of, with_signal
+from tests.lab.waiting import until
 
 Labs = Callable[..., Lab]
 

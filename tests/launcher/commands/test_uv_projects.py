@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.launcher.lab import ROOT, Lab
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
 
 UV = Path(sys.executable).with_name("uv")
 OFFLINE = {**os.environ, "UV_OFFLINE": "1", "PATH": f"{UV.parent}:{os.environ['PATH']}"}
 PROJECT = '[project]\nname = "own"\nversion = "1"\nrequires-python = ">=3.11"\n'
-TORCHRUN = str(ROOT / "tests" / "launcher" / "fake_torchrun.py")
+TORCHRUN = str(ROOT / "tests" / "lab" / "fake_torchrun.py")
 SCRIPT = "import sys, torch\nprint('ran in', sys.prefix)\n"
 
 

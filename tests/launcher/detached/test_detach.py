@@ -43,11 +43,11 @@ from rackrun.launcher.transport.relay import RelayListener
 from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.runs import find_run
 from rackrun.shapes import Misshapen, parsed
-from tests import warm
-from tests.launcher.detached_lab import RANK, SHORT, WAIT, DetachedLab
-from tests.launcher.drive import Terminal
-from tests.launcher.lab import ROOT, Lab, children, with_signal
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.detached import RANK, SHORT, WAIT, DetachedLab
+from tests.lab.drive import Terminal
+from tests.lab.hosts import ROOT, Lab, children, with_signal
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.launcher.detached_lab import WAIT, DetachedLab
-from tests.launcher.lab import Lab
+from tests.lab.detached import WAIT, DetachedLab
+from tests.lab.hosts import Lab
+from tests.lab.waiting import until
 from tests.launcher.preflight.test_accounts import TMPFS, mounted
-from tests.waiting import until
 
 __all__ = ["mounted"]
 

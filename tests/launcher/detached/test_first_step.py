@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from tests.launcher.detached_lab import WAIT, DetachedLab
-from tests.waiting import until
+from tests.lab.detached import WAIT, DetachedLab
+from tests.lab.waiting import until
 
 STEP = """\
 import json, os, pathlib, socket, time

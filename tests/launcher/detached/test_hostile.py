@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.commands.rerun import read
-from tests.launcher.detached_lab import DetachedLab
-from tests.launcher.lab import Lab, wait_for_banner
+from tests.lab.detached import DetachedLab
+from tests.lab.hosts import Lab, wait_for_banner
 
 WRAPPER = """\
 import os, sys

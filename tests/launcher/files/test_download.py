@@ -18,9 +18,9 @@ from rackrun.launcher.remote import service
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.transport import rpc
 from tests.fuzz.targets_files import Recorded
-from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
-from tests.launcher.lab import Lab, children, command_line
-from tests.waiting import until
+from tests.lab.fake_host import FakeHost, TrackedTransport, replies
+from tests.lab.hosts import Lab, children, command_line
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.launcher.lab import ROOT, Lab
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
 
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
 

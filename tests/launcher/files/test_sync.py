@@ -23,10 +23,10 @@ from rackrun.launcher.remote import service, transfer
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
-from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
-from tests.launcher.lab import ROOT, Lab, children, command_line
-from tests.waiting import until
-from tests.wheels import only_here, uv_here
+from tests.lab.fake_host import FakeHost, TrackedTransport, replies
+from tests.lab.hosts import ROOT, Lab, children, command_line
+from tests.lab.waiting import until
+from tests.lab.wheels import only_here, uv_here
 
 Labs = Callable[[int], Lab]
 

@@ -22,8 +22,8 @@ from rackrun.launcher.files.working_tree import (
 )
 from rackrun.launcher.remote.files import INSTALLED
 from rackrun.launcher.run.hosts import Host
-from tests.launcher.lab import ROOT, Lab
-from tests.waiting import until
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

@@ -12,9 +12,9 @@ import pytest
 
 from rackrun.launcher.remote.agent.output import RankOutput as AgentOutput
 from rackrun.launcher.remote.agent.torchrun import Torchrun
-from tests.launcher.drive import Drive
-from tests.launcher.lab import BUSY
-from tests.waiting import until
+from tests.lab.drive import Drive
+from tests.lab.hosts import BUSY
+from tests.lab.waiting import until
 
 PYTHON = sys.executable
 SECOND = "import os, sys, time; rank = int(os.environ['RANK'])\n"

@@ -9,6 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests.lab.drive import TAKE_TERMINAL, Terminal
+from tests.lab.hosts import APART, BUSY, ROOT, Lab
+from tests.lab.network import NetLab
+from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import (
     SHORT,
     WAIT,
@@ -17,10 +21,6 @@ from tests.launcher.commands.test_run_ssh import (
     run_folder,
     started,
 )
-from tests.launcher.drive import TAKE_TERMINAL, Terminal
-from tests.launcher.lab import APART, BUSY, ROOT, Lab
-from tests.launcher.netlab import NetLab
-from tests.waiting import until
 
 Labs = Callable[..., Lab]
 TWICE_BOUND_SECONDS = BUSY * 5.0

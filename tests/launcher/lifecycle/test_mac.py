@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import mypy
 
-from tests.launcher.lab import ROOT, Lab
-from tests.warm_server import NOT_THE_LAUNCHERS
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.warm_server import NOT_THE_LAUNCHERS
 
 STUBS = Path(mypy.__file__).parent / "typeshed" / "stdlib"
 MODULES = {

@@ -18,8 +18,8 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from tests.launcher.lab import ROOT, Lab, children
-from tests.waiting import until
+from tests.lab.hosts import ROOT, Lab, children
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 HOSTS = tuple(map(Host, "abcd"))

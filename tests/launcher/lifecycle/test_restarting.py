@@ -10,9 +10,9 @@ import pytest
 from rackrun.errors import Problem
 from rackrun.launcher.lifecycle.serving import RestartingServer
 from rackrun.nginx.site import Site
+from tests.lab.nginx_processes import nginx_of
+from tests.lab.waiting import until
 from tests.nginx.conftest import folder  # noqa: F401 - a fixture
-from tests.nginx.processes import nginx_of
-from tests.waiting import until
 
 
 def manifest(url: str) -> bytes | None:

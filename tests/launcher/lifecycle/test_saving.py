@@ -8,15 +8,15 @@ from pathlib import Path
 from rackrun.atomic import partials
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
-from tests import warm
-from tests.launcher.drive import ROOT, Drive
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import ROOT, Drive
+from tests.lab.waiting import until
 
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
 from tests.training import two_ranks
-from tests.waiting import until
+from tests.lab.waiting import until
 from rackrun.training.config import Config
 from rackrun.training.world import joined
 fsync = os.fsync

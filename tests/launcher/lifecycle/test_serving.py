@@ -19,12 +19,12 @@ from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.search.sweep import Combination
 from rackrun.shards.index import Manifest, Shard, Split
-from tests import warm
 from tests.conftest import Keys
-from tests.launcher.lab import ROOT, Lab
-from tests.launcher.netlab import NetLab
-from tests.nginx.processes import hashed, nginx_of, serving_tls
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.network import NetLab
+from tests.lab.nginx_processes import hashed, nginx_of, serving_tls
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

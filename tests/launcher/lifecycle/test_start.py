@@ -16,8 +16,8 @@ from rackrun.launcher.remote import probe, relay, run_manager, transfer
 from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
-from tests import warm
-from tests.launcher.lab import BUSY, ROOT, Lab
+from tests.lab import warm
+from tests.lab.hosts import BUSY, ROOT, Lab
 
 Labs = Callable[[int], Lab]
 

@@ -29,7 +29,7 @@ from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration
-from tests.launcher.drive import Terminal
+from tests.lab.drive import Terminal
 
 PROGRAM = Command(("x",))
 

@@ -12,7 +12,7 @@ from rackrun.launcher.run.events import Lost
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
-from tests.launcher.lab import Lab
+from tests.lab.hosts import Lab
 from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
 
 Labs = Callable[[int], Lab]

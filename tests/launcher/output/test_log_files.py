@@ -12,7 +12,7 @@ import pytest
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
-from tests.launcher.drive import ROOT
+from tests.lab.drive import ROOT
 
 BEGIN = """
 import sys

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.output.on_event import EventCommand
-from tests.launcher.drive import ROOT, Drive
-from tests.launcher.lab import Lab
-from tests.waiting import until
+from tests.lab.drive import ROOT, Drive
+from tests.lab.hosts import Lab
+from tests.lab.waiting import until
 
 KEEP = """
 import json, os, pathlib, sys

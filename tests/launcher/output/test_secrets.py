@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests import warm
+from tests.lab import warm
+from tests.lab.hosts import Lab
+from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import SHORT, of_the_run, run_folder
-from tests.launcher.lab import Lab
-from tests.waiting import until
 
 SECRET = f"canary-{os.getpid()}-in-the-coal-mine"
 FAIL = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.hosts import Lab, Sshd, wait_for_banner
 from tests.launcher.files.test_sync import project, project_of
-from tests.launcher.lab import Lab, Sshd, wait_for_banner
 
 Labs = Callable[[int], Lab]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.run.events import Lost
+from tests.lab.hosts import BUSY, Lab, Sshd, make_key, wait_for_banner
+from tests.lab.network import NetLab, port
+from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner
-from tests.launcher.netlab import NetLab, port
 from tests.launcher.remote.agent.test_agent import heard, plan_of, started
-from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 

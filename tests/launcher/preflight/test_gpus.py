@@ -23,8 +23,8 @@ from rackrun.launcher.remote import probe
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
-from tests import warm
-from tests.launcher.lab import ROOT, Lab, wait_for_banner
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab, wait_for_banner
 
 Labs = Callable[[int], Lab]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.launcher.lab import Lab, wait_for_banner
+from tests.lab.hosts import Lab, wait_for_banner
 from tests.launcher.preflight.lying_probe import FIRST
 
 Labs = Callable[[int], Lab]

@@ -31,9 +31,9 @@ from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.hosts import Host, parse_hosts
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from tests.launcher.lab import BUSY, Lab, wait_for_banner
-from tests.launcher.netlab import NetLab
-from tests.waiting import until
+from tests.lab.hosts import BUSY, Lab, wait_for_banner
+from tests.lab.network import NetLab
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

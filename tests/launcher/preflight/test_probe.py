@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.remote import network, probe, shard_access
+from tests.lab.hosts import Lab, free_port
 from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.lab import Lab, free_port
 from tests.launcher.preflight.silent_disk import silent_disk
 
 Labs = Callable[[int], Lab]

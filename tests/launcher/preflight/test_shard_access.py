@@ -13,9 +13,9 @@ from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.launcher.remote import shard_access
 from rackrun.shards.http.server import authorization, tls_context
+from tests.lab.hosts import Lab
+from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.lab import Lab
-from tests.waiting import until
 
 SPLIT = {"name": "train", "shards": [{"name": "a.tar"}]}
 DATASET = json.dumps({"dataset": "toy", "splits": [SPLIT]}).encode()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from tests.launcher.lab import Lab, wait_for_banner
+from tests.lab.hosts import Lab, wait_for_banner
 
 DEVICES = """\
 made=$(mktemp -d) && mount -t tmpfs none "$made" || exit 1

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.lab import Lab
-from tests.launcher.planted_rack import SLEEP, PlantedRack
+from tests.lab.hosts import Lab
+from tests.lab.planted_gpus import SLEEP, PlantedRack
+from tests.lab.waiting import until
 from tests.launcher.preflight.test_gpus import OLDER
-from tests.waiting import until
 
 NOBODY = 65534
 SHOW = "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests import warm, warm_server
-from tests.launcher.lab import ROOT
-from tests.launcher.netlab import NetLab, port
-from tests.waiting import until
+from tests.lab import warm, warm_server
+from tests.lab.hosts import ROOT
+from tests.lab.network import NetLab, port
+from tests.lab.waiting import until
 
 Labs = Callable[[int], NetLab]
 

@@ -18,9 +18,9 @@ from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.remote import locks
 from rackrun.units import seconds_in
-from tests.launcher.detached_lab import SHORT, WAIT, DetachedLab
-from tests.launcher.lab import ROOT, Lab
-from tests.waiting import until
+from tests.lab.detached import SHORT, WAIT, DetachedLab
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.waiting import until
 
 WAITING = ("--", sys.executable, "-c", WAIT)
 OVER = ("--", sys.executable, "-c", "print('over')")

@@ -15,7 +15,7 @@ import pytest
 
 from rackrun.launcher.remote import files, processes, run_manager
 from rackrun.launcher.remote.agent import shutdown
-from tests.launcher.detached_lab import WAIT, DetachedLab
+from tests.lab.detached import WAIT, DetachedLab
 
 NOBODY = 65534
 OTHER_RUN = secrets.token_hex(16)

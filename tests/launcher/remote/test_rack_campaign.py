@@ -24,9 +24,9 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.remote import locks
-from tests import warm
-from tests.launcher.lab import ROOT, Lab
-from tests.launcher.planted_rack import PlantedRack
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.planted_gpus import PlantedRack
 
 GPUS = (4, 4, 2, 2)
 JOBS = 300
@@ -160,11 +160,11 @@ class Campaign:
     def _python(self) -> Path:
         """Write an interpreter that every account can run, with a stand-in for torchrun."""
         fake = self.lab.folder / "fake_torchrun.py"
-        shutil.copy(Path(__file__).parents[1] / "fake_torchrun.py", fake)
+        shutil.copy(Path(__file__).parents[2] / "lab" / "fake_torchrun.py", fake)
         self.rack.python.write_text(
             self.rack.python.read_text()
             .replace(sys.executable, "/usr/bin/python3")
-            .replace(str(Path(__file__).parents[1] / "fake_torchrun.py"), str(fake))
+            .replace(str(Path(__file__).parents[2] / "lab" / "fake_torchrun.py"), str(fake))
         )
         return self.rack.python
 

@@ -28,8 +28,8 @@ from rackrun.launcher.rendezvous.gather import (
 from rackrun.launcher.run.job import Command
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.transport.local import free_port
+from tests.lab.waiting import until
 from tests.launcher.commands.test_node import SAY, Nodes, connected, ends, nodes, python
-from tests.waiting import until
 
 __all__ = ["nodes"]
 

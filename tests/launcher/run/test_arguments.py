@@ -14,8 +14,8 @@ from rackrun.launcher.remote.agent.torchrun import environment
 from rackrun.launcher.run.job import Command, Job, JobTemplate, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.run_folder import RunFolder
-from tests import warm
-from tests.launcher.drive import Drive
+from tests.lab import warm
+from tests.lab.drive import Drive
 
 PIECES = [
     *("'", '"', "$(touch canary)", "`id`", "$$", "${local_rank}", "$HOME", "\\", "\n", "\t", " "),

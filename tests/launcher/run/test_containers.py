@@ -18,11 +18,11 @@ import pytest
 from rackrun.errors import UsageError
 from rackrun.launcher.remote import run_manager
 from rackrun.launcher.run.container import ContainerSpec, container_of
-from tests import warm
-from tests.launcher.lab import ROOT, Lab, wait_for_banner
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab, wait_for_banner
+from tests.lab.waiting import until
 from tests.launcher.preflight.test_accounts import account, root, user
 from tests.nginx.conftest import daemon, docker
-from tests.waiting import until
 
 Labs = Callable[[int], Lab]
 

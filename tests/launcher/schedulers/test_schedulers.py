@@ -15,7 +15,7 @@ from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.run.job import Command
 from rackrun.launcher.schedulers import find_placement
 from rackrun.launcher.schedulers.slurm import allocated, expand
-from tests import warm
+from tests.lab import warm
 
 RECORDED = Path(__file__).parent / "recorded"
 GOLDEN = json.loads((RECORDED / "golden.json").read_text())

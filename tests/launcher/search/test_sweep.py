@@ -14,8 +14,8 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.search.sweep import cells, command, groups_of, members_of
 from rackrun.run_report.folder import RunEnd, Story
-from tests.launcher.lab import Lab
-from tests.waiting import until
+from tests.lab.hosts import Lab
+from tests.lab.waiting import until
 
 SCRIPT = """
 import json, os, sys, time

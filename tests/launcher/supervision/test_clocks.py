@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.launcher.lab import ROOT, Lab
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.hosts import ROOT, Lab
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

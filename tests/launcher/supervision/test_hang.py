@@ -18,10 +18,10 @@ from rackrun.launcher.supervision.hangs import find_hang
 from rackrun.launcher.supervision.root_cause import cause_of
 from rackrun.run_folder import RunFolder
 from rackrun.shards.http.connection import Timeouts
-from tests import warm
-from tests.launcher.drive import Drive
-from tests.launcher.lab import BUSY
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import Drive
+from tests.lab.hosts import BUSY
+from tests.lab.waiting import until
 
 LIMITS = Limits(hang_seconds=60)
 REPORTING = (

@@ -8,7 +8,7 @@ from typing import Any
 
 from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames
-from tests.launcher.drive import Drive
+from tests.lab.drive import Drive
 
 WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]
 

@@ -15,7 +15,7 @@ import pytest
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from tests.launcher.lab import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
+from tests.lab.hosts import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
 
 Labs = Callable[[int], Lab]
 

@@ -7,10 +7,10 @@ import pytest
 
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import RunState
-from tests import warm
+from tests.lab import warm
+from tests.lab.hosts import ROOT
+from tests.lab.network import NetLab
 from tests.launcher.commands.test_run_ssh import result
-from tests.launcher.lab import ROOT
-from tests.launcher.netlab import NetLab
 from tests.launcher.output.test_dashboard import plan_of, training
 from tests.launcher.transport.ssh.test_network import Labs
 

@@ -33,8 +33,8 @@ from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.run_folder import RunFolder
-from tests.launcher.drive import FAKE, peak_mib
-from tests.waiting import until
+from tests.lab.drive import FAKE, peak_mib
+from tests.lab.waiting import until
 
 LIMITS = Limits(lease_seconds=2.0)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.drive import SHORT, Drive
-from tests.launcher.lab import BUSY
-from tests.waiting import until
+from tests.lab.drive import SHORT, Drive
+from tests.lab.hosts import BUSY
+from tests.lab.waiting import until
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
-from tests.launcher.drive import Drive
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.drive import Drive
+from tests.lab.waiting import until
 
 GLOO = (
     "import os, sys, time\n"

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import warm
+from tests.lab import warm
+from tests.lab.hosts import BUSY, ROOT
+from tests.lab.network import NetLab, port
+from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import (
     SHORT,
     WAIT,
@@ -17,9 +20,6 @@ from tests.launcher.commands.test_run_ssh import (
     run_folder,
     started,
 )
-from tests.launcher.lab import BUSY, ROOT
-from tests.launcher.netlab import NetLab, port
-from tests.waiting import until
 
 Labs = Callable[[int], NetLab]
 LEASE_SECONDS = 3.0
@@ -246,7 +246,7 @@ def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
     lab = net(2)
     for number in (1, 2):
         lab.firewall(number, "-p", "tcp", "--dport", "61000:65535", "-j", "DROP")
-    stuck = "from tests.launcher.stand_in import report, time; report(phase='train', step=3)"
+    stuck = "from tests.lab.stand_in import report, time; report(phase='train', step=3)"
     args = ("--", sys.executable, "-c", f"{stuck}; time.sleep(999)")
     path = f"PYTHONPATH={ROOT}"
     code, _, err = lab.result_of(

@@ -16,8 +16,8 @@ import pytest
 
 from rackrun.errors import Problem
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from tests.launcher.lab import Lab, Sshd, make_key, wait_for_banner
-from tests.waiting import until
+from tests.lab.hosts import Lab, Sshd, make_key, wait_for_banner
+from tests.lab.waiting import until
 
 SSHD = """\
 HostKey {folder}/rsa

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.hosts import Lab, wait_for_banner
 from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.lab import Lab, wait_for_banner
 from tests.launcher.run.test_arguments import PIECES, hostile
 
 Labs = Callable[[int], Lab]

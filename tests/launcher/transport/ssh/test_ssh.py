@@ -22,7 +22,7 @@ from rackrun.launcher.errors import AccessRefused, HostLost, HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network
-from tests.launcher.lab import (
+from tests.lab.hosts import (
     Lab,
     Sshd,
     children,
@@ -31,8 +31,8 @@ from tests.launcher.lab import (
     sshd_path,
     wait_for_banner,
 )
-from tests.launcher.netlab import NetLab
-from tests.waiting import until
+from tests.lab.network import NetLab
+from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 

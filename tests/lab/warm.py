@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.launcher.transport.local import free_port
-from tests import warm_server, warm_shell
+from tests.lab import warm_server, warm_shell
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OF_MUTANTS = (
     "MUTANT_UNDER_TEST",
     "MUTANTS_REACHED",
@@ -40,7 +40,7 @@ def server(kind: str) -> Path:
                 start_new_session=True,
             )
             while not listening.exists():
-                assert server.poll() is None, "the server of tests/warm_server.py has ended"
+                assert server.poll() is None, "the server of tests/lab/warm_server.py has ended"
                 time.sleep(0.05)
             server.returncode = 0  # not waited for
     return listening

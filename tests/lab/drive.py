@@ -32,9 +32,9 @@ from rackrun.launcher.supervision import agents as supervised
 from rackrun.launcher.supervision import supervisor
 from rackrun.launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
-from tests import warm
-from tests.launcher.lab import processes_with
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.hosts import processes_with
+from tests.lab.waiting import until
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -122,7 +122,7 @@ TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv
 ON_TERMINAL = """
 import os, runpy
 os.login_tty(0)
-runpy.run_module("tests.launcher.drive", run_name="__main__", alter_sys=True)
+runpy.run_module("tests.lab.drive", run_name="__main__", alter_sys=True)
 """
 
 
@@ -198,7 +198,7 @@ class Drive:
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         keywords = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
-        launcher = ["-m", "tests.launcher.drive", json.dumps(keywords)]
+        launcher = ["-m", "tests.lab.drive", json.dumps(keywords)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if output is not None:

@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests import warm
-from tests.launcher.lab import Lab, Sshd
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.hosts import Lab, Sshd
+from tests.lab.waiting import until
 
 
 def port() -> int:

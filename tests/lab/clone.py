@@ -6,10 +6,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests import warm, warm_shell
-from tests.launcher.lab import Lab
+from tests.lab import warm, warm_shell
+from tests.lab.hosts import Lab
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOT_CLONED = shutil.ignore_patterns(
     *(".git", ".venv*", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "*.egg-info")
 )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.launcher.remote import run_manager
-from tests.launcher.lab import Lab, Sshd, children, processes_with, with_signal
-from tests.waiting import until
+from tests.lab.hosts import Lab, Sshd, children, processes_with, with_signal
+from tests.lab.waiting import until
 
 SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "5")
 SHORT += ("--detach-seconds", "0")

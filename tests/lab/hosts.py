@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from rackrun.launcher.run.hosts import Host
-from tests import warm
-from tests.waiting import until
+from tests.lab import warm
+from tests.lab.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0

@@ -1,9 +1,10 @@
 """An interpreter whose imports are done: a script to call as `python`.
 
-What is started by the script runs in a process forked from the server of tests/warm_server.py, in
-the network and under the host name of the script, and with its project. The script waits for it,
-passes signals on, and ends with its exit code. tests/warm.py does the same for children of a test;
-this is for commands that start `python` themselves, as ./run-local and agents on hosts do.
+What is started by the script runs in a process forked from the server of
+tests/lab/warm_server.py, in the network and under the host name of the script, and with its
+project. The script waits for it, passes signals on, and ends with its exit code. tests/lab/warm.py
+does the same for children of a test; this is for commands that start `python` themselves, as
+./run-local and agents on hosts do.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Forks Python processes whose imports are done; started by tests.warm.
+"""Forks Python processes whose imports are done; started by tests.lab.warm.
 
     warm_server.py SOCKET PID KIND     serves until that process has ended
 
@@ -46,10 +46,10 @@ OURS = (
     "rackrun.run_report.page",
 )
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 NOT_THE_LAUNCHERS = ("__main__", "remote", "ray")  # hosts' programs, and heavy libraries
-WITH_IT = ("tests.launcher.drive",)
-NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/launcher/netlab.py
+WITH_IT = ("tests.lab.drive",)
+NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/lab/network.py
 Request = dict[str, Any]
 
 

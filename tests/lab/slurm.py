@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.waiting import until
+from tests.lab.waiting import until
 
 NODES = 3
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.lab import Lab, wait_for_banner
+from tests.lab.hosts import Lab, wait_for_banner
 from tests.launcher.preflight.test_gpus import DEVICES, HEALTHY, program, with_path
 
 SMI = """\
