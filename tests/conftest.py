@@ -6,14 +6,15 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from rackrun.commands import _Caller
+from tests.lab.run import Result, run
 
 # No example has a deadline: the machine may be slow.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -92,6 +93,16 @@ def nothing_outlives_its_test() -> Iterator[None]:
     for child in multiprocessing.active_children():
         child.kill()
         child.join()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Callable[..., Result]:
+    """Return `cli("rackrun ps")`, which types a line in the test's own folder."""
+
+    def typed(line: str | list[str], **more: Any) -> Result:
+        return run(line, tmp_path, **more)
+
+    return typed
 
 
 class Keys(NamedTuple):

@@ -51,7 +51,8 @@ class Python(subprocess.Popen[str]):
 
     kind = "torch"
 
-    def __init__(self, *args: object, **options: Any) -> None:
+    def __init__(self, *args: object, project: str | None = None, **options: Any) -> None:
+        self.project = project
         super().__init__([str(arg) for arg in args], **{"text": True, **options})
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
@@ -70,7 +71,7 @@ class Python(subprocess.Popen[str]):
                 **(os.environ if environment is None else environment),
             },
             "session": session,
-            "project": None,
+            "project": self.project,
         }
         self.server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server.connect(os.fspath(server(self.kind)))
