@@ -1,8 +1,8 @@
 """One range of a file on an HTTP server: requested, verified, resumed where it broke off.
 
 If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
-requested again until `Timeouts.total_seconds` are over. After a wrong response (404, another file
-than before, other bytes than requested) the range is requested once more, over another connection;
+requested again until `Timeouts.total_seconds` are over. After a wrong response (404, a file of
+another size, other bytes than requested) the range is requested once more, over another connection;
 a second wrong response is a DataError. Every error names URL, byte and status.
 
 The head of a response is decoded once, before any use. Nothing in it is trusted: numbers have
@@ -37,10 +37,6 @@ _SILENT_TROUBLES = 2  # retries without a warning; more in a row are explained b
 _MOST_MOVES = 3
 
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-_OTHER_FILE = (
-    "not the file any more that was there before, by its ETag; where several servers answer to one "
-    "name, copy the shards by rsync -a, so that their times agree"
-)
 _REDIRECTS = {301, 302, 303, 307, 308}
 _HINTS = {
     401: f"; put user:password into a file and type: export {variables.CREDENTIALS}=FILE",
@@ -51,7 +47,6 @@ _ANSWERED: set[str] = set()  # servers that have answered this process, or the o
 
 SHOWN = 200  # characters of a field
 CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", re.ASCII)
-SENDABLE = re.compile(r'"[!#-~]{0,500}"|[A-Za-z]{3}, [\x20-\x7e]{1,40}')  # a strong ETag, a date
 PATH = re.compile(r"/[!-~]{0,4000}")
 SECONDS = re.compile(r"\d{1,9}", re.ASCII)
 
@@ -75,8 +70,6 @@ class ResponseHead:
     kind: str
     """The media type."""
     location: str
-    identity: str
-    """The server's name for this version of the file, or empty."""
     pause_seconds: float
     """Time to wait before the next request (Retry-After)."""
 
@@ -99,7 +92,6 @@ def decoded(response: http.client.HTTPResponse) -> ResponseHead:
         encoding=_shown(field("Content-Encoding")) or "identity",
         kind=_shown(field("Content-Type").partition(";")[0]),
         location=_shown(field("Location")),
-        identity=(field("ETag") or field("Last-Modified"))[:1000],
         pause_seconds=_pause_seconds(field("Retry-After")),
     )
 
@@ -113,11 +105,6 @@ def moved(url: str, location: str) -> str | None:
         return None
     same = (target.scheme, target.netloc) == (requested.scheme, requested.netloc)
     return target.path if location and same and PATH.fullmatch(target.path) else None
-
-
-def sendable(identity: str) -> bool:
-    """Return True if a request can ask for more of exactly this version (If-Range)."""
-    return bool(SENDABLE.fullmatch(identity))
 
 
 def _pause_seconds(text: str) -> float:
@@ -250,10 +237,8 @@ class Fetch:
 
     def _ask(self) -> None:
         last = "" if self._end is None else self._end - 1
+        # Without If-Range: mirrors have other ETags for equal bytes, and the checksums tell others.
         headers = {"Range": f"bytes={self._next}-{last}", **self._server.headers}
-        etag = self._server.etags.get(self._name, "")
-        if sendable(etag):  # a weak one promises no equal bytes
-            headers["If-Range"] = etag
         self._connection = self._server.pool.take()
         self._connection.request("GET", self._path, headers=headers)
 
@@ -269,7 +254,6 @@ class Fetch:
         self._check_status(head)
         part = self._part(response)  # first: a head that broke off looks like one that is wrong
         self._check_range(head)
-        self._check_identity(head)
         assert self._end is not None
         part = part[: self._end - self._next]  # a body without a length may go on behind its range
         while True:
@@ -310,8 +294,6 @@ class Fetch:
                 f"{head.status_text}: a page, and no part of a data set; does a portal or another"
                 " server answer here?"
             )
-        if head.status == 200 and self._name in self._server.etags:
-            raise self._wrong(f"{head.status_text}: {_OTHER_FILE}")
         if head.status == 200:
             raise self._wrong(
                 f"{head.status_text}: the server sends no ranges; type: {called('serve')} FOLDER"
@@ -321,6 +303,10 @@ class Fetch:
 
     def _check_range(self, head: ResponseHead) -> None:
         """Raise DataError unless these are the requested bytes of a file of the right size."""
+        if head.encoding != "identity":
+            raise self._wrong(
+                f"{head.status_text}: sent as {head.encoding}, which was not asked for"
+            )
         if not head.range:
             given = head.range_text or "no Content-Range"
             raise self._wrong(f"{head.status_text}, but of no range ({given})")
@@ -339,16 +325,6 @@ class Fetch:
                 f"{head.status_text}: {head.length} bytes announced for {head.range_text}"
             )
         self._total, self._end = total, end
-
-    def _check_identity(self, head: ResponseHead) -> None:
-        """Raise DataError unless it is the same version of the file, not encoded."""
-        if head.encoding != "identity":
-            raise self._wrong(
-                f"{head.status_text}: sent as {head.encoding}, which was not asked for"
-            )
-        identity = self._server.etags.setdefault(self._name, head.identity) if head.identity else ""
-        if identity != head.identity:
-            raise self._wrong(f"{head.status_text}: {_OTHER_FILE}")
 
     def _move(self, head: ResponseHead) -> Exception:
         path = moved(self._url, head.location)

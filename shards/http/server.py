@@ -1,4 +1,4 @@
-"""A server of one shard folder: its URL, our credentials, and the versions of its files.
+"""A server of one shard folder: its URL, our credentials, our connections to it.
 
 Credentials and trusted authorities are files that the environment names, never a part of the URL.
 """
@@ -29,7 +29,6 @@ class ShardServer:
         self.location = location.rstrip("/") + "/"
         self.timeouts = timeouts or Timeouts()
         self.troubles = 0  # responses that broke off or did not arrive, and were requested again
-        self.etags: dict[str, str] = {}  # of every file, as it was when first seen
         self._url = _checked(self.location)
         self._pools: dict[int, Pool] = {}
 
