@@ -1,0 +1,377 @@
+"""What people met when they packed images, made after public reports; each test is a kind."""
+
+import io
+import os
+import shutil
+import struct
+import unicodedata
+import zlib
+
+import pytest
+from PIL import Image, PngImagePlugin
+
+from tests.lab.drawn import drawn
+from tests.lab.foreign import (
+    chunk,
+    classes,
+    count,
+    png,
+    stored,
+    tar,
+    tiny_gif,
+    zip_without_zip64,
+)
+from tests.lab.run import write
+
+KINDS = ("cat", "dog")
+
+
+def each_kind(count: int) -> list[tuple[str, int]]:
+    return [(kind, number) for kind in KINDS for number in range(count)]
+
+
+def pictures(prefix: str = "set", count: int = 12) -> dict[str, bytes]:
+    return {f"{prefix}/{kind}/{n:03d}.jpg": drawn(f"{kind}{n}") for kind, n in each_kind(count)}
+
+
+def samples(first: int, last: int) -> bytes:
+    """Return a tar of WebDataset samples of two classes."""
+    members = [
+        ((f"{n:05d}.cls", str(n % 2).encode()), (f"{n:05d}.jpg", drawn(n)))
+        for n in range(first, last)
+    ]
+    return tar([member for sample in members for member in sample])
+
+
+def upright(data: bytes) -> bool:
+    """Return whether a picture with a red upper half lies as it was drawn."""
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    above, below = image.getpixel((20, 5)), image.getpixel((20, image.height - 5))
+    return above[0] > 100 and below[2] > 100
+
+
+def lying(form: str, exif: Image.Exif | bytes, seed: int) -> bytes:
+    """Return a picture with a red upper half that only its EXIF turns upright."""
+    image = Image.new("RGB", (40, 40), (200, 0, 0))
+    image.paste((0, 0, 200), (0, 20, 40, 40))
+    image = image.transpose(Image.Transpose.ROTATE_90)
+    image.putpixel((0, 0), (seed, 0, 0))
+    out = io.BytesIO()
+    image.save(out, form, exif=exif, **({"quality": 95} if form in ("JPEG", "WEBP") else {}))
+    return out.getvalue()
+
+
+def exif(orientation: int = 6) -> Image.Exif:
+    result = Image.Exif()
+    result[0x0112] = orientation
+    return result
+
+
+# Archives
+
+
+def test_a_zip_of_macos_with_more_entries_than_its_end_counts_is_read_whole(cli, tmp_path):
+    def members():
+        for number in range(400):
+            yield f"photos/class{number % 20:02d}/{number:05d}.gif".encode(), tiny_gif(number)
+        for number in range(65_500):
+            yield f"__MACOSX/photos/class{number % 20:02d}/._{number}.gif".encode(), b"\0\5\x16\7"
+
+    (tmp_path / "mac.zip").write_bytes(zip_without_zip64(members()))
+    result = cli("rackrun convert folder mac.zip out")
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), len(classes(tmp_path / "out"))) == (400, 20)
+
+
+def test_names_in_utf_8_without_the_flag_are_read_as_finder_shows_them(cli, tmp_path):
+    kinds = ["Bären", "Füchse", "日本猫"]
+    names = [f"tiere/{kind}/{number}.gif" for kind in kinds for number in range(8)]
+    members = [
+        (unicodedata.normalize("NFD", name).encode(), tiny_gif(number))
+        for number, name in enumerate(names)
+    ]
+    (tmp_path / "tiere.zip").write_bytes(zip_without_zip64(members))
+    assert cli("rackrun convert folder tiere.zip out").code == 0
+    shown = [unicodedata.normalize("NFC", name) for name in classes(tmp_path / "out")]
+    assert sorted(shown) == sorted(kinds)
+
+
+def test_names_in_a_code_page_are_said_to_be_guessed(cli, tmp_path):
+    names = [
+        f"{kind}/{number}.gif".encode("shift-jis") for kind in ("犬", "猫") for number in range(8)
+    ]
+    members = [(b"d/" + name, tiny_gif(number)) for number, name in enumerate(names)]
+    (tmp_path / "sjis.zip").write_bytes(zip_without_zip64(members, made_by=0x14))
+    result = cli("rackrun convert folder sjis.zip out")
+    assert result.code or "name" in result.err.lower(), result
+
+
+@pytest.mark.parametrize("damage", ["joined by cat", "zeros inside"])
+def test_a_tar_that_goes_on_after_zero_blocks_is_read_whole_or_refused(damage, cli, tmp_path):
+    first = tar(pictures("a"))
+    if damage == "joined by cat":
+        data = first + tar(
+            {f"a/{kind}/x{n}.jpg": drawn(f"x{kind}{n}") for kind, n in each_kind(12)}
+        )
+        whole = 48
+    else:
+        at = first.index(b"a/cat/005.jpg")
+        data, whole = first[:at] + bytes(512) + first[at + 512 :], 24
+    (tmp_path / "set.tar").write_bytes(data)
+    result = cli("rackrun convert folder set.tar out")
+    assert result.code or count(tmp_path / "out") == whole, result
+
+
+def test_two_webdataset_tars_joined_by_cat_are_indexed_whole_or_refused(cli, tmp_path):
+    write(tmp_path, {"wds/set-train-0.tar": samples(0, 20) + samples(20, 40)})
+    result = cli("rackrun convert index wds")
+    assert result.code or count(tmp_path / "wds") == 40, result
+
+
+def test_a_member_that_an_archive_has_twice_is_stored_once_or_refused(cli, tmp_path):
+    members = [*pictures("a").items(), ("a/cat/003.jpg", drawn("corrected"))]
+    (tmp_path / "set.tar").write_bytes(tar(members))
+    result = cli("rackrun convert folder set.tar out")
+    assert result.code or count(tmp_path / "out") == 24, result
+
+
+def test_a_tar_that_is_gzipped_is_named_as_such(cli, tmp_path):
+    import gzip
+
+    (tmp_path / "set.tgz").write_bytes(gzip.compress(tar(pictures("a"))))
+    result = cli("rackrun convert folder set.tgz out")
+    assert result.code == 0 or "gz" in result.err and "tar" in result.err, result
+
+
+# Folders
+
+
+def test_thumbnails_of_a_nas_are_no_images_of_the_set(cli, tmp_path):
+    thumbnails = {
+        f"photo/{kind}/@eaDir/{n:03d}.jpg/SYNOFILE_THUMB_{size}.jpg": drawn(f"{kind}{n}{size}")
+        for kind, n in each_kind(12)
+        for size in ("M", "XL")
+    }
+    write(tmp_path, {**pictures("photo"), **thumbnails, "photo/#recycle/cat/1.jpg": drawn("r")})
+    result = cli("rackrun convert folder photo out")
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
+
+
+def test_folders_of_the_file_system_are_no_classes(cli, tmp_path):
+    system = ["lost+found/", "$RECYCLE.BIN/S-1-5-21/", "System Volume Information/"]
+    write(tmp_path, {**pictures("disk"), **{f"disk/{name}": "" for name in system}})
+    assert cli("rackrun convert folder disk out").code == 0
+    assert classes(tmp_path / "out") == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("training_set/training_set", "test_set/test_set"),
+        ("seg_train/seg_train", "seg_test/seg_test"),
+    ],
+    ids=str,
+)
+def test_splits_are_not_taken_for_classes(folders, cli, tmp_path):
+    for number, folder in enumerate(folders):
+        files = {
+            f"{folder}/{kind}/{number}{n}.jpg": drawn(f"{folder}{kind}{n}")
+            for kind, n in each_kind(8)
+        }
+        write(tmp_path / "set", files)
+    result = cli("rackrun convert folder set out")
+    assert result.code or classes(tmp_path / "out") == ["cat", "dog"], result
+
+
+def test_captions_are_not_taken_for_classes(cli, tmp_path):
+    members = [
+        member
+        for number in range(30)
+        for member in (
+            (f"{number:09d}.jpg", drawn(number)),
+            (f"{number:09d}.txt", f"a photo of a dog, number {number}, on a beach".encode()),
+        )
+    ]
+    write(tmp_path, {"cc/cc-train-0.tar": tar(members)})
+    result = cli("rackrun convert index cc")
+    assert result.code, result
+    assert "a photo of a dog" in result.err
+
+
+def test_a_folder_that_is_a_link_is_indexed(cli, tmp_path):
+    write(tmp_path, {"real/x-train-0.tar": samples(0, 9), "real/x-val-0.tar": samples(9, 18)})
+    (tmp_path / "link").symlink_to("real")
+    result = cli("rackrun convert index link")
+    assert result.code == 0, result
+    assert count(tmp_path / "link") == 18
+
+
+# Images
+
+
+def test_a_whole_png_with_a_megabyte_of_text_or_profile_is_decoded_as_stored(cli, tmp_path):
+    text = PngImagePlugin.PngInfo()
+    history = "".join(f"<rdf:li>{zlib.crc32(str(n).encode())}</rdf:li>" for n in range(90_000))
+    text.add_itxt("XML:com.adobe.xmp", history, zip=True)
+    write(
+        tmp_path,
+        {
+            **pictures(),
+            "set/cat/history.png": drawn("text", format="PNG", pnginfo=text),
+            "set/cat/profile.png": drawn("icc", format="PNG", icc_profile=os.urandom(1_500_000)),
+        },
+    )
+    assert cli("rackrun convert folder set out").code == 0
+    assert count(tmp_path / "out") == 26
+    trained = cli("rackrun local --plain catdog --data out --epochs 1 --image-size 32 --device cpu")
+    assert trained.code == 0, trained
+
+
+def test_pngs_whose_pixels_are_not_all_there_are_left_out_by_name(cli, tmp_path):
+    pixels = b"".join(b"\0" + os.urandom(48 * 3) for _ in range(36))
+    packed = zlib.compress(pixels)
+    write(
+        tmp_path,
+        {
+            **pictures(count=120),
+            "set/cat/half.png": png(packed[: len(packed) // 2], (48, 36)),
+            "set/cat/xcode.png": png(packed[2:-4], (48, 36), chunk(b"CgBI", b"\x50\0\x20\2")),
+        },
+    )
+    result = cli("rackrun convert folder set out")
+    assert result.code or not [key for key, _ in stored(tmp_path / "out") if "half" in key]
+    assert "half.png" in result.said + (tmp_path / "out" / "report.json").read_text()
+
+
+@pytest.mark.parametrize("form", ["JPEG", "WEBP", "PNG", "TIFF", "AVIF"])
+def test_an_image_that_its_exif_turns_is_stored_upright(form, cli, tmp_path):
+    suffix = {"JPEG": "jpg", "TIFF": "tif"}.get(form, form.lower())
+    write(
+        tmp_path,
+        {
+            f"set/{kind}/{n}.{suffix}": lying(form, exif(), ord(kind[0]) + n)
+            for kind, n in each_kind(3)
+        },
+    )
+    assert cli("rackrun convert folder set out --val-percent 0").code == 0
+    assert [key for key, data in stored(tmp_path / "out") if not upright(data)] == []
+
+
+def test_an_orientation_written_as_a_long_number_is_followed(cli, tmp_path):
+    header = struct.pack(">LHHHLLL", 8, 1, 274, 4, 1, 6, 0)
+    data = {
+        f"set/{kind}/{n}.jpg": lying("JPEG", b"Exif\0\0MM\0*" + header, ord(kind[0]) + n)
+        for kind, n in each_kind(3)
+    }
+    write(tmp_path, data)
+    assert cli("rackrun convert folder set out --val-percent 0").code == 0
+    assert [key for key, data in stored(tmp_path / "out") if not upright(data)] == []
+
+
+def test_images_are_known_by_their_bytes_rather_than_their_names(cli, tmp_path):
+    lies = {"a.jpg": "AVIF", "b.jpg": "TIFF", "c.tif": "PNG", "d.tif": "WEBP", "e.avif": "PNG"}
+    write(
+        tmp_path,
+        {
+            **pictures(),
+            **{f"set/cat/{name}": drawn(name, format=form) for name, form in lies.items()},
+        },
+    )
+    assert cli("rackrun convert folder set out").code == 0
+    assert count(tmp_path / "out") == 24 + len(lies)
+
+
+def test_the_suffixes_that_browsers_give_to_jpegs_are_read(cli, tmp_path):
+    more = {
+        f"set/dog/w{n}{suffix}": drawn(f"{n}{suffix}")
+        for n in range(4)
+        for suffix in (".jfif", ".pjpeg", ".pjp")
+    }
+    write(tmp_path, {**pictures(), **more})
+    assert cli("rackrun convert folder set out").code == 0
+    assert count(tmp_path / "out") == 36
+
+
+def test_a_photograph_of_108_megapixels_can_be_stored_small(cli, tmp_path):
+    large = io.BytesIO()
+    Image.new("RGB", (12_000, 9_000), (90, 120, 60)).save(large, "JPEG", quality=80)
+    write(tmp_path, {**pictures(), "set/cat/phone.jpg": large.getvalue()})
+    assert cli("rackrun convert folder set out --short-side 256").code == 0
+    assert count(tmp_path / "out") == 25
+
+
+def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
+    # A broken progressive JPEG passed once a sound one with its header had come before.
+    sound = drawn("progressive", size=(400, 300), progressive=True)
+    broken = sound[: len(sound) * 2 // 3] + os.urandom(len(sound) // 3)
+    files = {
+        f"set/{kind}/{n}.jpg": drawn(f"{kind}{n}", size=(400, 300), progressive=True)
+        for kind, n in each_kind(60)
+    }
+    write(tmp_path, {**files, "set/cat/broken.jpg": broken})
+    stored_by = {}
+    for workers in (1, 2, 3):
+        result = cli(f"rackrun convert folder set out{workers} --workers {workers}")
+        assert result.code == 0, result
+        stored_by[workers] = dict(stored(tmp_path / f"out{workers}"))
+    assert stored_by[1] == stored_by[2] == stored_by[3]
+
+
+# Tables
+
+
+def test_a_table_with_semicolons_is_read_or_refused_with_the_reason(cli, tmp_path):
+    rows = "".join(f"set/{kind}/{n:03d}.jpg;{kind}\r\n" for kind, n in each_kind(12))
+    write(tmp_path, {**pictures(), "labels.csv": f"\ufeffpath;label\r\n{rows}"})
+    result = cli("rackrun convert csv labels.csv out")
+    assert result.code == 0 or "semicolon" in result.err, result
+
+
+def test_a_doctor_csv_that_excel_saved_with_semicolons_is_read_or_refused(cli, tmp_path):
+    header = "split;shard;key;class;problem;action;new_class;score;reason"
+    write(
+        tmp_path,
+        {**pictures(), "doctor.csv": f"\ufeff{header}\r\ntrain;;cat_001;cat;copy;drop;;0,98;x\r\n"},
+    )
+    assert cli("rackrun convert folder set out").code == 0
+    result = cli("rackrun convert drop out doctor.csv")
+    assert result.code == 0 or "semicolon" in result.err, result
+
+
+def test_ids_without_a_suffix_are_found_or_the_suffix_is_offered(cli, tmp_path):
+    files = {f"train/{n:03d}.jpg": drawn(n) for n in range(24)}
+    rows = "".join(f"{n:03d},{('pug', 'boxer')[n % 2]}\n" for n in range(24))
+    write(tmp_path, {**files, "labels.csv": f"id,breed\n{rows}"})
+    line = "rackrun convert csv labels.csv out --root train --path-column id --label-column breed"
+    result = cli(line)
+    assert result.code == 0 or ".jpg" in result.err, result
+
+
+def test_labels_that_pandas_wrote_as_floats_keep_their_order(cli, tmp_path):
+    files = {f"i/{n:03d}.jpg": drawn(n) for n in range(48)}
+    rows = "".join(f"i/{n:03d}.jpg,{n % 12}.0\n" for n in range(48))
+    write(tmp_path, {**files, "labels.csv": f"path,label\n{rows}"})
+    result = cli("rackrun convert csv labels.csv out")
+    assert result.code == 0, result
+    assert [float(name) for name in classes(tmp_path / "out")] == [float(n) for n in range(12)]
+
+
+# Addresses
+
+
+def test_an_address_of_the_hugging_face_hub_is_answered_with_the_way_to_fetch_it(cli):
+    result = cli(
+        "rackrun convert index hf://datasets/timm/imagenet-1k-wds/x-{0000..0003}.tar --out out"
+    )
+    assert result.code, result
+    assert "hf download" in result.err
+
+
+def test_a_source_that_goes_away_is_named(cli, tmp_path):
+    write(tmp_path, pictures())
+    assert cli("rackrun convert folder set out").code == 0
+    shutil.rmtree(tmp_path / "out")
+    result = cli("rackrun local --plain catdog --data out --epochs 1")
+    assert result.code == 66 or result.code == 64, result
+    assert "out" in result.err
