@@ -1,9 +1,13 @@
 """Python processes that start at once: forked from one that has imported torch, or the launcher."""
 
+import contextlib
 import fcntl
 import json
+import math
 import os
 import select
+import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +15,7 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Self
 
 from rackrun.launcher.transport.local import free_port
 from tests.lab import warm_server, warm_shell
@@ -46,55 +50,135 @@ def server(kind: str) -> Path:
     return listening
 
 
-class Python(subprocess.Popen[str]):
-    """What `python WORDS` would start, forked from the server, which reports how it ended."""
+class Process:
+    """What `python WORDS` would start, forked from a server of this kind; used as a Popen is."""
+
+    kind: str
+
+    def __init__(
+        self,
+        *args: object,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        stdin: Any = None,
+        stdout: Any = None,
+        stderr: Any = None,
+        start_new_session: bool = False,
+        project: str | None = None,
+        errors: str = "strict",
+        text: bool = True,
+    ) -> None:
+        self.args = [str(arg) for arg in args]
+        self.returncode: int | None = None
+        assert text, "streams of bytes are not offered"
+        self.errors = errors
+        with contextlib.ExitStack() as theirs:
+            self.stdin, into = self._stream(stdin, 0, theirs)
+            self.stdout, out = self._stream(stdout, 1, theirs)
+            self.stderr, err = self._stream(stderr, 2, theirs)
+            request = {
+                "words": self.args,
+                "folder": str(cwd or Path.cwd()),
+                "environment": {
+                    **{name: os.environ[name] for name in OF_MUTANTS if name in os.environ},
+                    **(os.environ if env is None else env),
+                },
+                "session": start_new_session,
+                "project": project,
+            }
+            self._server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._server.connect(os.fspath(server(self.kind)))
+            streams = [into, out, out if stderr == subprocess.STDOUT else err]
+            socket.send_fds(self._server, [json.dumps(request).encode()], streams)
+        self.pid = int(self._server.recv(64))
+        self._read: dict[Any, bytes] = {self.stdout: b"", self.stderr: b""}
+
+    def _stream(
+        self, wanted: Any, number: int, theirs: contextlib.ExitStack
+    ) -> tuple[IO[str] | None, int]:
+        """Return our end of a stream, where it is a pipe, and the descriptor of the process."""
+        if wanted == subprocess.DEVNULL:
+            return None, theirs.enter_context(Path(os.devnull).open("r+b", 0)).fileno()
+        if wanted != subprocess.PIPE:
+            given = number if wanted in (None, subprocess.STDOUT) else wanted
+            return None, given if isinstance(given, int) else given.fileno()
+        read, write = os.pipe()
+        ours, descriptor = (write, read) if number == 0 else (read, write)
+        theirs.callback(os.close, descriptor)
+        return open(ours, "r" if number else "w", errors=self.errors), descriptor  # noqa: PTH123
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+        if self.returncode is None and select.select([self._server], [], [], 0)[0]:
+            self.returncode = int(self._server.recv(64) or 1)
+            self._server.close()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; return the exit code."""
+        if self.returncode is None and not select.select([self._server], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def communicate(self, text: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        """Write (64 KiB at most), read both streams to their ends, wait; may be asked again."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        if self.stdin and not self.stdin.closed:
+            with contextlib.suppress(BrokenPipeError), self.stdin:
+                self.stdin.write(text or "")
+        with selectors.DefaultSelector() as waiting:
+            for stream in self._read:
+                if stream and not stream.closed:
+                    waiting.register(stream, selectors.EVENT_READ)
+            while waiting.get_map():
+                left = None if timeout is None else max(deadline - time.monotonic(), 0)
+                ready = waiting.select(left)
+                if not ready:
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+                for stream in [key.fileobj for key, _ in ready]:
+                    data = os.read(stream.fileno(), 1 << 16)
+                    self._read[stream] += data
+                    if not data:
+                        waiting.unregister(stream)
+                        stream.close()
+        self.wait(None if timeout is None else max(deadline - time.monotonic(), 0))
+        return self._text(self.stdout), self._text(self.stderr)
+
+    def _text(self, stream: IO[str] | None) -> str:
+        """Return what communicate() has read, with the ends of lines that a text file has."""
+        text = self._read[stream].decode(errors=self.errors)
+        return text.replace("\r\n", "\n").replace("\r", "\n")
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for stream in (self.stdin, self.stdout, self.stderr):
+            if stream:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self.wait()
+
+
+class Python(Process):
+    """One that has imported torch."""
 
     kind = "torch"
 
-    def __init__(self, *args: object, project: str | None = None, **options: Any) -> None:
-        self.project = project
-        super().__init__([str(arg) for arg in args], **{"text": True, **options})
 
-    def _execute_child(self, args: list[str], *rest: Any) -> None:
-        """Have it forked by the server."""
-        folder, environment = rest[4:6]
-        pipes, session = rest[9:15], rest[20]
-        streams = [
-            pipe if pipe != -1 else options
-            for options, pipe in enumerate(pipes[i] for i in (0, 3, 5))
-        ]
-        request = {
-            "words": args,
-            "folder": str(folder or Path.cwd()),
-            "environment": {
-                **{name: os.environ[name] for name in OF_MUTANTS if name in os.environ},
-                **(os.environ if environment is None else environment),
-            },
-            "session": session,
-            "project": self.project,
-        }
-        self.server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.server.connect(os.fspath(server(self.kind)))
-        socket.send_fds(self.server, [json.dumps(request).encode()], streams)
-        self.pid = int(self.server.recv(64))
-        self._child_created = True
-        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
-
-    def _internal_poll(self, *rest: Any, **more: Any) -> int | None:
-        if self.returncode is None and select.select([self.server], [], [], 0)[0]:
-            self.returncode = int(self.server.recv(64) or 1)
-            self.server.close()
-        return self.returncode
-
-    def _wait(self, timeout: float | None) -> int:
-        if self.returncode is None and not select.select([self.server], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        self._internal_poll()
-        assert self.returncode is not None
-        return self.returncode
-
-
-class Launcher(Python):
+class Launcher(Process):
     """The same for `python -m rackrun.launcher ...`, whose imports are those of this tree."""
 
     kind = "launcher"
