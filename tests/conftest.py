@@ -38,7 +38,7 @@ for name in [name for name in os.environ if name == "CI" or name.startswith("RAC
     del os.environ[name]
 
 # `python3` is the interpreter itself, not a version manager's script, which takes 0.1 s to find it.
-base = Path(sys._base_executable).resolve().parent  # type: ignore[attr-defined]
+base = Path(sys._base_executable).resolve().parent
 os.environ["PATH"] = f"{base}:{os.environ['PATH']}"
 
 # Threads of one rank wait for one another actively, for ages where others keep the cores busy.

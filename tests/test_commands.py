@@ -370,9 +370,7 @@ def typist(clone: Clone) -> Typist:
     [pytest.param(page, marks=[pytest.mark.long] * (page.name in TAKE_MINUTES)) for page in PAGES],
     ids=[str(page.relative_to(ROOT)) for page in PAGES],
 )
-def test_the_commands_of_a_page(
-    typist: Typist, page: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commands_of_a_page(typist, page, monkeypatch):
     """Each ends well in the order in which they are printed, or is at least understood."""
     monkeypatch.chdir(typist.clone.folder)
     shutil.rmtree("data/shards", ignore_errors=True)  # the page before may have made others
@@ -381,7 +379,7 @@ def test_the_commands_of_a_page(
         typist.type(line)
 
 
-def test_the_demo_trains_on_hosts(clone: Clone) -> None:
+def test_the_demo_trains_on_hosts(clone):
     """The line of the quick start that names no task: both hosts train on what was drawn here."""
     quick_start = lines_of(ROOT / "docs" / "howto" / "quick-start.md")
     (line,) = (line for line in quick_start if re.search(r"run-ssh .*hosts\.txt +# the demo", line))
@@ -395,9 +393,7 @@ def test_the_demo_trains_on_hosts(clone: Clone) -> None:
 
 
 @pytest.mark.parametrize("name", TAKE_MINUTES)
-def test_the_launches_of_a_long_page_are_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_launches_of_a_long_page_are_read(name, tmp_path, monkeypatch):
     """The parsers of the launcher and of the task take every launch of a page that is not typed."""
     write_printed(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -408,7 +404,7 @@ def test_the_launches_of_a_long_page_are_read(
 
 
 @pytest.mark.long  # README's lines do the same
-def test_a_notebook(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook(clone, monkeypatch):
     """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
     import nbclient
     import nbformat
@@ -424,7 +420,7 @@ def test_a_notebook(clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(text in written for text in SHOWN)
 
 
-def test_the_python_of_the_first_page(clone: Clone) -> None:
+def test_the_python_of_the_first_page(clone):
     """The function that it shows trains on two ranks, and its caller prints what they returned."""
     text = (ROOT / "docs" / "howto" / "first-run.md").read_text()
     function, caller = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
@@ -475,7 +471,7 @@ def longer_demo(clone: Clone) -> Iterator[None]:
         pytest.param(f"./run-ssh --name lr-tenth hosts.txt {ENDLESSLY} --lr 0.001", marks=LONG),
     ],
 )
-def test_the_command_after_ctrl_c_continues_the_run(clone: Clone, line: str) -> None:
+def test_the_command_after_ctrl_c_continues_the_run(clone, line):
     """Typed as it is printed, it continues this very run: the demo, one of two ranks, one with a
     name and a folder of its own."""
     code, printed = clone.typed(line, "epoch 1")
@@ -487,7 +483,7 @@ def test_the_command_after_ctrl_c_continues_the_run(clone: Clone, line: str) -> 
 
 
 @LONG
-def test_the_command_of_a_stopped_detached_run_continues_it(clone: Clone) -> None:
+def test_the_command_of_a_stopped_detached_run_continues_it(clone):
     """Stopped from elsewhere; the command that `attach` prints then detaches again and resumes."""
     code, printed = clone.typed(f"./run-ssh --detach hosts.txt {ENDLESSLY}")
     assert code == 0, printed

@@ -89,7 +89,7 @@ def train(shards: Path, runs: Path, *options: str | Path) -> Path:
     return folder
 
 
-def test_broken_images_are_left_out_and_named(shards: Path) -> None:
+def test_broken_images_are_left_out_and_named(shards):
     """The converter names every odd file, and leaves out those that are no images."""
     report = json.loads((shards / "report.json").read_text())
     names = {finding["file"]: finding["done"] for finding in report["findings"]}
@@ -100,7 +100,7 @@ def test_broken_images_are_left_out_and_named(shards: Path) -> None:
     command("convert", "verify", shards)
 
 
-def test_training_ends_with_everything(run: Path) -> None:
+def test_training_ends_with_everything(run):
     """A run of two ranks leaves its weights, its numbers, its page, and says that it is done."""
     result = json.loads((run / "result.json").read_text())
     assert (result["verdict"], result["codes"]) == ("done", {"0": 0, "1": 0})
@@ -113,7 +113,7 @@ def test_training_ends_with_everything(run: Path) -> None:
     assert json.loads((run / "config.json").read_text())["recipe"] == "demo"
 
 
-def test_the_model_knows_unseen_images(run: Path, tmp_path: Path) -> None:
+def test_the_model_knows_unseen_images(run, tmp_path):
     """`predict` is right about more than nine in ten unseen images."""
     for name, content in images(100, seed=10_000):
         (tmp_path / Path(name).name).write_bytes(content)
@@ -124,7 +124,7 @@ def test_the_model_knows_unseen_images(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # tests/training/test_exact.py shows it without torchrun
-def test_a_resumed_run_ends_in_the_same_weights(run: Path, shards: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_ends_in_the_same_weights(run, shards, tmp_path):
     """Going on from the last epoch but one leads to the same final weights, bit for bit."""
     earlier = tmp_path / "earlier"
     shutil.copytree(run, earlier)

@@ -19,7 +19,7 @@ MANIFESTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_a_script_is_one(path: Path) -> None:
+def test_a_script_is_one(path):
     """`bash -n` reads it, and shellcheck finds nothing."""
     for command in (["bash", "-n"], ["shellcheck", "--shell=bash"]):
         output = subprocess.run([*command, path], capture_output=True, text=True, check=False)
@@ -31,12 +31,12 @@ def test_a_script_is_one(path: Path) -> None:
     [manifest for manifest in MANIFESTS if manifest["kind"] != "TrainJob"],
     ids=lambda manifest: manifest["kind"],
 )
-def test_kubernetes_would_take_the_shard_server(manifest: dict[str, Any]) -> None:
+def test_kubernetes_would_take_the_shard_server(manifest):
     """The official schemas, strictly: a field that they do not know is an error."""
     kubernetes_validate.validate(manifest, "1.37", strict=True)
 
 
-def test_kubeflow_would_take_the_training() -> None:
+def test_kubeflow_would_take_the_training():
     """The models of Kubeflow's own package hold every field of the TrainJob, and drop none."""
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob  # 1.5 s, not for each worker
 
@@ -46,7 +46,7 @@ def test_kubeflow_would_take_the_training() -> None:
     assert json.loads(json.dumps(job.to_dict())) == manifest
 
 
-def test_the_manifests_fit_each_other() -> None:
+def test_the_manifests_fit_each_other():
     """The training reads from the server's name and port; one image serves and trains."""
     deployment, service, account, job = MANIFESTS[:4]
     pod = deployment["spec"]["template"]
@@ -67,7 +67,7 @@ def pods() -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return [(pod, pod["containers"][0]) for pod in both]
 
 
-def test_pods_have_as_few_rights_as_the_restricted_standard_asks_for() -> None:
+def test_pods_have_as_few_rights_as_the_restricted_standard_asks_for():
     """No root, no capability, no way to one, filtered calls, no token, images by their digest."""
     for pod, container in pods():
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -80,7 +80,7 @@ def test_pods_have_as_few_rights_as_the_restricted_standard_asks_for() -> None:
     assert re.fullmatch(r"[\w./]+:\w+@sha256:[0-9a-f]{64}", image)
 
 
-def test_only_pods_of_the_job_may_call_the_server_and_each_other() -> None:
+def test_only_pods_of_the_job_may_call_the_server_and_each_other():
     """The ports of PyTorch know no password: a policy stands before them, and one before nginx."""
     server, training = (each["spec"] for each in MANIFESTS if each["kind"] == "NetworkPolicy")
     (port,) = MANIFESTS[0]["spec"]["template"]["spec"]["containers"][0]["ports"]
@@ -96,7 +96,7 @@ def test_only_pods_of_the_job_may_call_the_server_and_each_other() -> None:
     assert training["ingress"] == [{"from": [{"podSelector": job}]}]
 
 
-def test_the_command_of_a_pod_is_understood() -> None:
+def test_the_command_of_a_pod_is_understood():
     """`--dry-run` of what it starts, with the variables that TrainJob sets."""
     trainer = MANIFESTS[3]["spec"]["trainer"]
     _, *command = trainer["command"]
@@ -120,7 +120,7 @@ def test_the_command_of_a_pod_is_understood() -> None:
     assert "platform: TrainJob" in output.stdout and "16 ranks" in output.stdout
 
 
-def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> None:
+def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path):
     """75 three times at most; any other code at once, and what is to run goes through."""
     stand_in = tmp_path / "python"
     stand_in.write_text('#!/bin/sh\necho "$@" >> "$LOG"\nexit "$CODE"\n')
@@ -138,7 +138,7 @@ def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path: Path) -> No
         assert lines[0].endswith("--auto-resume catdog --epochs 2 --data /data/shards")
 
 
-def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path: Path) -> None:
+def test_bcprun_starts_the_ngc_script_on_every_node(tmp_path):
     """A stand-in for bcprun, with the options of its help: settings and words arrive whole."""
     log = tmp_path / "log"
     log.mkdir()

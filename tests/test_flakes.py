@@ -74,7 +74,7 @@ def pytest_of(folder: Path) -> tuple[int, str]:
     return after([sys.executable, *words], folder)
 
 
-def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path: Path) -> None:
+def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path):
     """A test that fails beside others and passes alone is named and counted in the last lines."""
     folder = project(tmp_path, flaky("one"), flaky("other"))
     code, output = after(["./run-tests", "--workers", "1"], folder)
@@ -86,7 +86,7 @@ def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path: Path) -> None
     assert types.startswith("Success: no issues found")
 
 
-def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path: Path) -> None:
+def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path):
     """Flakes forgive nothing else: an error of mypy is shown and ends in a failure."""
     wrong = 'def test_type() -> None:\n    number: int = "1"\n    assert number\n'
     code, output = after(["./run-tests", "--workers", "1"], project(tmp_path, flaky("one"), wrong))
@@ -95,7 +95,7 @@ def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path: Path) -> Non
     assert "Incompatible types in assignment" in output
 
 
-def test_what_fails_alone_as_well_is_a_failure(tmp_path: Path) -> None:
+def test_what_fails_alone_as_well_is_a_failure(tmp_path):
     """A test that fails again without the others fails the run, flakes beside it or not."""
     real = "def test_real() -> None:\n    assert 1 + 1 == 3\n"
     code, output = pytest_of(project(tmp_path, flaky("one"), real))
@@ -104,7 +104,7 @@ def test_what_fails_alone_as_well_is_a_failure(tmp_path: Path) -> None:
     assert "passed alone" not in output
 
 
-def test_what_fails_every_other_time_is_a_failure(tmp_path: Path) -> None:
+def test_what_fails_every_other_time_is_a_failure(tmp_path):
     """To pass alone once is not enough."""
     count = (
         "with open('count', 'a+') as file:\n        file.write('.')\n        times = file.tell()"
@@ -115,7 +115,7 @@ def test_what_fails_every_other_time_is_a_failure(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "..."
 
 
-def test_more_than_ten_flakes_are_a_failure(tmp_path: Path) -> None:
+def test_more_than_ten_flakes_are_a_failure(tmp_path):
     """Eleven flakes are named, and the run fails; ten would not."""
     code, output = pytest_of(project(tmp_path / "many", *map(flaky, "abcdefghijk")))
     assert code == 1, output

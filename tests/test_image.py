@@ -47,13 +47,13 @@ def in_container(image: str, *args: str, **variables: str) -> subprocess.Complet
     )
 
 
-def test_the_image_does_not_run_as_root(image: str) -> None:
+def test_the_image_does_not_run_as_root(image):
     """Not as root, and nothing of the project is its user's to change."""
     output = in_container(image, "sh", "-c", "id -u; touch /opt/rackrun/x 2>/dev/null || echo no")
     assert output.stdout.split() == [b"1000", b"no"], output.stderr
 
 
-def test_a_container_finds_its_place_in_a_job(image: str) -> None:
+def test_a_container_finds_its_place_in_a_job(image):
     """The image's own command line, with the variables of a platform."""
     output = in_container(
         *(image, "python", "-m", "rackrun.launcher", "node", "--dry-run", "--json", "catdog"),
@@ -68,7 +68,7 @@ def test_a_container_finds_its_place_in_a_job(image: str) -> None:
     assert plan["hosts"][0]["torchrun"][0] == "/opt/venv/bin/python"
 
 
-def test_two_containers_train_together(image: str) -> None:
+def test_two_containers_train_together(image):
     """Each with its own processes; the libraries are lent by this machine's Python."""
     task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
     script = (

@@ -353,7 +353,7 @@ def arrows_of(package: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("package", ROOMS)
-def test_a_room_imports_only_what_it_may(package: str) -> None:
+def test_a_room_imports_only_what_it_may(package):
     """A new arrow is a decision: it is written into ROOMS, and closes no circle."""
     allowed = {name: set(may.split()) for name, may in ROOMS[package].items()}
     assert not circles(allowed)
@@ -362,7 +362,7 @@ def test_a_room_imports_only_what_it_may(package: str) -> None:
     assert not {name: new for name in result if (new := result[name] - allowed[name])}
 
 
-def test_the_map_for_contributors_has_every_room() -> None:
+def test_the_map_for_contributors_has_every_room():
     """Each folder with code is in the first column of docs/contributing.md, and no other is."""
     text = (ROOT / "docs/contributing.md").read_text().partition("## To add")[0]
     listed = {
@@ -373,7 +373,7 @@ def test_the_map_for_contributors_has_every_room() -> None:
     assert listed == {f"{path.parent.relative_to(ROOT)}/" for path in FILES}
 
 
-def test_circles_are_found() -> None:
+def test_circles_are_found():
     """The search for circles sees one, and none where there is none."""
     assert circles({"a": ["b"], "b": ["c", "d"], "c": ["a"]})[0] == ["a", "b", "c"]
     assert circles({"a": ["b", "c"], "b": ["c"]}) == []
@@ -389,18 +389,18 @@ def test_circles_are_found() -> None:
         ("args = ['convert', 'training', '-m', 'pip']", set(), set()),
     ],
 )
-def test_a_module_is_seen_in_a_string(text: str, modules: set[str], packages: set[str]) -> None:
+def test_a_module_is_seen_in_a_string(text, modules, packages):
     """In a call, in a table, and behind `-m`."""
     tree = list(ast.walk(ast.parse(text)))
     assert (named_modules(tree), started_packages(tree)) == (modules, packages)
 
 
-def test_no_file_imports_itself_by_way_of_others() -> None:
+def test_no_file_imports_itself_by_way_of_others():
     """Lazy imports, those for types, and those by a string count, too."""
     assert not circles(all_arrows())
 
 
-def test_a_file_imports_only_what_its_package_may() -> None:
+def test_a_file_imports_only_what_its_package_may():
     """Arrows go one way, and one place imports each foreign library."""
     wrong = {name: result for path, name in NAMES.items() if (result := not_allowed(path))}
     assert not wrong
@@ -421,7 +421,7 @@ def not_allowed(path: Path) -> set[str]:
     return (imports(path) | named) & (others | elsewhere)
 
 
-def test_the_roof_is_imported_by_nothing() -> None:
+def test_the_roof_is_imported_by_nothing():
     """What names every package cannot be ground to stand on."""
     roof = {module for module, path in MODULES.items() if NAMES[path].startswith(ROOF)}
     roof -= {"rackrun"}  # its version; what it names is imported when a user asks for it
@@ -434,7 +434,7 @@ SENT_FILES = sorted(path for name, path in MODULES.items() if name.startswith(SE
 
 
 @pytest.mark.parametrize("path", SENT_FILES, ids=lambda path: path.stem)
-def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(path: Path) -> None:
+def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library(path):
     """It goes to hosts where the project may not be installed, and takes these rooms along."""
     assert imports(path) <= sys.stdlib_module_names | {"launcher", "rackrun"}
     for node in nodes(path):
@@ -505,12 +505,12 @@ def offences(nodes: Iterable[ast.AST]) -> list[str]:
         ("subprocess.run(['ls', name])\nchannel.exec_command(command)", ""),
     ],
 )
-def test_the_lint_sees_what_it_is_there_for(text: str, says: str) -> None:
+def test_the_lint_sees_what_it_is_there_for(text, says):
     """Each kind of offence is found, and nothing is found where there is none."""
     assert offences(ast.walk(ast.parse(text))) == [says] * bool(says)
 
 
-def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks() -> None:
+def test_no_file_hands_words_to_a_shell_or_pickles_to_ranks():
     """SSH-4, NET-1, CKPT-1: no shell=True, no formatted command, no `*_object` collective."""
     by_file = {name: done for path, name in NAMES.items() if (done := offences(nodes(path)))}
     assert by_file == {name: ["a shell"] * count for name, count in MAY_START_A_SHELL.items()}
@@ -564,14 +564,12 @@ def other_openings(nodes: Iterable[ast.AST]) -> list[str]:
         ('def hosts():\n  """Return, in order, the hosts."""\ndef _bare(): ...', []),
     ],
 )
-def test_the_lint_distinguishes_imperatives_from_descriptions(
-    text: str, expected: list[str]
-) -> None:
+def test_the_lint_distinguishes_imperatives_from_descriptions(text, expected):
     """A noun and a third person are found; properties and functions without a word pass."""
     assert other_openings(ast.walk(ast.parse(text))) == expected
 
 
-def test_docstrings_say_what_a_function_does() -> None:
+def test_docstrings_say_what_a_function_does():
     """Each begins with a verb, as the field writes them: `Return the hosts.`"""
     by_file = {name: other_openings(nodes(path)) for path, name in NAMES.items()}
     assert not {name: others for name, others in by_file.items() if others}
@@ -581,12 +579,12 @@ VARIABLE = re.compile(r"RACKRUN_[A-Z]")
 SPELLED = re.compile(r"python -m rackrun(\.(convert|nginx|launcher)| |$)|\./run-(ssh|local|ray)")
 
 
-def test_messages_name_commands_as_the_user_calls_them() -> None:
+def test_messages_name_commands_as_the_user_calls_them():
     """By `called`, for rackrun may be installed, or be a checkout; docstrings may name either."""
     assert texts_like(SPELLED).keys() <= {"rackrun/commands.py"}
 
 
-def test_variables_are_named_in_one_place() -> None:
+def test_variables_are_named_in_one_place():
     """Launcher, ranks and programs for hosts read each other's: a name that differs is silence."""
     assert texts_like(VARIABLE).keys() == {"rackrun/contract/variables.py"}
 
@@ -617,12 +615,12 @@ def spelled_phases(nodes: Iterable[ast.AST]) -> list[str]:
         ('host.state == "done" and rank.phase != phases.TRAIN', []),
     ],
 )
-def test_the_lint_sees_a_phase_that_is_spelled(text: str, expected: list[str]) -> None:
+def test_the_lint_sees_a_phase_that_is_spelled(text, expected):
     """Each way to spell one is found; a state of the same name is none."""
     assert spelled_phases(ast.walk(ast.parse(text))) == expected
 
 
-def test_phases_are_named_in_one_place() -> None:
+def test_phases_are_named_in_one_place():
     """Ranks report them and launchers judge by them: a word that differs is never noticed."""
     assert not {name: args for path, name in NAMES.items() if (args := spelled_phases(nodes(path)))}
 
@@ -644,6 +642,6 @@ def texts_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "bench").glob("*.py")))
-def test_measurements_find_what_they_import(name: str) -> None:
+def test_measurements_find_what_they_import(name):
     """No other test runs them, and they use what tests use."""
     import_module(f"bench.{name}")

@@ -45,7 +45,7 @@ def installed(packages: dict[str, list[tuple[str, str]]], python: str) -> dict[s
 
 
 @pytest.mark.parametrize("name", [*LOCKS, "cuda12"])
-def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name: str) -> None:
+def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name):
     """No line names an index, a file or a range: what is installed is these bytes from anywhere."""
     lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
     lines = [line for line in lines if line.strip() and not line.lstrip().startswith("#")]
@@ -57,7 +57,7 @@ def test_every_package_of_a_lock_has_a_version_and_hashes_and_nothing_else(name:
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> None:
+def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python):
     """On each supported Python, for the project, its build and each extra; extras agree with it."""
     base = installed(locked("base"), python)
     expected = {"base": [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]}
@@ -72,7 +72,7 @@ def test_a_lock_has_one_version_of_all_that_pyproject_asks_for(python: str) -> N
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])
-def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python: str) -> None:
+def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python):
     """Both agree on all but torch, torchvision and the libraries of the build, and on no torch that
     the project refuses."""
     base, old = installed(locked("base"), python), installed(locked("cuda12"), python)
@@ -86,7 +86,7 @@ def test_the_lock_for_old_gpus_has_another_torch_and_nothing_else(python: str) -
         assert need.specifier.contains(old[canonical(need.name)]), need
 
 
-def test_every_need_is_pinned() -> None:
+def test_every_need_is_pinned():
     """What packages say of themselves, followed from the project on, where they are installed."""
     pins = installed(locked("base"), ".".join(platform.python_version_tuple()[:2]))
     project = PROJECT["project"]
@@ -111,7 +111,7 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_the_bill_of_materials_is_that_of_the_lock() -> None:
+def test_the_bill_of_materials_is_that_of_the_lock():
     """The committed one is what its program makes of base.txt, and has each package and hash."""
     path = ROOT / "requirements" / "sbom.cdx.json"
     made = subprocess.run(

@@ -69,7 +69,7 @@ def options_of(command: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     """Every relative link and image is a file of the repository, every anchor a heading there."""
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if not target.startswith(("http://", "https://")):
@@ -84,7 +84,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_paths_exist(page: Path) -> None:
+def test_paths_exist(page):
     """Every path in backticks that begins with a folder of the repository is there."""
     for path in re.findall(r"`((?:[\w.-]+/)+[\w.*-]*)`", page.read_text()):
         if path.split("/")[0] in ROOMS and not path.startswith(("runs/", "data/")):
@@ -95,7 +95,7 @@ ITEM = re.compile(r"\s*(?:([-*+])|\d+[.)])\s")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_broken_line_makes_no_list(page: Path) -> None:
+def test_a_broken_line_makes_no_list(page):
     """A paragraph or an item whose next line begins with `78. ` or `- ` would be another one."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     for block in re.split(r"\n\s*\n", text):
@@ -104,15 +104,13 @@ def test_a_broken_line_makes_no_list(page: Path) -> None:
         assert not kinds or (items[0] and len(kinds) == 1), f"{page.name}: {block}"
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     """It says what rackrun is, how to start, what it needs and where to read on."""
     assert len((ROOT / "README.md").read_text().splitlines()) <= 120
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_printed_commands_are_understood(
-    page: Path, options_by_command: dict[tuple[str, ...], set[str]]
-) -> None:
+def test_printed_commands_are_understood(page, options_by_command):
     """Every command of ours in a code block exists, and has the options that follow it."""
     for line in printed(page.read_text()):
         args = shlex.split(line, comments=True)
@@ -132,7 +130,7 @@ def test_printed_commands_are_understood(
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_are_spelled_by_their_scripts_or_by_name(page: Path) -> None:
+def test_commands_are_spelled_by_their_scripts_or_by_name(page):
     """No page calls a command by its module, except as the program of a torchrun."""
     text = re.sub(r" -- python -m rackrun.training evaluate\b", "", page.read_text())
     assert not BY_MODULE.findall(text)
@@ -149,9 +147,7 @@ def printed(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_options_in_the_text_exist(
-    page: Path, options_by_command: dict[tuple[str, ...], set[str]]
-) -> None:
+def test_options_in_the_text_exist(page, options_by_command):
     """Every option in backticks is one of our commands', or stands in the list of others'."""
     options = set().union(*options_by_command.values()) | FOREIGN
     for span in re.findall(r"`(--[^`]+)`", page.read_text()):
@@ -164,7 +160,7 @@ def test_options_in_the_text_exist(
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
-def test_imports_in_examples_work(page: Path) -> None:
+def test_imports_in_examples_work(page):
     """Every name that a Python block imports is there."""
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
         for node in ast.walk(ast.parse(block)):

@@ -26,7 +26,7 @@ FLOORS = {  # from here on without the holes that would matter to us
 }
 
 
-def test_every_measure_has_a_test_or_is_said_not_to_be_done() -> None:
+def test_every_measure_has_a_test_or_is_said_not_to_be_done():
     """DOC-1: each id stands in one row, whose tests exist; a row without tests says so."""
     rows = {
         row[0]: row for row in re.findall(r"^\| ([A-Z]+-\d) \|(.*)\|(.*)\|$", PAGE, re.MULTILINE)
@@ -40,7 +40,7 @@ def test_every_measure_has_a_test_or_is_said_not_to_be_done() -> None:
             assert f"def {test}(" in tests, f"{name}: there is no {test}"
 
 
-def test_no_package_may_be_older_than_its_last_hole() -> None:
+def test_no_package_may_be_older_than_its_last_hole():
     """SUP-1, SSH-3: pyproject.toml demands, and the lock installs, what came after it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     expected = [*project["dependencies"], *project["optional-dependencies"]["train"]]
@@ -52,7 +52,7 @@ def test_no_package_may_be_older_than_its_last_hole() -> None:
             assert tuple(map(int, version.split(".")[:2])) >= floor, name
 
 
-def test_who_finds_a_hole_learns_what_is_promised_and_where_to_report_it() -> None:
+def test_who_finds_a_hole_learns_what_is_promised_and_where_to_report_it():
     """SECURITY.md leads to pages that are there; the licence is the one that packages name."""
     text = (ROOT / "SECURITY.md").read_text()
     links = re.findall(r"\]\(([^)]+)\)", text)

@@ -11,7 +11,7 @@ OPTIONS = ROOT / "docs" / "options.md"
 REQUESTS = re.compile(r"""<(?:script|img|iframe|link)[^>]+(?:src|href)=["']?(?:https?:)?//""")
 
 
-def test_the_site_builds_strictly(tmp_path: Path) -> None:
+def test_the_site_builds_strictly(tmp_path):
     """No page is left out, no link is broken, every option has its row, nothing is fetched."""
     command = ("-m", "mkdocs", "build", "--strict", "--config-file", "docs/site/mkdocs.yml")
     built = subprocess.run(
@@ -29,7 +29,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert not fetched
 
 
-def test_the_tables_of_options_are_those_of_the_source() -> None:
+def test_the_tables_of_options_are_those_of_the_source():
     """The page is whole in a clone, too; `python docs/site/options.py` writes it."""
     page = OPTIONS.read_text()
     program = [sys.executable, ROOT / "docs/site/options.py", "-"]
@@ -41,7 +41,7 @@ def test_the_tables_of_options_are_those_of_the_source() -> None:
     assert again.stdout == page
 
 
-def test_messages_of_the_troubleshooting_page_are_printed() -> None:
+def test_messages_of_the_troubleshooting_page_are_printed():
     """Each message there is text of the source, but for its names and numbers."""
     rooms = ("convert", "launcher", "nginx", "rackrun", "shards", "training")
     sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]

@@ -80,7 +80,7 @@ def python(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_third_task_trains_and_predicts(project: Path) -> None:
+def test_a_third_task_trains_and_predicts(project):
     """The launcher knows it, checks its options, trains a step; its weights name an image."""
     help_ = python(project, "launcher", "local", "--help").stdout
     assert "toy" in help_

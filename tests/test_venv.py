@@ -20,7 +20,7 @@ from tests.lab import warm
 from tests.lab.wheels import only_here
 
 ROOT = Path(__file__).parents[1]
-BASE = Path(sys._base_executable)  # type: ignore[attr-defined]
+BASE = Path(sys._base_executable)
 """An interpreter without torch; that of the tests has one."""
 PROGRAMS = ("found_torch.py", "pip_settings.py")
 """What launcher/venv.sh runs before anything is installed."""
@@ -109,7 +109,7 @@ def run_local(
     )
 
 
-def test_without_python_the_package_to_install_is_named(clone: Path, tmp_path: Path) -> None:
+def test_without_python_the_package_to_install_is_named(clone, tmp_path):
     """A machine without Python gets one line with what to type, and exit code 78."""
     result = run_local(clone, tmp_path / "absent")
     assert result.returncode == 78
@@ -117,7 +117,7 @@ def test_without_python_the_package_to_install_is_named(clone: Path, tmp_path: P
     assert not (clone / ".venv").exists() or not any((clone / ".venv").iterdir())
 
 
-def test_without_the_venv_package_the_line_to_type_is_shown(clone: Path, tmp_path: Path) -> None:
+def test_without_the_venv_package_the_line_to_type_is_shown(clone, tmp_path):
     """Debian's python3 without python3-venv is met with the command that installs it."""
     script = f'case "$*" in *ensurepip*) exit 1;; esac\nexec "{BASE}" "$@"'
     result = run_local(clone, interpreter(tmp_path / "python3", script))
@@ -125,7 +125,7 @@ def test_without_the_venv_package_the_line_to_type_is_shown(clone: Path, tmp_pat
     assert result.stderr.splitlines()[-1].endswith("type: sudo apt-get install python3-venv")
 
 
-def test_an_old_python_is_refused(clone: Path, tmp_path: Path) -> None:
+def test_an_old_python_is_refused(clone, tmp_path):
     """An interpreter that the project does not support is refused before anything is made."""
     script = 'case "$*" in *version_info*) exit 1;; esac'
     result = run_local(clone, interpreter(tmp_path / "python3", script))
@@ -134,7 +134,7 @@ def test_an_old_python_is_refused(clone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long  # test_uv_installs... installs as well
-def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path) -> None:
+def test_a_failed_installation_is_tried_again_next_time(clone, bare):
     """Only a whole installation is remembered: after a failure the next use starts it anew."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     (clone / "requirements" / "base.txt").write_text("this is no lock\n")
@@ -146,7 +146,7 @@ def test_a_failed_installation_is_tried_again_next_time(clone: Path, bare: Path)
     assert not (clone / ".venv" / "installed").exists()
 
 
-def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_path: Path) -> None:
+def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone, tmp_path):
     """After an upgrade of Python the stamp is still right, but .venv/bin/python leads nowhere."""
     script = f'case "$*" in *"-m venv"*) echo anew >&2; exit 1;; esac\nexec {BASE} "$@"'
     (clone / ".venv" / "bin").mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone: Path, tmp_
 
 
 @pytest.mark.long  # test_uv_installs... refuses other bytes as well
-def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
+def test_only_what_the_lock_names_is_installed(clone):
     """Whatever an index serves: other bytes under the same version are refused, and so is a package
     without a hash; else the files of the lock are installed, the project is built with them, and no
     dependency is looked for. A change of the lock is followed at the next use."""
@@ -183,7 +183,7 @@ def test_only_what_the_lock_names_is_installed(clone: Path) -> None:
     assert "hash" in added.stderr.lower() and "decorator" in added.stderr
 
 
-def test_uv_installs_with_the_settings_of_pip(clone: Path, bare: Path, tmp_path: Path) -> None:
+def test_uv_installs_with_the_settings_of_pip(clone, bare, tmp_path):
     """A site that named its own index to pip gets no package from elsewhere, and none whose hash is
     not in the lock. Where pip asks a keyring, uv has to be told how."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
@@ -216,9 +216,7 @@ def test_uv_installs_with_the_settings_of_pip(clone: Path, bare: Path, tmp_path:
 LINK = '<a href="only_here-1-py3-none-any.whl">only_here-1-py3-none-any.whl</a>'
 
 
-def test_settings_of_pip_reach_uv_by_its_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_pip_reach_uv_by_its_environment(tmp_path, monkeypatch):
     """Whatever file, section or variable they come from; an index may hold a password."""
     (tmp_path / "pip.conf").write_text(PIP_CONF)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
@@ -255,7 +253,7 @@ no-index = true
 """
 
 
-def test_settings_that_pip_cannot_read_are_its_own_to_explain(tmp_path: Path) -> None:
+def test_settings_that_pip_cannot_read_are_its_own_to_explain(tmp_path):
     """pip names the file and the line; nothing is installed, and there is no traceback."""
     (tmp_path / "pip.conf").write_text("index-url = https://mirror/simple\n")
     done = subprocess.run(
@@ -270,9 +268,7 @@ def test_settings_that_pip_cannot_read_are_its_own_to_explain(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
-    clone: Path, bare: Path, tmp_path: Path
-) -> None:
+def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(clone, bare, tmp_path):
     """A V100 is found on first use, and remembered; RACKRUN_LOCK takes another lock."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
     (clone / "requirements" / "cuda12.txt").write_text(only_here(clone / "wheels"))
@@ -296,7 +292,7 @@ def test_old_gpus_get_the_lock_whose_torch_has_code_for_them(
 
 
 @pytest.mark.parametrize("name", ["cuda10", "dev", "ray", "../requirements/base", "base cuda12"])
-def test_only_the_locks_of_pytorch_can_be_asked_for(clone: Path, name: str) -> None:
+def test_only_the_locks_of_pytorch_can_be_asked_for(clone, name):
     """A file in requirements/ of another kind is refused like a name that does not exist."""
     done = run_local(clone, BASE, {**os.environ, "RACKRUN_LOCK": name})
     message = f"rackrun: RACKRUN_LOCK: no lock of PyTorch is called {name}; type base or cuda12\n"
@@ -304,7 +300,7 @@ def test_only_the_locks_of_pytorch_can_be_asked_for(clone: Path, name: str) -> N
     assert not (clone / ".venv").exists()
 
 
-def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
+def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu():
     """The names in venv.sh, in the packages of an installed rackrun, and by GPU are the same."""
     names = sorted(build.lock for build in BUILDS if build.lock)
     assert f" {' | '.join(names)}) ;;" in (ROOT / "launcher" / "venv.sh").read_text()
@@ -312,12 +308,10 @@ def test_a_lock_that_can_be_asked_for_is_known_for_every_gpu() -> None:
 
 
 @pytest.mark.long  # 22 MB from the index
-def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
-    clone: Path, tmp_path: Path
-) -> None:
+def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(clone, tmp_path):
     """Then it installs the rest, or the environment of a project that has a uv.lock."""
     small(clone, names="setuptools|braceexpand|uv")
-    (tmp_path / "python3").symlink_to(sys._base_executable)  # type: ignore[attr-defined]
+    (tmp_path / "python3").symlink_to(sys._base_executable)
     variables = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": os.devnull}
     rest = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     done = run_local(clone, tmp_path / "python3", {**rest, **variables})
@@ -335,9 +329,7 @@ def test_where_there_is_no_uv_the_one_of_the_lock_is_brought_first(
     assert (own / ".venv" / "bin" / "python").exists()
 
 
-def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(
-    clone: Path, bare: Path, tmp_path: Path
-) -> None:
+def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(clone, bare, tmp_path):
     """pip takes the lock's uv for installed where .venv sees that of $PYTHON's environment: the uv
     beside $PYTHON installs."""
     shutil.copytree(bare, clone / ".venv", symlinks=True)
@@ -364,7 +356,7 @@ def test_a_uv_that_is_only_seen_in_another_environment_is_no_program_here(
     assert by.read_text().strip() == "uv"
 
 
-def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> None:
+def test_torch_that_is_there_already_is_used(clone, tmp_path):
     """The tests' own environment is active, as one of conda or an image would be: .venv uses its
     torch and installs what else the lock names, whatever constraints the image sets. Once it is
     gone, or RACKRUN_OWN_TORCH is set, the torch of the lock is wanted."""
@@ -402,7 +394,7 @@ def test_torch_that_is_there_already_is_used(clone: Path, tmp_path: Path) -> Non
     assert exit_code_of(clone, "venv_torch_is_there") == 0
 
 
-def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone: Path, tmp_path: Path) -> None:
+def test_a_command_of_ones_own_needs_no_more_than_a_torch(clone, tmp_path):
     """Where python3 has one, of any version, --sync installs nothing and asks no index; rackrun can
     be imported, and a task installs the rest later. Without a torch, the lock is installed."""
     (clone / "requirements" / "base.txt").write_text(only_here(tmp_path / "unreachable"))
@@ -459,9 +451,7 @@ print(find_spec("torch").origin, version("only-here"))
         ({}, ""),
     ],
 )
-def test_a_torch_that_cannot_be_used_is_named(
-    tmp_path: Path, versions: dict[str, str], why: str
-) -> None:
+def test_a_torch_that_cannot_be_used_is_named(tmp_path, versions, why):
     """One that a module loads by PYTHONPATH and that is too old, alone or broken is left alone."""
     for name, number in versions.items():
         about = tmp_path / f"{name}-{number}.dist-info" / "METADATA"
@@ -481,7 +471,7 @@ def test_a_torch_that_cannot_be_used_is_named(
     assert not (tmp_path / ".venv").exists()
 
 
-def test_the_floors_of_what_is_found_are_those_of_the_project() -> None:
+def test_the_floors_of_what_is_found_are_those_of_the_project():
     """A host of --sync has no pyproject.toml to read them from."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     train = project["project"]["optional-dependencies"]["train"]
@@ -489,7 +479,7 @@ def test_the_floors_of_what_is_found_are_those_of_the_project() -> None:
     assert dict(need.split(">=") for need in needs) == found_torch.FLOORS
 
 
-def test_what_is_left_of_a_lock_needs_no_torch() -> None:
+def test_what_is_left_of_a_lock_needs_no_torch():
     """Of the project's own lock, with the tests' torch: neither torch nor a library of its build
     would be installed, and all that the project names besides would be."""
     lock = (ROOT / "requirements" / "base.txt").read_text()

@@ -56,7 +56,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     session.config.pluginmanager.getplugin("capturemanager").stop_global_capturing()
     gc.freeze()  # a collection in a worker would copy every page that it looks at
     # Made here: pytest keeps the folders of three sessions, and each worker would make one.
-    session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    session.config._tmp_path_factory.getbasetemp()
     workers: list[Worker] = []
     for _ in range(count):
         workers.append(Worker(session, workers))
@@ -152,7 +152,7 @@ def work(session: pytest.Session, number: int, connection: Connection) -> NoRetu
     except BaseException:
         traceback.print_exc()
     finally:
-        multiprocessing.util._exit_function()  # type: ignore[attr-defined]
+        multiprocessing.util._exit_function()
         atexit._run_exitfuncs()
         os._exit(code)
 
@@ -163,7 +163,7 @@ def become_worker(config: pytest.Config, number: int, connection: Connection) ->
     terminal = plugins.unregister(name="terminalreporter")
     plugins.register(Reporter(config, connection, terminal), "terminalreporter")
     plugins.getplugin("capturemanager").start_global_capturing()
-    factory = config._tmp_path_factory  # type: ignore[attr-defined]
+    factory = config._tmp_path_factory
     factory._basetemp = factory.getbasetemp() / str(number)
     factory._basetemp.mkdir(0o700)
 

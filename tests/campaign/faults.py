@@ -140,7 +140,7 @@ def signalled(kind: str, names: str, codes: tuple[int, ...], seconds: float = SO
                 f"{kind}-{name}",
                 codes or (128 + number,),
                 seconds,
-                lambda scene, number=number: scene.send(kind, number),  # type: ignore[misc]
+                lambda scene, number=number: scene.send(kind, number),
                 rank_seconds=3.0 if codes == (0,) else 60.0,
             )
         )

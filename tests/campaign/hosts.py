@@ -76,7 +76,7 @@ class Hosts(NetLab):
         with (host.folder / "log").open("ab") as log:
             args = [*self.apart(number), sshd, "-D", "-e", "-f", os.fspath(config)]
             streams = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            host.process = subprocess.Popen(args, **streams)  # type: ignore[call-overload]
+            host.process = subprocess.Popen(args, **streams)
         until(lambda: host.log.count("Server listening") > before, "sshd listens", 60)
         self.plug_cable(number)
 

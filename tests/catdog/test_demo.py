@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
+def test_the_set_is_drawn_and_converted(tmp_path):
     """One command leaves train.zip and finished shards of both classes, and shows what it ran."""
     done = demo(tmp_path / "new" / "data", *FEW)
     out = tmp_path / "new" / "data"
@@ -44,7 +44,7 @@ def test_the_set_is_drawn_and_converted(tmp_path: Path) -> None:
     assert sum(split.samples for split in manifest.splits) == 20
 
 
-def test_a_complete_set_is_left_alone(made: Path) -> None:
+def test_a_complete_set_is_left_alone(made):
     """The second time there is one line, and no file changes."""
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
     again = demo(made, *FEW)
@@ -53,7 +53,7 @@ def test_a_complete_set_is_left_alone(made: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
-def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
+def test_what_is_missing_is_made(made, tmp_path):
     """With the images drawn but not converted, nothing is drawn again."""
     (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
     done = demo(tmp_path, *FEW)
@@ -63,7 +63,7 @@ def test_what_is_missing_is_made(made: Path, tmp_path: Path) -> None:
     assert manifest.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
 
 
-def test_a_foreign_archive_is_not_touched(made: Path, tmp_path: Path) -> None:
+def test_a_foreign_archive_is_not_touched(made, tmp_path):
     """A train.zip that is another one, or no zip at all, is named and kept."""
     other = demo(made, *FEW, "--seed", "1")
     assert other.returncode == 64
@@ -78,7 +78,7 @@ def test_a_foreign_archive_is_not_touched(made: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "code", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> None:
+def test_a_stop_leaves_nothing_half(tmp_path, code):
     """Ctrl-C or TERM while drawing: exit 130 or 143, no archive, no traceback, no process."""
     command = [*COMMAND, str(tmp_path), "--images", "20000"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -95,7 +95,7 @@ def test_a_stop_leaves_nothing_half(tmp_path: Path, code: signal.Signals) -> Non
     until(lambda: not alive(running.pid))
 
 
-def test_after_a_kill_the_set_is_made(made: Path, tmp_path: Path) -> None:
+def test_after_a_kill_the_set_is_made(made, tmp_path):
     """kill -9 leaves no archive under its name; the next attempt makes the same one."""
     with subprocess.Popen([*COMMAND, str(tmp_path), "--images", "20000"], cwd=PROJECT) as running:
         until(lambda: partial(tmp_path))
@@ -106,7 +106,7 @@ def test_after_a_kill_the_set_is_made(made: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "shards", "train.zip"]
 
 
-def test_two_at_once_make_one_set(made: Path, tmp_path: Path) -> None:
+def test_two_at_once_make_one_set(made, tmp_path):
     """The second one waits for the first and finds everything there."""
     command = [*COMMAND, str(tmp_path), *FEW]
     both = [subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) for _ in range(2)]
@@ -116,7 +116,7 @@ def test_two_at_once_make_one_set(made: Path, tmp_path: Path) -> None:
     assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
 
 
-def test_a_conversion_that_fails_says_so(made: Path, tmp_path: Path) -> None:
+def test_a_conversion_that_fails_says_so(made, tmp_path):
     """The exit code of the converter is that of the demo."""
     (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
     (tmp_path / "shards").write_text("a file in the way")
@@ -133,7 +133,7 @@ def test_a_conversion_that_fails_says_so(made: Path, tmp_path: Path) -> None:
         (["/dev/null/demo"], 74, "cannot be written"),
     ],
 )
-def test_bad_input_is_one_line(args: list[str], code: int, what: str, tmp_path: Path) -> None:
+def test_bad_input_is_one_line(args, code, what, tmp_path):
     """A wrong option, none at all, and a folder that cannot be: one line and the right code."""
     refused = demo(*(str(tmp_path / arg) if arg == "OUT" else arg for arg in args))
     assert refused.returncode == code

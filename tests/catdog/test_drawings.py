@@ -21,7 +21,7 @@ from rackrun.errors import Problem, SaveError
 PROJECT = Path(__file__).parents[2]
 
 
-def test_an_image_repeats() -> None:
+def test_an_image_repeats():
     """The same kind, seed and number give the same bytes; any other ones give others."""
     first = jpeg("cat", 1, 2)
     assert first == jpeg("cat", 1, 2)
@@ -31,7 +31,7 @@ def test_an_image_repeats() -> None:
 
 @pytest.mark.parametrize("pose", BOXES)
 @pytest.mark.parametrize("kind", ["cat", "dog"])
-def test_every_pose_of_every_kind_is_the_size_of_a_photograph(kind: str, pose: str) -> None:
+def test_every_pose_of_every_kind_is_the_size_of_a_photograph(kind, pose):
     """Images are RGB, 120 to 200 pixels on a side, and far from being one colour."""
     assert Image.open(io.BytesIO(jpeg(kind, 5, 0))).format == "JPEG"
     for number in range(6):
@@ -41,14 +41,14 @@ def test_every_pose_of_every_kind_is_the_size_of_a_photograph(kind: str, pose: s
         assert np.asarray(image).std() > 5
 
 
-def test_sizes_vary_as_those_of_photographs_do() -> None:
+def test_sizes_vary_as_those_of_photographs_do():
     """No two sizes need be the same, and some images are upright, others are not."""
     sizes = [draw("dog", 0, number).size for number in range(12)]
     assert len(set(sizes)) > 8
     assert {width > height for width, height in sizes} == {True, False}
 
 
-def test_colours_do_not_tell_the_kinds_apart() -> None:
+def test_colours_do_not_tell_the_kinds_apart():
     """A linear judge of mean colour and contrast guesses: the model has to look at shapes."""
     features, labels = [], []
     for number in range(100):
@@ -64,7 +64,7 @@ def test_colours_do_not_tell_the_kinds_apart() -> None:
     assert right.mean() < 0.7
 
 
-def test_an_archive_has_the_layout_of_kaggle(tmp_path: Path) -> None:
+def test_an_archive_has_the_layout_of_kaggle(tmp_path):
     """train/cat.0.jpg, train/dog.0.jpg and so on, as many of one kind as of the other."""
     write_archive(tmp_path / "train.zip", 20, seed=3)
     with ZipFile(tmp_path / "train.zip") as archive:
@@ -76,12 +76,12 @@ def test_an_archive_has_the_layout_of_kaggle(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["train.zip"]
 
 
-def test_the_number_of_processes_changes_nothing() -> None:
+def test_the_number_of_processes_changes_nothing():
     """One process draws the same images in the same order as three."""
     assert list(drawn(14, processes=1)) == list(drawn(14, processes=3))
 
 
-def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
+def test_an_interrupt_leaves_nothing(tmp_path):
     """A Ctrl-C while drawing leaves no archive, no part of one, and no process."""
 
     def interrupt() -> None:
@@ -93,7 +93,7 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     assert not drawing_processes(os.getpid())
 
 
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
+def test_a_full_disk_is_named(tmp_path):
     """An archive that does not fit is a SaveError that names it, and nothing is left of it."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
@@ -105,7 +105,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lost_process_is_named() -> None:
+def test_a_lost_process_is_named():
     """A drawing process that is killed is a Problem with one line, not a hang."""
     images = drawn(100_000, processes=1)
     next(images)
@@ -115,7 +115,7 @@ def test_a_lost_process_is_named() -> None:
         list(images)
 
 
-def test_drawing_ends_with_its_reader() -> None:
+def test_drawing_ends_with_its_reader():
     """After kill -9 of the command no process goes on drawing."""
     code = "from rackrun.catdog.archive import drawn\nfor _ in drawn(10**6, processes=2): print(1)"
     command = [sys.executable, "-uc", code]
@@ -129,14 +129,14 @@ def test_drawing_ends_with_its_reader() -> None:
         wait_for_end(handle)
 
 
-def test_curves_go_through_their_points() -> None:
+def test_curves_go_through_their_points():
     """Smooth curves meet every point given."""
     corners = points("0,0 1,0 1,1 0,1")
     curve = smooth(corners)
     assert all(np.abs(curve - corner).sum(axis=1).min() < 1e-9 for corner in corners)
 
 
-def test_a_pen_within_a_pen() -> None:
+def test_a_pen_within_a_pen():
     """Places, sizes and mirrors add up, so that an ear can be drawn from where it grows."""
     pen = Pen(Image.new("RGB", (9, 9)), np.eye(2, 3)).at(100, 50, size=10)
     assert pen.at(2, 1, size=3, mirror=-1).pixels(points("1,1")) == [90, 90]

@@ -13,12 +13,12 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_the_reference_network_has_2_662_146_parameters() -> None:
+def test_the_reference_network_has_2_662_146_parameters():
     """Exactly the published network, by its number of parameters."""
     assert parameters(build(Reference(), 2)) == 2_662_146
 
 
-def test_the_reference_network_applies_one_block_four_times() -> None:
+def test_the_reference_network_applies_one_block_four_times():
     """64, 512, and 512 four times with the same weights; each convolution, ReLU, norm, pool."""
     model = ReferenceNet(2).eval()
     shapes: list[tuple[int, ...]] = []
@@ -38,19 +38,19 @@ def test_the_reference_network_applies_one_block_four_times() -> None:
 
 @pytest.mark.parametrize("size", [64, 100, 128])
 @pytest.mark.parametrize("gray", [False, True])
-def test_our_own_network_takes_any_size(size: int, gray: bool) -> None:
+def test_our_own_network_takes_any_size(size, gray):
     """Any side from 32 pixels on, colour or gray."""
     model = build(DemoRecipe(image_size=size, gray=gray), 2)
     assert isinstance(model, CatDogNet)
     assert model(torch.zeros(2, 1 if gray else 3, size, size)).shape == (2, 2)
 
 
-def test_the_demo_network_is_narrow() -> None:
+def test_the_demo_network_is_narrow():
     """A CPU has to train it in a minute."""
     assert parameters(build(DemoRecipe(), 2)) < parameters(build(CatDog(), 2)) / 10
 
 
-def test_what_a_model_cannot_see_is_refused() -> None:
+def test_what_a_model_cannot_see_is_refused():
     """A sentence says which option does not go with the model."""
     with pytest.raises(UsageError, match="reference takes --gray images of --image-size 128"):
         build(CatDog(model="reference"), 2)
@@ -60,7 +60,7 @@ def test_what_a_model_cannot_see_is_refused() -> None:
         build(CatDog(model="refrence"), 2)
 
 
-def test_the_preparation_has_the_channels_of_the_model() -> None:
+def test_the_preparation_has_the_channels_of_the_model():
     """Gray means one channel, with one mean."""
     assert TASK.transforms(CatDog(), 0).channels == 3
     gray = TASK.transforms(Reference(), 0)

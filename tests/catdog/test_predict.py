@@ -93,7 +93,7 @@ def photos(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None:
+def test_a_table_for_people(command, final, photos):
     """Each image has a line with its name, a class and a probability."""
     done = command(final, photos / "a cat.jpg", photos / "dog.PNG")
     assert (done.returncode, done.stderr) == (0, "")
@@ -105,9 +105,7 @@ def test_a_table_for_people(command: Command, final: Path, photos: Path) -> None
     assert "dog.PNG" in dog
 
 
-def test_the_device_can_be_chosen(
-    command: Command, final: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_can_be_chosen(command, final, photos, monkeypatch):
     """The CPU beside a GPU in use; a GPU that is not there is refused with what to type."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert command(final, photos / "a cat.jpg", "--device", "cpu").returncode == 0
@@ -115,7 +113,7 @@ def test_the_device_can_be_chosen(
     assert refused.stderr == "error: --device cuda: torch finds no GPU here; type --device cpu\n"
 
 
-def test_json_for_programs(command: Command, final: Path, photos: Path) -> None:
+def test_json_for_programs(command, final, photos):
     """--json prints one list: image, class, probability, and the classes with theirs."""
     done = command(final, photos / "a cat.jpg", "--json")
     (row,) = json.loads(done.stdout)
@@ -125,9 +123,7 @@ def test_json_for_programs(command: Command, final: Path, photos: Path) -> None:
     assert sum(row["classes"].values()) == pytest.approx(1, abs=1e-4)
 
 
-def test_csv_has_the_likeliest_classes(
-    command: Command, final: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_csv_has_the_likeliest_classes(command, final, photos, tmp_path):
     """--csv writes a row for each of --top-k classes of each image that can be read."""
     (photos / "empty.jpg").touch()
     table = tmp_path / "answers.csv"
@@ -147,9 +143,7 @@ def test_csv_has_the_likeliest_classes(
     assert refused.returncode == 64 and refused.stdout == ""
 
 
-def test_the_file_names_the_task(
-    final: Path, photos: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_names_the_task(final, photos, capsys):
     """`rackrun predict RUN IMAGE` needs no task, and takes a run folder, too."""
     code = dispatch.run(["predict", str(final.parent), str(photos / "a cat.jpg"), "--json"])
     predictions = json.loads(capsys.readouterr().out)
@@ -158,7 +152,7 @@ def test_the_file_names_the_task(
     ]
 
 
-def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> None:
+def test_folders_and_patterns(command, final, photos):
     """A folder stands for the images in and below it, a quoted pattern for what it matches."""
     rows = json.loads(command(final, photos, f"{photos}/*.jpg", "--json").stdout)
     names = [Path(row["image"]).name for row in rows]
@@ -169,7 +163,7 @@ def test_folders_and_patterns(command: Command, final: Path, photos: Path) -> No
     assert row["image"] == str(photos / "of" / "2026" / "dog.PNG")
 
 
-def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> None:
+def test_batches_change_nothing(command, final, photos):
     """An image gets the same answer alone and among many more than a batch."""
     alone = json.loads(command(final, photos / "dog.PNG", "--json").stdout)[0]
     many = [photos / "a cat.jpg"] * 70 + [photos / "dog.PNG"]
@@ -178,9 +172,7 @@ def test_batches_change_nothing(command: Command, final: Path, photos: Path) -> 
     assert among[-1]["classes"] == pytest.approx(alone["classes"], abs=1e-5)
 
 
-def test_broken_images_are_named_after_the_others(
-    command: Command, final: Path, photos: Path
-) -> None:
+def test_broken_images_are_named_after_the_others(command, final, photos):
     """What can be read is answered; every broken or missing one is a line, and the code is 65."""
     (photos / "cut.jpg").write_bytes(jpeg("cat", 0, 0)[:2000])
     (photos / "empty.jpg").touch()
@@ -198,9 +190,7 @@ def test_broken_images_are_named_after_the_others(
     assert rows[0].keys() == {"image", "error"}
 
 
-def test_a_checkpoint_of_the_run_will_do(
-    command: Command, run_folder: Path, final: Path, photos: Path
-) -> None:
+def test_a_checkpoint_of_the_run_will_do(command, run_folder, final, photos):
     """The best checkpoint is as good as final.pt, and says the same after the same step."""
     (best,) = (run_folder / "checkpoints").glob("step-*.pt")
     predictions = [json.loads(command(file, photos, "--json").stdout) for file in (final, best)]
@@ -235,9 +225,7 @@ def test_a_checkpoint_of_the_run_will_do(
         ({"model": {1: torch.zeros(1)}}, "no named weights"),
     ],
 )
-def test_a_checkpoint_of_another_kind_is_refused(
-    command: Command, final: Path, photos: Path, tmp_path: Path, change: dict[str, Any], what: str
-) -> None:
+def test_a_checkpoint_of_another_kind_is_refused(command, final, photos, tmp_path, change, what):
     """Weights of another task, model or version: one line that says so, and code 74."""
     other = tmp_path / "other.pt"
     checkpoint.write(other, checkpoint.read(final) | change)
@@ -248,9 +236,7 @@ def test_a_checkpoint_of_another_kind_is_refused(
     assert refused.stderr.count("\n") == 1
 
 
-def test_a_damaged_checkpoint_is_refused(
-    command: Command, final: Path, photos: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_checkpoint_is_refused(command, final, photos, tmp_path):
     """Cut short, with a flipped byte, or another kind of file: one line, code 74; missing: 64."""
     data = bytearray(final.read_bytes())
     data[len(data) // 2] ^= 1
@@ -265,9 +251,7 @@ def test_a_damaged_checkpoint_is_refused(
 
 
 @pytest.mark.parametrize("pictures", [[], ["/dev/null/*.jpg"], ["EMPTY"]])
-def test_nothing_to_look_at_is_a_usage_error(
-    command: Command, pictures: list[str], tmp_path: Path
-) -> None:
+def test_nothing_to_look_at_is_a_usage_error(command, pictures, tmp_path):
     """No image, a pattern without a match, an empty folder: one line at once, and code 64."""
     given = [str(tmp_path) if name == "EMPTY" else name for name in pictures]
     refused = command("final.pt", *given)
@@ -276,7 +260,7 @@ def test_nothing_to_look_at_is_a_usage_error(
     assert refused.stderr.count("\n") == 1
 
 
-def test_the_command_itself(final: Path, photos: Path) -> None:
+def test_the_command_itself(final, photos):
     """As a process it prints the table, then a line per broken image, and ends with the code."""
     (photos / "empty.jpg").touch()
     done = process(final, photos)
@@ -286,7 +270,7 @@ def test_the_command_itself(final: Path, photos: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_help_does_not_wait_for_torch():
     """--help answers without importing torch."""
     command = [sys.executable, "-X", "importtime", "-m", "rackrun.catdog", "predict", "--help"]
     output = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
@@ -295,7 +279,7 @@ def test_help_does_not_wait_for_torch() -> None:
     assert "torch" not in output.stderr
 
 
-def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_cannot_play_with_the_terminal(capsys):
     """Control characters and undecodable bytes in names of files and classes are made visible."""
     names = ("kätzchen 1.jpg", "a\x1b[2Kb\n", "bad\udcff.jpg")
     predict.print_table([predict.Prediction(name, {"cat\x1b[2K": 0.5}) for name in names])
@@ -305,7 +289,7 @@ def test_names_cannot_play_with_the_terminal(capsys: pytest.CaptureFixture[str])
     assert all("cat␛[2K  " in line for line in lines)
 
 
-def test_the_file_is_a_script_as_well() -> None:
+def test_the_file_is_a_script_as_well():
     """`-m rackrun.training.predict` predicts, or says what is missing: it never ends in silence."""
     words = [sys.executable, "-m", "rackrun.training.predict", "runs/none", "photo.jpg"]
     done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)

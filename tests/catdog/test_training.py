@@ -60,9 +60,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["no data", "range", "model", "no checkpoint"],
 )
-def test_what_cannot_be_is_one_line_and_a_code(
-    tmp_path: Path, args: list[str], code: int, sentence: str
-) -> None:
+def test_what_cannot_be_is_one_line_and_a_code(tmp_path, args, code, sentence):
     """Where, what, and what to type; no traceback."""
     if "README" in args:
         (tmp_path / "README").write_text("no checkpoint")
@@ -74,7 +72,7 @@ def test_what_cannot_be_is_one_line_and_a_code(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> None:
+def test_a_damaged_image_ends_the_run_with_65(shards, tmp_path):
     """Found in a loader worker, reported in one line by the rank."""
     copy = tmp_path / "shards"
     copy.mkdir()
@@ -94,9 +92,7 @@ def test_a_damaged_image_ends_the_run_with_65(shards: Path, tmp_path: Path) -> N
     ("number", "code"),
     [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)],
 )
-def test_a_signal_to_all_processes_ends_with_a_checkpoint(
-    shards: Path, tmp_path: Path, number: int, code: int
-) -> None:
+def test_a_signal_to_all_processes_ends_with_a_checkpoint(shards, tmp_path, number, code):
     """As Ctrl-C on a terminal: loader workers get it too; the rank still finishes its step.
 
     Then the run goes on from there to its end.
@@ -117,7 +113,7 @@ def test_a_signal_to_all_processes_ends_with_a_checkpoint(
     assert f"of {saved}" in done.stdout
 
 
-def test_a_killed_loader_worker_ends_the_run_by_name(shards: Path, tmp_path: Path) -> None:
+def test_a_killed_loader_worker_ends_the_run_by_name(shards, tmp_path):
     """As when the memory is full: one line that says so, and no semaphore, no socket left.
 
     The worker is no child of the rank, whose threads make forks of it unsafe.
@@ -137,7 +133,7 @@ def test_a_killed_loader_worker_ends_the_run_by_name(shards: Path, tmp_path: Pat
     assert not list((tmp_path / "tmp").glob("pymp-*"))
 
 
-def test_nothing_outlives_a_killed_rank(shards: Path, tmp_path: Path) -> None:
+def test_nothing_outlives_a_killed_rank(shards, tmp_path):
     """Its workers and their server notice that it has ended, and have nothing to say about it."""
     with long_run(shards, tmp_path) as rank:
         assert rank.stdout and rank.stderr
@@ -196,7 +192,7 @@ def wait_for_end(leader: int) -> None:
         time.sleep(0.05)
 
 
-def test_two_ranks_train_evaluate_and_go_on(shards: Path, tmp_path: Path) -> None:
+def test_two_ranks_train_evaluate_and_go_on(shards, tmp_path):
     """One folder, every validation image counted once, no bit lost."""
     args = ("-m", "rackrun.catdog", "--data", shards, "--workers", "1", "--ema-decay", "0.9", *TINY)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import DataError, Problem, UsageError
-from tests.convert.conftest import Convert, everything
+from rackrun.errors import DataError, UsageError
+from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, kaggle, write_files, write_zip
 
 SMALL = kaggle(6)
@@ -16,9 +16,7 @@ def images(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize("layout", ["zip", "deflated", "nested", "nested deflated", "folder"])
-def test_kaggle_images_come_out_byte_for_byte(
-    layout: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_kaggle_images_come_out_byte_for_byte(layout, tmp_path, convert):
     """The zip, the competition's zip around it, stored or deflated, a folder: the same samples."""
     source = write_zip(tmp_path / "train.zip", SMALL, deflated=layout == "deflated")
     if layout.startswith("nested"):
@@ -34,14 +32,14 @@ def test_kaggle_images_come_out_byte_for_byte(
     assert images(convert("catdog", source)) == expected
 
 
-def test_a_folder_may_hold_the_archive(tmp_path: Path, convert: Convert) -> None:
+def test_a_folder_may_hold_the_archive(tmp_path, convert):
     """Unpacking the competition's zip leaves a folder with train.zip in it: that will do."""
     folder = write_files(tmp_path / "dogs-vs-cats", {"sampleSubmission.csv": b"id,label"})
     write_zip(folder / "train.zip", SMALL)
     assert len(everything(convert("catdog", folder))) == 12
 
 
-def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
+def test_microsofts_zip(tmp_path, convert):
     """PetImages: labels by folder; the readme and Thumbs.db are named, the empty file is too."""
     files = {
         f"PetImages/{kind}/{number}.jpg": drawn(f"{kind} {number}")
@@ -73,9 +71,7 @@ def test_microsofts_zip(tmp_path: Path, convert: Convert) -> None:
         (SMALL | {"train/cat.00.jpg": b"x"}, DataError, "would both be called cat_00000"),
     ],
 )
-def test_wrong_labels_are_refused_in_one_line(
-    files: dict[str, bytes], problem: type[Problem], says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_wrong_labels_are_refused_in_one_line(files, problem, says, tmp_path, convert):
     """An archive without labels, with one class, with contradictions, with double names."""
     source = write_zip(tmp_path / "a.zip", files)
     with pytest.raises(problem, match=says) as error:
@@ -84,7 +80,7 @@ def test_wrong_labels_are_refused_in_one_line(
     assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")]
 
 
-def test_a_wrong_path_is_refused(tmp_path: Path, convert: Convert) -> None:
+def test_a_wrong_path_is_refused(tmp_path, convert):
     """A path that does not exist is named, and nothing is made of it."""
     with pytest.raises(UsageError, match="nowhere.zip: there is no such file or folder"):
         convert("catdog", tmp_path / "nowhere.zip")
@@ -92,7 +88,7 @@ def test_a_wrong_path_is_refused(tmp_path: Path, convert: Convert) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", b"<html>Sign in to Kaggle</html>", b"\0" * 70000])
-def test_what_is_no_zip_is_refused(data: bytes, tmp_path: Path, convert: Convert) -> None:
+def test_what_is_no_zip_is_refused(data, tmp_path, convert):
     """An empty download, half a download, the page that asks to sign in: one line."""
     source = tmp_path / "train.zip"
     source.write_bytes(data)
@@ -100,7 +96,7 @@ def test_what_is_no_zip_is_refused(data: bytes, tmp_path: Path, convert: Convert
         convert("catdog", source)
 
 
-def test_a_cut_archive_is_refused(tmp_path: Path, convert: Convert) -> None:
+def test_a_cut_archive_is_refused(tmp_path, convert):
     """A zip without its end has no table of contents: nothing is guessed."""
     source = write_zip(tmp_path / "train.zip", SMALL)
     source.write_bytes(source.read_bytes()[:-2000])

@@ -13,7 +13,7 @@ from rackrun.errors import UsageError
 ROOT = Path(__file__).parents[2]
 
 
-def test_help_lists_all_commands_and_imports_none() -> None:
+def test_help_lists_all_commands_and_imports_none():
     """The page needs only the table of commands."""
     code = """
 import contextlib, sys
@@ -41,7 +41,7 @@ print(*sys.modules, file=sys.stderr)
         "imagenet in out --shards -1",
     ],
 )
-def test_no_count_is_negative(line: str) -> None:
+def test_no_count_is_negative(line):
     """Every command names the option, before it looks at a folder."""
     with pytest.raises(UsageError, match=f"{line.split()[-2]}.* cannot be negative"):
         read(line.split()).run()
@@ -55,7 +55,7 @@ def test_no_count_is_negative(line: str) -> None:
         (["--workers", "2"], "--workers: no such command; there are: catdog, imagenet, "),
     ],
 )
-def test_a_first_word_that_is_no_command(args: list[str], says: str) -> None:
+def test_a_first_word_that_is_no_command(args, says):
     """What is wrong, what there is, and what to type."""
     with pytest.raises(UsageError) as problem:
         read(args)
@@ -77,7 +77,7 @@ SCRIPTS = {
 
 @pytest.mark.parametrize("start", ["file", "module"])
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
+def test_each_file_is_a_script(script, start, tmp_path):
     """`convert/imagenet.py` and `-m rackrun.convert.imagenet` are the command, and fail like it."""
     path = ROOT / "convert" / f"{script}.py"
     as_script = [str(path)] if start == "file" else ["-m", f"rackrun.convert.{script}"]
@@ -92,7 +92,7 @@ def test_each_file_is_a_script(script: str, start: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_script_runs_with_a_python_that_has_nothing(script: str, tmp_path: Path) -> None:
+def test_a_script_runs_with_a_python_that_has_nothing(script, tmp_path):
     """`python3 convert/imagenet.py` in a new clone is `./run-local convert imagenet`."""
     (tmp_path / "convert").mkdir()
     for name in ("rackrun.py", f"{script}.py"):
@@ -100,6 +100,6 @@ def test_a_script_runs_with_a_python_that_has_nothing(script: str, tmp_path: Pat
     door = tmp_path / "run-local"
     door.write_text('#!/bin/sh\nprintf "%s|" "$@"\n')
     door.chmod(0o755)
-    bare = [sys._base_executable, "-S", f"convert/{script}.py", "my images", "out"]  # type: ignore[attr-defined]
+    bare = [sys._base_executable, "-S", f"convert/{script}.py", "my images", "out"]
     done = subprocess.run(bare, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"convert|{SCRIPTS[script]}|my images|out|", "")

@@ -16,7 +16,6 @@ from rackrun.convert.readers.names import class_table
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
 from rackrun.shards.writer import BLOCK, write_shard
-from tests.convert.conftest import Convert
 from tests.convert.test_index import write_tar
 from tests.lab.drawn import drawn, write_files
 
@@ -52,9 +51,7 @@ def reported(folder: Path) -> dict[str, set[str]]:
     }
 
 
-def test_a_leak_is_refused_until_it_is_allowed_by_name(
-    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys):
     """The message has both names and the option; what is converted stays; all are named."""
     source = write_files(tmp_path / "set", with_copies())
     with pytest.raises(DataError, match="1 of its images .*: val/pine/leak.jpg = ") as refused:
@@ -74,7 +71,7 @@ def test_a_leak_is_refused_until_it_is_allowed_by_name(
     assert "kept: 1 exact copies of images in another class" in capsys.readouterr().out
 
 
-def test_copies_within_a_split_are_named_and_kept(tmp_path: Path, convert: Convert) -> None:
+def test_copies_within_a_split_are_named_and_kept(tmp_path, convert):
     """A copy in the same split is no leak, be it of the same class or of another one."""
     files = with_copies()
     del files["val/pine/leak.jpg"]
@@ -82,14 +79,14 @@ def test_copies_within_a_split_are_named_and_kept(tmp_path: Path, convert: Conve
     assert reported(out) == {kind: set(NAMES[kind]) for kind in ("copy", "two classes")}
 
 
-def test_a_copy_that_is_held_out_is_a_leak(tmp_path: Path, convert: Convert) -> None:
+def test_a_copy_that_is_held_out_is_a_leak(tmp_path, convert):
     """Also where the split is drawn by us, and where all images are encoded again."""
     files = {f"{kind}/{n}.jpg": drawn(kind) for kind in ("oak", "pine") for n in range(9)}
     with pytest.raises(DataError, match="2 of its images are exact copies"):
         convert("folder", write_files(tmp_path / "set", files), "--size", 16)
 
 
-def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path: Path, convert: Convert) -> None:
+def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path, convert):
     """`finish` refuses it, and takes the same option."""
     source = write_files(tmp_path / "set", with_copies())
     for task in range(2):
@@ -100,14 +97,14 @@ def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path: Path, convert: C
     assert (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_copies_in_a_published_set_are_named_only(tmp_path: Path, convert: Convert) -> None:
+def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
     """Nobody can mend it, and its accuracy is compared with others' as it is."""
     files = {f"{kind}.{n}.jpg": drawn(kind) for kind in ("cat", "dog") for n in range(9)}
     out = convert("catdog", write_files(tmp_path / "set", files))
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"copy": 14, "leak": 2}
 
 
-def test_copies_in_tars_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copies_in_tars_of_others(tmp_path, capsys):
     """`convert index` refuses the leak and leaves no index; --allow takes it; `verify` names it."""
     image = drawn("same")
     for split in ("train", "val"):
@@ -124,7 +121,7 @@ def test_copies_in_tars_of_others(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "in another split" in json.loads(capsys.readouterr().out)["copies"][0]
 
 
-def test_a_collision_of_checksums_accuses_nobody(tmp_path: Path) -> None:
+def test_a_collision_of_checksums_accuses_nobody(tmp_path):
     """Different bytes of one length and CRC-32 are no copies; equal bytes are."""
     first, other, collision = b"abcdefgh", b"zyxwvuts", bytearray(b"zyxw\0\0\0\0")
     collision[4:] = _colliding_end(b"zyxw", zlib.crc32(first))
@@ -185,9 +182,7 @@ GANSE = [unicodedata.normalize(form, "Gänse") for form in ("NFC", "NFD")]
         (("STRASSE", "Straße"), "'STRASSE' and 'Straße' differ only"),
     ],
 )
-def test_classes_of_almost_one_name_are_refused(
-    tmp_path: Path, convert: Convert, names: tuple[str, str], says: str
-) -> None:
+def test_classes_of_almost_one_name_are_refused(tmp_path, convert, names, says):
     """Before an image is read; names that would be printed alike are shown by their code points."""
     files = pictures(*(f"{name}/{n}.jpg" for name in names for n in range(3)))
     source = write_files(tmp_path / "set", files)
@@ -198,7 +193,7 @@ def test_classes_of_almost_one_name_are_refused(
     assert len(Manifest.parse((out / "dataset.json").read_bytes(), "").classes) == 2
 
 
-def test_similar_classes_of_tars_are_refused_as_well(tmp_path: Path) -> None:
+def test_similar_classes_of_tars_are_refused_as_well(tmp_path):
     """Names in .txt are as easily misspelt; the option is the same."""
     members = [("a.jpg", drawn(1)), ("a.txt", b"Rose"), ("b.jpg", drawn(2)), ("b.txt", b"rose")]
     write_tar(tmp_path / "set-train-0.tar", members)
@@ -207,7 +202,7 @@ def test_similar_classes_of_tars_are_refused_as_well(tmp_path: Path) -> None:
     main(["index", str(tmp_path), "--workers", "1", "--allow", "similar-classes"])
 
 
-def test_labels_that_are_one_number_have_a_fixed_order(tmp_path: Path, convert: Convert) -> None:
+def test_labels_that_are_one_number_have_a_fixed_order(tmp_path, convert):
     """1 and 01, which the hash seed ordered, are refused; allowed, they are ordered as text."""
     labels = ["1", "01", "001", "2", "10", "0"]
     expected = ["0", "001", "01", "1", "2", "10"]
@@ -220,7 +215,7 @@ def test_labels_that_are_one_number_have_a_fixed_order(tmp_path: Path, convert: 
         convert("csv", table)
 
 
-def test_both_kinds_can_be_allowed_at_once(tmp_path: Path, convert: Convert) -> None:
+def test_both_kinds_can_be_allowed_at_once(tmp_path, convert):
     """The option is given twice; an unknown kind is refused with those there are."""
     image = drawn("same")
     files = {f"{part}/{kind}/{part}.jpg": image for part in ("train", "val") for kind in "Aa"}
@@ -257,7 +252,7 @@ def findings(
     return [(each.name, each.kind, each.detail) for each in findings]
 
 
-def test_the_original_of_a_copy_is_in_train() -> None:
+def test_the_original_of_a_copy_is_in_train():
     """Whatever its name is; elsewhere the first of the split, which keeps its order."""
     same, pair = b"same bytes", b"a pair"
     assert findings(
@@ -274,7 +269,7 @@ def test_the_original_of_a_copy_is_in_train() -> None:
     ]
 
 
-def test_of_an_append_only_pairs_with_a_new_image_are_found() -> None:
+def test_of_an_append_only_pairs_with_a_new_image_are_found():
     """One of the two is enough, and an old pair does not hide the new one behind it."""
     same = b"same bytes"
     images = [("train", "a", 0, same), ("train", "b", 0, same), ("train", "c", 0, same)]

@@ -19,7 +19,7 @@ from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.training.data.decode import orientation
-from tests.convert.conftest import Convert, everything
+from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, rotated, textured, write_files, write_zip
 from tests.lab.imagenet_archives import tar
 from tests.lab.tiny_shards import everything as samples_of
@@ -33,7 +33,7 @@ def classes(count: int, *names: str) -> dict[str, bytes]:
     return {f"{name}/{n}.jpg": drawn(f"{name} {n}") for name in names for n in range(count)}
 
 
-def test_class_folders_are_the_classes(tmp_path: Path, convert: Convert) -> None:
+def test_class_folders_are_the_classes(tmp_path, convert):
     """Labels are the sorted folder names, sub-folders belong to their class, keys are unique."""
     files = classes(4, "tulip", "aster") | {"aster/wild/x y.png": drawn("x", format="PNG")}
     out = convert("folder", write_files(tmp_path / "my flowers", files))
@@ -46,7 +46,7 @@ def test_class_folders_are_the_classes(tmp_path: Path, convert: Convert) -> None
     assert samples[wild] == (0, files["aster/wild/x y.png"])
 
 
-def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
+def test_given_splits_are_kept(tmp_path, convert):
     """With train/ and val/ above the classes nothing is drawn; loose files are named."""
     train = {f"train/{name}": data for name, data in classes(5, "a", "b").items()}
     val = {f"validation/{kind}/{n}v.jpg": drawn(f"{kind} {n} v") for kind in "ab" for n in range(2)}
@@ -61,7 +61,7 @@ def test_given_splits_are_kept(tmp_path: Path, convert: Convert) -> None:
     assert manifest.report["unlabelled"] == 1
 
 
-def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
+def test_names_of_every_kind(tmp_path, convert):
     """Spaces, dots, umlauts, bytes that are no text, one stem twice: all become safe keys."""
     folder = write_files(tmp_path / "set", classes(2, "Äpfel", "b.c"))
     for name in (b"a b.jpg", b"a.b.jpg", "ü.jpg".encode(), b"\xff\xfe.jpg", b"a.jpg", b"a.jpeg"):
@@ -73,7 +73,7 @@ def test_names_of_every_kind(tmp_path: Path, convert: Convert) -> None:
     assert manifest_of(out).classes == ("b.c", "Äpfel")
 
 
-def test_the_key_of_an_image_that_begins_with_its_class(tmp_path: Path, convert: Convert) -> None:
+def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     """n01440764/n01440764_10026.JPEG keeps its own name, and what clashes its suffix."""
     files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(n) for wnid in ("n01", "n01_1") for n in range(2)}
     out = convert("folder", write_files(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
@@ -95,9 +95,7 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path: Path, convert:
         ),
     ],
 )
-def test_impossible_folders_are_refused(
-    files: dict[str, bytes], problem: type[Problem], says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_impossible_folders_are_refused(files, problem, says, tmp_path, convert):
     """No classes, one class, an empty class, a class that only validation has."""
     (tmp_path / "set").mkdir()
     with pytest.raises(problem, match=says) as error:
@@ -117,9 +115,7 @@ def test_impossible_folders_are_refused(
         ("..", r"x.jpg/a/x.jpg: the 5th symbolic link on the way: they lead in a circle"),
     ],
 )
-def test_links_that_lead_out_and_devices_are_refused(
-    target: str | None, says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_links_that_lead_out_and_devices_are_refused(target, says, tmp_path, convert):
     """DATA-2: a link could lead anywhere, also in a circle, and a pipe never ends."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))
     write_files(tmp_path / "elsewhere", {"0.jpg": drawn("private")})
@@ -132,7 +128,7 @@ def test_links_that_lead_out_and_devices_are_refused(
     assert problem.value.exit_code in (65, 74)
 
 
-def test_links_within_the_folder_are_followed(tmp_path: Path, convert: Convert) -> None:
+def test_links_within_the_folder_are_followed(tmp_path, convert):
     """A file or a folder linked from elsewhere in the set: as if it were copied."""
     folder = write_files(tmp_path / "set", classes(6, "a", "b"))
     (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
@@ -143,7 +139,7 @@ def test_links_within_the_folder_are_followed(tmp_path: Path, convert: Convert) 
     assert samples["a_linked"] == samples["a_more_0"] == samples["b_0"]
 
 
-def test_a_set_assembled_of_links_is_converted(tmp_path: Path, convert: Convert) -> None:
+def test_a_set_assembled_of_links_is_converted(tmp_path, convert):
     """train -> /nvme/train is how ImageNet is put together on clusters: one option says so."""
     write_files(tmp_path / "nvme", classes(6, "a", "b"))
     (tmp_path / "nvme" / "b" / "more").symlink_to(tmp_path / "ssd")
@@ -183,12 +179,8 @@ HELD_OUT = [("train", 18), ("val", 2)]
     ],
 )
 def test_there_is_a_validation_part_unless_it_is_unwanted(
-    files: dict[str, bytes],
-    options: tuple[object, ...],
-    splits: list[tuple[str, int]],
-    tmp_path: Path,
-    convert: Convert,
-) -> None:
+    files, options, splits, tmp_path, convert
+):
     """train/ with test/, alone, with Val/; two images a class; a class that is called train.
 
     Percent are of all images of a class, for validation as for tests.
@@ -206,18 +198,14 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
         ({f"val/{n}": d for n, d in classes(2, "a", "b").items()}, "no train/ in it"),
     ],
 )
-def test_where_nothing_can_be_validated_it_is_asked(
-    files: dict[str, bytes], says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_where_nothing_can_be_validated_it_is_asked(files, says, tmp_path, convert):
     """64 and what to type, rather than a data set that training refuses."""
     with pytest.raises(UsageError, match=says):
         convert("folder", write_files(tmp_path / "set", files))
 
 
 @pytest.mark.parametrize("top", ["", "photos/", "photos/train/"])
-def test_a_zip_of_class_folders_is_converted_like_the_folder(
-    top: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_a_zip_of_class_folders_is_converted_like_the_folder(top, tmp_path, convert):
     """Also with a folder around them, as a file manager packs one, and with train/ in it."""
     files = {f"{top}{name}": data for name, data in classes(4, "aster", "tulip").items()}
     out = convert("folder", write_zip(tmp_path / "photos.zip", files))
@@ -226,7 +214,7 @@ def test_a_zip_of_class_folders_is_converted_like_the_folder(
     assert sorted(sample.image for sample in everything(out)) == sorted(files.values())
 
 
-def test_names_that_would_be_one_key_are_told_apart(tmp_path: Path, convert: Convert) -> None:
+def test_names_that_would_be_one_key_are_told_apart(tmp_path, convert):
     """sub/a, sub_a and two that differ by case: all are kept, also when unpacked on a Mac."""
     names = ["sub/a.jpg", "sub_a.jpg", "sub_a.jpeg", "sub/a.jpeg", "x.jpg", "X.jpg", "X.JPG"]
     files = {f"a/{name}": drawn(name) for name in names} | classes(1, "b")
@@ -235,9 +223,7 @@ def test_names_that_would_be_one_key_are_told_apart(tmp_path: Path, convert: Con
     assert len(set(keys)) == len(keys) == 8 and "a_sub_a" in keys
 
 
-def test_a_class_that_is_no_text_is_written_down_as_text(
-    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_class_that_is_no_text_is_written_down_as_text(tmp_path, convert, capsys):
     """A folder from a Latin-1 machine, and a name that would rename the window: shown, kept."""
     folder = write_files(tmp_path / "set", classes(2, "a", "\x1b]0;owned\x07\n"))
     latin = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9"))
@@ -252,14 +238,14 @@ def test_a_class_that_is_no_text_is_written_down_as_text(
     assert "\x1b" not in printed.out + printed.err and "owned" in printed.out
 
 
-def test_a_class_of_which_nothing_is_whole(tmp_path: Path, convert: Convert) -> None:
+def test_a_class_of_which_nothing_is_whole(tmp_path, convert):
     """A class whose images are all broken is an error, not a silent hole in the labels."""
     files = classes(3, "a") | {f"b/{n}.jpg": b"broken" for n in range(2)}
     with pytest.raises(DataError, match="class b: no image of it is whole"):
         convert("folder", write_files(tmp_path / "set", files), "--val-percent", "0")
 
 
-def test_shards_among_the_images_are_refused(tmp_path: Path, convert: Convert) -> None:
+def test_shards_among_the_images_are_refused(tmp_path, convert):
     """OUT inside SRC would become a class of its own at the next conversion."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))
     with pytest.raises(UsageError, match="set/out: lies inside"):
@@ -275,17 +261,13 @@ def test_shards_among_the_images_are_refused(tmp_path: Path, convert: Convert) -
         (TRAIN, 85, "0 to 90 is possible, with --val-percent"),
     ],
 )
-def test_a_test_split_that_cannot_be_held_out(
-    files: dict[str, bytes], options: int, says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_a_test_split_that_cannot_be_held_out(files, options, says, tmp_path, convert):
     """It is there already, the classes are too small, or nothing is left to train on."""
     with pytest.raises(UsageError, match=says):
         convert("imagefolder", write_files(tmp_path / "set", files), "--test-percent", options)
 
 
-def test_own_images_stand_upright_and_other_formats_become_jpegs(
-    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_images_stand_upright_and_other_formats_become_jpegs(tmp_path, convert, monkeypatch):
     """EXIF is applied and counted, unless it is not wanted; TIFF and AVIF are read, and HEIC is
     not where pillow-heif is missing.
     """
@@ -319,7 +301,7 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(
     assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
 
 
-def test_pictures_of_phones_become_jpegs(tmp_path: Path, convert: Convert) -> None:
+def test_pictures_of_phones_become_jpegs(tmp_path, convert):
     """HEIC is read where pillow-heif is installed; one that is cut off is left out and counted."""
     import pillow_heif
 
@@ -334,7 +316,7 @@ def test_pictures_of_phones_become_jpegs(tmp_path: Path, convert: Convert) -> No
     assert np.abs(np.asarray(image) - pixels).mean() < 3
 
 
-def test_litter_of_macos_is_no_class(tmp_path: Path, convert: Convert) -> None:
+def test_litter_of_macos_is_no_class(tmp_path, convert):
     """A zip unpacked elsewhere leaves __MACOSX beside the classes, or beside train and val."""
     files = classes(4, "a", "b") | {"__MACOSX/a/._0.jpg": b"x"}
     assert manifest_of(convert("folder", write_files(tmp_path / "set", files))).classes == (
@@ -363,9 +345,7 @@ TURNS = {  # EXIF 2.32, tag 0x0112: which of the stored pixels becomes row 0, co
 
 
 @pytest.mark.parametrize("orientation", TURNS)
-def test_every_orientation_is_turned_upright(
-    tmp_path: Path, convert: Convert, orientation: int
-) -> None:
+def test_every_orientation_is_turned_upright(tmp_path, convert, orientation):
     """The pixels are those of the stored image, turned and mirrored as EXIF defines it."""
     corners = np.full((32, 48, 3), 90, np.uint8)  # each corner of its own brightness
     for number, (row, column) in enumerate([(0, 0), (0, 24), (16, 0), (16, 24)]):
@@ -384,16 +364,14 @@ def test_every_orientation_is_turned_upright(
 
 
 @pytest.mark.parametrize("name", ["a/no.tif", "a/no.avif"])
-def test_what_pillow_does_not_recognize_has_a_reason_for_people(
-    tmp_path: Path, convert: Convert, name: str
-) -> None:
+def test_what_pillow_does_not_recognize_has_a_reason_for_people(tmp_path, convert, name):
     """Pillow's own text would be the address of a buffer."""
     folder = write_files(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
     report = (convert("folder", folder) / "report.json").read_text()
     assert "BytesIO" not in report and "begins with b'no image'" in report
 
 
-def test_of_members_with_one_name_the_last_counts(tmp_path: Path, convert: Convert) -> None:
+def test_of_members_with_one_name_the_last_counts(tmp_path, convert):
     """tar -r and zip's mode "a" leave the old member in the archive: the report names it."""
     files, new = classes(4, "a", "b"), {"a/0.jpg": drawn("corrected")}
     write_zip(tmp_path / "set.zip", files)
@@ -415,7 +393,7 @@ def member(name: str, data: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
     return info, io.BytesIO(data)
 
 
-def test_a_tar_that_goes_on_after_its_end_is_refused(tmp_path: Path, convert: Convert) -> None:
+def test_a_tar_that_goes_on_after_its_end_is_refused(tmp_path, convert):
     """Two tars joined by cat, a header of zeros, a cut: no part is lost without a word."""
     first, second = tar(classes(4, "a", "b")), tar({"a/x.jpg": drawn("x")})
     with tarfile.open(fileobj=io.BytesIO(first)) as opened:
@@ -442,16 +420,14 @@ def test_a_tar_that_goes_on_after_its_end_is_refused(tmp_path: Path, convert: Co
         ("set.rar", b"Rar!", "is a folder, a zip or a tar"),
     ],
 )
-def test_compressed_tars_are_refused_with_what_to_type(
-    name: str, data: bytes, says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_compressed_tars_are_refused_with_what_to_type(name, data, says, tmp_path, convert):
     """By their bytes: members of a compressed tar cannot be read by offset."""
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=says):
         convert("folder", tmp_path / name)
 
 
-def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path: Path, convert: Convert) -> None:
+def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path, convert):
     """A hard link has no bytes of its own."""
     with tarfile.open(tmp_path / "set.tar", "w") as archive:
         archive.addfile(*member("a/0.jpg", drawn(0)))
@@ -462,7 +438,7 @@ def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path: Path, convert: C
         convert("folder", tmp_path / "set.tar")
 
 
-def test_folders_of_systems_are_left_out_and_counted(tmp_path: Path, convert: Convert) -> None:
+def test_folders_of_systems_are_left_out_and_counted(tmp_path, convert):
     """The thumbnails of a NAS and the system's own folders are no images and no classes."""
     files = classes(4, "a", "b") | {
         "a/@eaDir/0.jpg/SYNOFILE_THUMB_M.jpg": drawn("thumbnail"),
@@ -506,9 +482,7 @@ LOOKS_LIKE_SPLITS = [
 
 
 @pytest.mark.parametrize(("files", "says"), LOOKS_LIKE_SPLITS)
-def test_splits_are_not_taken_for_classes(
-    files: dict[str, bytes], says: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_splits_are_not_taken_for_classes(files, says, tmp_path, convert):
     """Nor a class for a split, until it is said that all folders are classes."""
     folder = write_files(tmp_path / "set", files)
     with pytest.raises(DataError, match=rf"{says}.*add --allow split-names"):
@@ -518,23 +492,21 @@ def test_splits_are_not_taken_for_classes(
     assert manifest_of(convert("folder", folder, *allowed)).classes == tuple(tops)
 
 
-def test_a_class_that_is_called_like_a_split_among_others(tmp_path: Path, convert: Convert) -> None:
+def test_a_class_that_is_called_like_a_split_among_others(tmp_path, convert):
     """A train station and a test tube are classes among others, with no word about it."""
     names = ("bridge", "test_tube", "train_station", "river", "street")
     folder = write_files(tmp_path / "set", classes(2, *names))
     assert len(manifest_of(convert("folder", folder)).classes) == 5
 
 
-def test_classes_that_a_split_lacks_are_said(
-    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_classes_that_a_split_lacks_are_said(tmp_path, convert, capsys):
     """Here two classes have no validation image."""
     files = {f"train/{name}": data for name, data in classes(3, "a", "b", "c").items()}
     convert("folder", write_files(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
     assert "val has no image of 2 of 3 classes: b, c" in capsys.readouterr().err
 
 
-def test_an_orientation_stands_in_many_places(tmp_path: Path, convert: Convert) -> None:
+def test_an_orientation_stands_in_many_places(tmp_path, convert):
     """In EXIF of WebP and PNG, as a LONG, in XMP: what is stored is upright, as Pillow reads it.
 
     So is what `predict` makes of the same file.
@@ -559,7 +531,7 @@ def test_an_orientation_stands_in_many_places(tmp_path: Path, convert: Convert) 
     assert [orientation(data) for data in odd.values()] == [6, 6, 6, 6, 1]
 
 
-def test_the_bytes_tell_the_format(tmp_path: Path, convert: Convert) -> None:
+def test_the_bytes_tell_the_format(tmp_path, convert):
     """Names of crawled images lie, and JPEGs have more suffixes than two: nothing is left out."""
     odd = {
         "a/avif.jpg": drawn(1, format="AVIF"),
@@ -578,7 +550,7 @@ def test_the_bytes_tell_the_format(tmp_path: Path, convert: Convert) -> None:
         assert Image.open(io.BytesIO(images[key])).format == "JPEG"
 
 
-def test_a_large_photograph_is_stored_small(tmp_path: Path, convert: Convert) -> None:
+def test_a_large_photograph_is_stored_small(tmp_path, convert):
     """108 megapixels of a telephone: too large as they are, and not with --short-side."""
     stored = io.BytesIO()
     Image.new("L", (12_000, 9_000), 90).save(stored, "JPEG")
@@ -591,7 +563,7 @@ def test_a_large_photograph_is_stored_small(tmp_path: Path, convert: Convert) ->
     assert images["a_big"].size == (85, 64)
 
 
-def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path: Path, convert: Convert) -> None:
+def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):
     """The stored pixels are those of one resize of the original, at the quality asked for."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -606,9 +578,7 @@ def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path: Path, convert
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_what_is_excluded_is_left_out_and_counted(
-    kind: str, tmp_path: Path, convert: Convert
-) -> None:
+def test_what_is_excluded_is_left_out_and_counted(kind, tmp_path, convert):
     """By name or by path, files and folders; a folder without rights is not entered."""
     files = classes(4, "a", "b", "drafts") | {"a/old/x.jpg": drawn("x"), "b/y_copy.jpg": drawn("y")}
     source = write_files(tmp_path / "set", files)
@@ -620,7 +590,7 @@ def test_what_is_excluded_is_left_out_and_counted(
     assert manifest_of(out).report["excluded"] == (3 if kind == "folder" else 6)
 
 
-def test_classes_have_the_order_of_a_file(tmp_path: Path, convert: Convert) -> None:
+def test_classes_have_the_order_of_a_file(tmp_path, convert):
     """With one that has no image; a class that is not in the file is refused."""
     source = write_files(tmp_path / "set", classes(4, "a", "b"))
     (tmp_path / "names.txt").write_text("b\nnone\na\n")
@@ -632,7 +602,7 @@ def test_classes_have_the_order_of_a_file(tmp_path: Path, convert: Convert) -> N
         convert("folder", source, "--classes", tmp_path / "names.txt", out="other")
 
 
-def test_images_of_one_folder_stay_on_one_side(tmp_path: Path, convert: Convert) -> None:
+def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
     """Frames of a video are all in train, all in val or all in test, whatever their class."""
     files = {
         f"{kind}/video{video}/{n}.jpg": drawn(f"{kind}{video}{n}")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from rackrun.errors import DataError, MissingPackage, Problem, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.shards.index import Manifest
-from tests.convert.conftest import Command, Convert, everything
+from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, write_files
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
@@ -42,9 +42,7 @@ def manifest_of(out: Path) -> Manifest:
     return Manifest.parse((out / "dataset.json").read_bytes(), "")
 
 
-def test_splits_become_splits_and_bytes_stay(
-    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_splits_become_splits_and_bytes_stay(tmp_path, convert, capsys):
     """Columns are found by their types; keys are split and row; other splits are left out."""
     data = rows(IMAGES, [n % 2 for n in range(12)])
     parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 11), "extra": [11]}
@@ -63,7 +61,7 @@ def test_splits_become_splits_and_bytes_stay(
     assert "split extra is none of" in capsys.readouterr().err
 
 
-def test_a_table_without_splits_and_class_names(tmp_path: Path, convert: Convert) -> None:
+def test_a_table_without_splits_and_class_names(tmp_path, convert):
     """Parts are held out, 10 comes after 9, the asked columns count, unused names do no harm."""
     data = rows(IMAGES, [9 + n % 2 for n in range(12)], datasets.Value("int64"), b=datasets.Image())
     options = ("--image-column", "b", "--label-column", "tree")
@@ -75,9 +73,7 @@ def test_a_table_without_splits_and_class_names(tmp_path: Path, convert: Convert
     assert manifest_of(out).classes == ("a", "b", "c")
 
 
-def test_one_split_of_any_name_is_cut_and_two_need_one_called_train(
-    tmp_path: Path, convert: Convert
-) -> None:
+def test_one_split_of_any_name_is_cut_and_two_need_one_called_train(tmp_path, convert):
     """As far as names tell, the only split is what there is to train on."""
     data = rows(IMAGES, [n % 2 for n in range(12)])
     only = convert("hf", saved(tmp_path / "one", datasets.DatasetDict({"full": data})))
@@ -90,9 +86,7 @@ def test_one_split_of_any_name_is_cut_and_two_need_one_called_train(
         convert("hf", two, out="out2")
 
 
-def test_damage_is_counted_and_a_split_without_labels_left_out(
-    tmp_path: Path, convert: Convert
-) -> None:
+def test_damage_is_counted_and_a_split_without_labels_left_out(tmp_path, convert):
     """Empty, missing, unlabelled and broken images, as from any other source."""
     images = [*IMAGES, b"", None, IMAGES[0], IMAGES[0][:-20]]
     train = rows(images, [*(n % 2 for n in range(14)), -1, 0])
@@ -117,9 +111,7 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any]
     return made
 
 
-def test_parquet_files_are_read_by_way_of_the_cache(
-    convert: Convert, published: Callable[[Any], Path]
-) -> None:
+def test_parquet_files_are_read_by_way_of_the_cache(convert, published):
     """Once they are prepared there, the name is enough."""
     folder = published(rows(IMAGES, [n % 2 for n in range(12)]))
     first = {each.key: each.image for each in everything(convert("hf", folder))}
@@ -128,9 +120,7 @@ def test_parquet_files_are_read_by_way_of_the_cache(
     assert again == first
 
 
-def test_images_that_are_paths_lie_below_the_root(
-    tmp_path: Path, convert: Convert, published: Callable[[Any], Path]
-) -> None:
+def test_images_that_are_paths_lie_below_the_root(tmp_path, convert, published):
     """They are read from --root, never from elsewhere."""
     root = write_files(tmp_path / "img", {f"{n}.png": each for n, each in enumerate(IMAGES)})
     paths = [{"bytes": None, "path": str(root / f"{n}.png")} for n in range(12)]
@@ -157,14 +147,7 @@ def test_images_that_are_paths_lie_below_the_root(
         (lambda: rows([None] * 9, [0] * 9), (), DataError, "no images in it"),
     ],
 )
-def test_what_cannot_be_converted_is_named(
-    tmp_path: Path,
-    convert: Convert,
-    make: Callable[[], Any],
-    options: tuple[str, ...],
-    problem: type[Problem],
-    says: str,
-) -> None:
+def test_what_cannot_be_converted_is_named(tmp_path, convert, make, options, problem, says):
     """Columns that are not clear, and a set without images."""
     with pytest.raises(problem, match=says):
         convert("hf", saved(tmp_path / "set", make()), *options)
@@ -172,9 +155,7 @@ def test_what_cannot_be_converted_is_named(
 
 @pytest.mark.parametrize("name", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"])
 @pytest.mark.parametrize("text", [b"", b"[1]", b'{"features": 7}', b"{" * 99])
-def test_a_damaged_folder_is_one_line(
-    tmp_path: Path, convert: Convert, name: str, text: bytes
-) -> None:
+def test_a_damaged_folder_is_one_line(tmp_path, convert, name, text):
     """Whatever stands in its files."""
     folder = saved(tmp_path / "set", rows(IMAGES, [0] * 12))
     (folder / name).write_bytes(text)
@@ -182,9 +163,7 @@ def test_a_damaged_folder_is_one_line(
         convert("hf", folder)
 
 
-def test_nothing_is_downloaded(
-    tmp_path: Path, command: Callable[..., Command], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_downloaded(tmp_path, command, monkeypatch):
     """A name that is not in the cache is refused; the Hub is not asked, whatever the user set."""
     with socket.create_server(("127.0.0.1", 0)) as hub:
         hub.setblocking(False)
@@ -199,9 +178,7 @@ def test_nothing_is_downloaded(
             hub.accept()
 
 
-def test_without_the_package_the_extra_is_named(
-    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_package_the_extra_is_named(tmp_path, convert, monkeypatch):
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingPackage, match=r"^datasets is not installed; type: .*\[hf\]'$"):
@@ -210,9 +187,7 @@ def test_without_the_package_the_extra_is_named(
 
 @pytest.mark.parametrize("named", ["URL", "../outside.parquet", "/outside.parquet", "SPLITS"])
 @pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
-def test_a_description_that_names_files_elsewhere_is_refused(
-    tmp_path: Path, convert: Convert, named: str, card: str
-) -> None:
+def test_a_description_that_names_files_elsewhere_is_refused(tmp_path, convert, named, card):
     """No server is asked for a file, and none is read outside the folder."""
     folder = tmp_path / "set"
     folder.mkdir()

@@ -95,9 +95,7 @@ def tars_in(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("layout", [by_webdataset, as_hugging_face], ids=lambda each: each.__name__)
-def test_tars_are_indexed_where_they_lie(
-    tmp_path: Path, layout: type, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):
     """Every image with its label, in order; no byte of the tars is changed; `verify` is content."""
     labels = layout(tmp_path)
     before = tars_in(tmp_path)
@@ -117,7 +115,7 @@ def test_tars_are_indexed_where_they_lie(
     assert re.search(rf"type: ./run-local \w+ --data {tmp_path}\n", printed.err)
 
 
-def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path: Path) -> None:
+def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path):
     """As to webdataset; __info__.json is none."""
     members = [("__info__.json", b"{}")]
     for number, key in enumerate(("__a", "b")):
@@ -128,7 +126,7 @@ def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", ["depth.jpg", "meta.json", "seg.png", "0.cls", "b.txt"])
-def test_a_key_ends_at_the_first_dot(tmp_path: Path, other: str) -> None:
+def test_a_key_ends_at_the_first_dot(tmp_path, other):
     """As in webdataset: {jpg, cls, depth.jpg} is one sample, whatever the order of its members."""
     members: Members = []
     for number, key in enumerate(("a", "dir.v2/b")):
@@ -147,7 +145,7 @@ def test_a_key_ends_at_the_first_dot(tmp_path: Path, other: str) -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
-def test_cls_wins_over_json_and_json_over_txt(tmp_path: Path, order: tuple[int, ...]) -> None:
+def test_cls_wins_over_json_and_json_over_txt(tmp_path, order):
     """A caption in .txt never becomes the class of a sample that has one in another member."""
     labels = [("cls", b"2"), ("json", b'{"label": 1}'), ("txt", b"0")]
     for most in range(3):
@@ -158,9 +156,7 @@ def test_cls_wins_over_json_and_json_over_txt(tmp_path: Path, order: tuple[int, 
         assert [sample.label for sample in everything(tmp_path)] == [2 - most]
 
 
-def test_the_message_about_a_split_has_the_whole_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_message_about_a_split_has_the_whole_command(tmp_path, capsys):
     """What it says to type works as it is, also for a folder with a blank."""
     folder = tmp_path / "my tars"
     write_tar(folder / "set-0.tar", GOOD)
@@ -171,7 +167,7 @@ def test_the_message_about_a_split_has_the_whole_command(
     assert (folder / "dataset.json").exists()
 
 
-def test_tars_in_folders_that_are_only_read(tmp_path: Path) -> None:
+def test_tars_in_folders_that_are_only_read(tmp_path):
     """With --out index and manifest lie apart, with links to the tars; classes are names."""
     labels = by_name(tmp_path / "tars")
     main(["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--name", "trees"])
@@ -196,7 +192,7 @@ def served() -> Iterator[Path]:
     shutil.rmtree(top)
 
 
-def test_indexed_tars_can_be_served_under_their_own_names(served: Path, tmp_path: Path) -> None:
+def test_indexed_tars_can_be_served_under_their_own_names(served, tmp_path):
     """A reader on another host verifies every byte; links to tars elsewhere are not followed."""
     as_hugging_face(served)
     main(["index", str(served), "--workers", "1"])
@@ -207,7 +203,7 @@ def test_indexed_tars_can_be_served_under_their_own_names(served: Path, tmp_path
         start(Site(tmp_path / "out", port=0, native=True))
 
 
-def test_tars_on_a_server(served: Path, tmp_path: Path) -> None:
+def test_tars_on_a_server(served, tmp_path):
     """Index and manifest are here, the bytes stay there; a server may not name another one."""
     labels = by_webdataset(served)
     listed = [{"name": path.name} for path in sorted(served.glob("*.tar"))]
@@ -227,7 +223,7 @@ def test_tars_on_a_server(served: Path, tmp_path: Path) -> None:
             _ = HttpSource(server.url).manifest
 
 
-def test_exact_epochs_hold_for_them(tmp_path: Path) -> None:
+def test_exact_epochs_hold_for_them(tmp_path):
     """Two exact epochs on adopted tars: each has every sample once."""
     (tmp_path / "tars").mkdir()
     by_webdataset(tmp_path / "tars")
@@ -263,9 +259,7 @@ def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:
     return folder
 
 
-def test_val_percent_holds_out_whole_tars(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_val_percent_holds_out_whole_tars(tmp_path, capsys):
     """The same tars every time, by their names alone, and no byte of them is changed."""
     folders = [train_tars(tmp_path / name, [(0, 1)] * 10) for name in ("a", "b")]
     before = tars_in(tmp_path)
@@ -288,9 +282,7 @@ def test_val_percent_holds_out_whole_tars(
         ([(0, 1)] * 2, ("--val-percent", "91"), "0 to 90 is possible"),
     ],
 )
-def test_what_cannot_be_held_out(
-    labels: list[tuple[int, int]], options: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_held_out(labels, options, message, tmp_path):
     """A single tar, a class that would be left without training images, a set that has its val."""
     folder = train_tars(tmp_path, labels)
     with pytest.raises((UsageError, DataError), match=message):
@@ -299,7 +291,7 @@ def test_what_cannot_be_held_out(
 
 
 @pytest.mark.parametrize(("which", "says"), [("image", "is damaged"), ("label", "SHA-256")])
-def test_damage_afterwards_is_found(tmp_path: Path, which: str, says: str) -> None:
+def test_damage_afterwards_is_found(tmp_path, which, says):
     """A changed image by its checksum in the index, a changed label by the digest of the tar."""
     by_webdataset(tmp_path)
     main(["index", str(tmp_path), "--workers", "1"])
@@ -317,7 +309,7 @@ IMAGE = drawn("x")
 GOOD: Members = [("a.jpg", IMAGE), ("a.cls", b"0")]
 
 
-def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path: Path) -> None:
+def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):
     """Two samples without a class and one without an image are not the same mistake."""
     left_out = [("b.jpg", IMAGE), ("c.jpg", IMAGE), ("d.cls", b"0")]
     write_tar(tmp_path / "set-train-0.tar", [*GOOD, *left_out])
@@ -351,9 +343,7 @@ def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path: Path) -> None:
         ([("a.jpg", b""), ("a.cls", b"0")], DataError, "no sample in the tars"),
     ],
 )
-def test_hostile_or_odd_tars_are_refused(
-    tmp_path: Path, members: Members, problem: type[Problem], says: str
-) -> None:
+def test_hostile_or_odd_tars_are_refused(tmp_path, members, problem, says):
     """One line that names the tar, the member and what to do; no manifest is written."""
     write_tar(tmp_path / "set-train-0.tar", members)
     with pytest.raises(problem, match=says):
@@ -372,9 +362,7 @@ def test_hostile_or_odd_tars_are_refused(
         ("set-train-0.tar", None, ("--classes", "/dev/null"), "0 names, and a sample has class 0"),
     ],
 )
-def test_what_cannot_be_indexed(
-    tmp_path: Path, name: str, cut: int | None, options: tuple[str, ...], says: str
-) -> None:
+def test_what_cannot_be_indexed(tmp_path, name, cut, options, says):
     """Wrong names, options and damage are reported before anything is written."""
     path = write_tar(tmp_path / name, GOOD)
     path.write_bytes(path.read_bytes()[:cut])
@@ -382,7 +370,7 @@ def test_what_cannot_be_indexed(
         main(["index", str(tmp_path), "--workers", "1", *options])
 
 
-def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path: Path) -> None:
+def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path):
     """Both are named; --force replaces the index and nothing else."""
     write_tar(tmp_path / "set-train-0.tar", GOOD)
     main(["index", str(tmp_path), "--workers", "1"])
@@ -393,7 +381,7 @@ def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path: Path) -> None:
         main(["index", str(tmp_path), "--force", "--workers", "1"])
 
 
-def test_a_key_in_two_tars_of_one_name(tmp_path: Path) -> None:
+def test_a_key_in_two_tars_of_one_name(tmp_path):
     """Of two folders: a sample would be there twice."""
     for folder in ("one", "two"):
         write_tar(tmp_path / folder / "set-train-0.tar", GOOD)
@@ -402,7 +390,7 @@ def test_a_key_in_two_tars_of_one_name(tmp_path: Path) -> None:
         main(["index", *folders, "--out", str(tmp_path / "out"), "--workers", "1"])
 
 
-def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_place_that_is_missing_is_named(tmp_path):
     """Not as a folder without tars; and a file of class names without the words of Python."""
     with pytest.raises(UsageError, match="nowhere: there is no such file or folder"):
         main(["index", str(tmp_path / "nowhere")])
@@ -412,9 +400,7 @@ def test_a_place_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["through a link", "relative", "links to tars"])
-def test_tars_are_indexed_through_links(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tars_are_indexed_through_links(tmp_path, way, monkeypatch):
     """The index lies in the folder that was named, whatever is a link in its path."""
     (tmp_path / "real").mkdir()
     by_webdataset(tmp_path / "real")
@@ -434,7 +420,7 @@ def test_tars_are_indexed_through_links(
     assert in_real == (way != "links to tars")
 
 
-def test_an_address_of_the_hub_is_met_with_what_to_type() -> None:
+def test_an_address_of_the_hub_is_met_with_what_to_type():
     """Nothing is downloaded here: the Hub's own program does that."""
     with pytest.raises(UsageError, match="type: hf download --repo-type dataset timm/imagenet-1k"):
         main(["index", "hf://datasets/timm/imagenet-1k/train-{0000..0003}.tar"])

@@ -22,7 +22,7 @@ from rackrun.convert.packing.output_folder import Target
 from rackrun.convert.packing.workers import in_parallel
 from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
-from tests.convert.conftest import Command, Convert, shown
+from tests.convert.conftest import Command, shown
 from tests.convert.test_index import write_tar
 from tests.lab.drawn import drawn, kaggle, write_zip
 from tests.lab.waiting import until
@@ -80,9 +80,7 @@ def assert_only_whole_files(folder: Path) -> None:
         assert path.read_bytes().endswith(bytes(1024))
 
 
-def test_kill_9_and_the_same_command_again(
-    slow: tuple[object, ...], command: Start, convert: Convert, tmp_path: Path
-) -> None:
+def test_kill_9_and_the_same_command_again(slow, command, convert, tmp_path):
     """Finished shards are kept as they are, the rest is made, the bytes are those of one run."""
     interrupted = command(*slow)
     out = tmp_path / "out"
@@ -111,7 +109,7 @@ def test_kill_9_and_the_same_command_again(
         for moment in range(1, 40, 4)
     ],
 )
-def test_kill_9_at_any_write(moment: int, tmp_path: Path, convert: Convert) -> None:
+def test_kill_9_at_any_write(moment, tmp_path, convert):
     """Killed before the n-th file is opened or named, the same command still makes every byte."""
     source = write_zip(tmp_path / "train.zip", kaggle(8))
     out, options = tmp_path / "out", ("--shards", 3, "--workers", 2)
@@ -135,9 +133,7 @@ def test_kill_9_at_any_write(moment: int, tmp_path: Path, convert: Convert) -> N
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
-def test_an_interrupt_leaves_nothing_half_written(
-    number: signal.Signals, code: int, slow: tuple[object, ...], command: Start, tmp_path: Path
-) -> None:
+def test_an_interrupt_leaves_nothing_half_written(number, code, slow, command, tmp_path):
     """Exit code 130 or 143, no partial file, no process left, and Ctrl-C says how to go on."""
     running = command(*slow)
     wait_for_a_shard(tmp_path / "out")
@@ -153,7 +149,7 @@ def test_an_interrupt_leaves_nothing_half_written(
     assert command(*slow).end()[0] == 0
 
 
-def test_a_killed_worker_is_named(slow: tuple[object, ...], command: Start, tmp_path: Path) -> None:
+def test_a_killed_worker_is_named(slow, command, tmp_path):
     """The kernel may kill a worker for want of memory: one line says at which shard."""
     running = command(*slow)
     wait_for_a_shard(tmp_path / "out")
@@ -186,14 +182,8 @@ CRASHED = (
     ],
 )
 def test_the_image_that_a_worker_died_of_is_named(
-    reader: str,
-    number: signal.Signals,
-    reason: str,
-    remedy: str,
-    tmp_path: Path,
-    convert: Convert,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    reader, number, reason, remedy, tmp_path, convert, monkeypatch
+):
     """A decoder crashes, or eats all memory, at one image: that image and its file are named."""
 
     def die(*args: object, **options: object) -> None:
@@ -235,7 +225,7 @@ def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
-def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch):
     """Its end is known by the next job that cannot be handed to it, too."""
     kill = SimpleNamespace(advance=lambda progress: os.kill(progress.images, signal.SIGKILL))
     monkeypatch.setattr(
@@ -249,9 +239,7 @@ def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch: pytest.M
         in_parallel(range(9), work, 1, "killed", 9)
 
 
-def test_two_converters_on_one_target(
-    slow: tuple[object, ...], command: Start, tmp_path: Path
-) -> None:
+def test_two_converters_on_one_target(slow, command, tmp_path):
     """The second is refused and names the first, which is unharmed; tasks do not mix in either."""
     first = command(*slow)
     wait_for_a_shard(tmp_path / "out")
@@ -267,7 +255,7 @@ def test_two_converters_on_one_target(
     assert command("verify", tmp_path / "out").end()[0] == 0
 
 
-def test_tasks_share_the_target_but_not_with_finish(tmp_path: Path) -> None:
+def test_tasks_share_the_target_but_not_with_finish(tmp_path):
     """Tasks of an array job run side by side; finish waits for them by refusing."""
     target = Target(tmp_path / "out")
     with (
@@ -281,7 +269,7 @@ def test_tasks_share_the_target_but_not_with_finish(tmp_path: Path) -> None:
         pass
 
 
-def test_a_full_disk(command: Start, train_zip: Path, tmp_path: Path) -> None:
+def test_a_full_disk(command, train_zip, tmp_path):
     """On a file system of 300 kB: exit 74, one line with the room that is left, nothing half."""
     mount = tmp_path / "small"
     mount.mkdir()
@@ -304,7 +292,7 @@ def test_a_full_disk(command: Start, train_zip: Path, tmp_path: Path) -> None:
     assert not [path for path in left if path.suffix in (".partial", ".json")]
 
 
-def test_a_limit_on_file_sizes(tmp_path: Path, convert: Convert, train_zip: Path) -> None:
+def test_a_limit_on_file_sizes(tmp_path, convert, train_zip):
     """A quota is a full disk by another name: exit 74 as well."""
     limited = subprocess.run(
         [sys.executable, "-m", "rackrun.convert", "catdog", str(train_zip), str(tmp_path / "out")],
@@ -318,9 +306,7 @@ def test_a_limit_on_file_sizes(tmp_path: Path, convert: Convert, train_zip: Path
     assert not list((tmp_path / "out").glob("*.tar")) + list((tmp_path / "out").glob(".*.partial"))
 
 
-def test_a_folder_that_may_not_be_written(
-    tmp_path: Path, convert: Convert, train_zip: Path
-) -> None:
+def test_a_folder_that_may_not_be_written(tmp_path, convert, train_zip):
     """A path through a file cannot become a folder: exit 74, and the path is named."""
     (tmp_path / "file").write_text("")
     with pytest.raises(Problem, match="file/out: cannot be written") as problem:
@@ -328,7 +314,7 @@ def test_a_folder_that_may_not_be_written(
     assert problem.value.exit_code == 74
 
 
-def test_the_first_problem_ends_all_workers(pids: list[int]) -> None:
+def test_the_first_problem_ends_all_workers(pids):
     """A worker's problem reaches the caller as it was raised, and no worker stays."""
 
     def work(job: int, report: Callable[[Progress], None]) -> None:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,9 @@ from rackrun.convert.packing.finalize import may_be_lost
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
-from tests.convert.conftest import Command, Convert, everything, shown
+from tests.convert.conftest import everything, shown
 from tests.convert.test_interrupts import wait_for_a_shard
 from tests.lab.drawn import drawn, kaggle, write_files, write_zip
-
-Start = Callable[..., Command]
 
 
 def names(*kinds: str, count: int) -> dict[str, str]:
@@ -28,8 +25,8 @@ def names(*kinds: str, count: int) -> dict[str, str]:
 
 
 def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_on(
-    tmp_path: Path, command: Start
-) -> None:
+    tmp_path, command
+):
     """A mount that vanishes after the first shard: 74 and one line; back again: the same bytes."""
     large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
@@ -63,9 +60,7 @@ def spoilt(path: Path, share: int) -> None:
     path.write_bytes(data)
 
 
-def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
-    tmp_path: Path, convert: Convert
-) -> None:
+def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(tmp_path, convert):
     """65, the number to allow, and no manifest; that number closes the folder, no redo."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
@@ -84,9 +79,7 @@ def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(
     assert len(everything(out)) == 15
 
 
-def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
-    tmp_path: Path, convert: Convert
-) -> None:
+def test_what_was_spoilt_is_read_again_once_the_source_is_whole(tmp_path, convert):
     """The same command makes the short shards again, without --force."""
     options = ("--shards", 3)
     source = write_zip(tmp_path / "train.zip", kaggle(30))
@@ -99,7 +92,7 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(
     assert shown(out) == shown(convert("catdog", source, *options, out="fresh"))
 
 
-def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert) -> None:
+def test_the_tasks_of_an_array_job_lose_no_more(tmp_path, convert):
     """`finish` refuses likewise, and accepts --allow-left-out."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))
     spoilt(source, 4)
@@ -115,12 +108,12 @@ def test_the_tasks_of_an_array_job_lose_no_more(tmp_path: Path, convert: Convert
 @pytest.mark.parametrize(
     ("images", "limit"), [(40, 10), (500, 50), (1000, 100), (9000, 100), (20_000, 200)]
 )
-def test_a_small_share_is_one_in_a_hundred_or_a_hundred(images: int, limit: int) -> None:
+def test_a_small_share_is_one_in_a_hundred_or_a_hundred(images, limit):
     """Of small sets a tenth."""
     assert may_be_lost(images) == limit
 
 
-def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path: Path) -> None:
+def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path):
     """EIO under a zip is exit 74, unlike bytes that were read and are wrong."""
     memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing lies at address 0: reading it is EIO
     with pytest.raises(ReadError, match="Input/output error; what is finished is kept"):
@@ -128,7 +121,7 @@ def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path: P
     os.close(memory)
 
 
-def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) -> None:
+def test_a_file_that_grew_or_shrank_is_not_read(tmp_path, command):
     """A source that changes meanwhile is named: 65, and no half image."""
     folder = Folder(write_files(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
     first, second = folder.records()
@@ -145,7 +138,7 @@ def test_a_file_that_grew_or_shrank_is_not_read(tmp_path: Path, command: Start) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_moment_of_the_start_is_one_line(number: signal.Signals) -> None:
+def test_a_signal_at_any_moment_of_the_start_is_one_line(number):
     """Ctrl-C or SIGTERM while modules are imported and options parsed: 130 or 143, no traceback.
 
     Each start is stopped at another import, by the audit hook rather than by a clock.

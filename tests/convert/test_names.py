@@ -22,19 +22,19 @@ from rackrun.shards.writer import MAX_KEY_BYTES
     ("text", "name"),
     [("My photos (2)", "My_photos_2"), ("__a-b__", "a_b"), ("X_9", "X_9"), ("!!!", "pictures")],
 )
-def test_a_data_set_is_named_after_its_source(text: str, name: str) -> None:
+def test_a_data_set_is_named_after_its_source(text, name):
     """Letters, digits and _ stay, with their case; what has none of them gets a name."""
     assert dataset_name(text) == name
 
 
-def test_a_class_name_can_be_shown() -> None:
+def test_a_class_name_can_be_shown():
     """Not empty, of at most 200 characters, and on one line."""
     assert is_class_name("ä") and is_class_name("x" * MAX_NAME)
     for text in ("", "x" * (MAX_NAME + 1), "a\nb", "a\x1b"):
         assert not is_class_name(text)
 
 
-def test_classes_are_in_the_order_of_their_numbers_or_names() -> None:
+def test_classes_are_in_the_order_of_their_numbers_or_names():
     """Numbers by value, equal ones by text; anything else by text, also beside numbers."""
     assert list(class_table({"10", "9", "01", "1"})) == ["01", "1", "9", "10"]
     assert class_table({"b", "10", "9"}) == {"10": 0, "9": 1, "b": 2}
@@ -49,9 +49,7 @@ def test_classes_are_in_the_order_of_their_numbers_or_names() -> None:
         (("G\u00e4nse", "Ga\u0308nse"), r"'G\\xe4nse' and 'Ga\\u0308nse'"),
     ],
 )
-def test_names_that_differ_in_what_people_do_not_see_are_refused(
-    names: tuple[str, str], shown: str
-) -> None:
+def test_names_that_differ_in_what_people_do_not_see_are_refused(names, shown):
     """Both are shown so that the difference can be seen; others may be as alike as they are."""
     with pytest.raises(
         DataError, match=f"^classes {shown} differ only by .*; make them one, or add"
@@ -67,7 +65,7 @@ def test_names_that_differ_in_what_people_do_not_see_are_refused(
         *(("info__.json", False), ("a.__b__", False), ("__.json", True)),
     ],
 )
-def test_what_describes_a_tar_is_no_sample(file: str, meta: bool) -> None:
+def test_what_describes_a_tar_is_no_sample(file, meta):
     """The name up to the first dot begins and ends with two underscores."""
     assert is_meta(file) == meta
 
@@ -76,7 +74,7 @@ def mark(name: str) -> str:
     return blake2b(name.encode("utf-8", "surrogateescape"), digest_size=4).hexdigest()
 
 
-def test_a_key_is_its_name_or_has_a_mark_of_it() -> None:
+def test_a_key_is_its_name_or_has_a_mark_of_it():
     """What is replaced or cut is made up for by eight digits, so that two names are two keys."""
     longest = "k" * MAX_KEY_BYTES
     assert [safe_key(name) for name in ("a-B_9", longest)] == ["a-B_9", longest]
@@ -88,7 +86,7 @@ def test_a_key_is_its_name_or_has_a_mark_of_it() -> None:
     assert len(cut) == MAX_KEY_BYTES
 
 
-def test_the_first_free_key_is_taken() -> None:
+def test_the_first_free_key_is_taken():
     """Keys differ by more than their case; where none is free, the image's own name marks one."""
     taken: set[str] = set()
     assert free_key(["cat", "x-cat"], "x/cat.jpg", taken) == "cat"

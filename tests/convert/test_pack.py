@@ -18,7 +18,7 @@ from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.shards.index import Manifest, Origin
-from tests.convert.conftest import Convert, everything, shown
+from tests.convert.conftest import everything, shown
 from tests.lab.drawn import kaggle, write_files, write_zip
 
 
@@ -26,7 +26,7 @@ def manifest_of(folder: Path) -> Manifest:
     return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
-def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: Convert) -> None:
+def test_bytes_do_not_depend_on_the_number_of_workers(train_zip, convert):
     """One worker or five: shards, indexes, report and manifest are the same to the last byte."""
     options = ("--shards", 7)
     by_one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
@@ -35,7 +35,7 @@ def test_bytes_do_not_depend_on_the_number_of_workers(train_zip: Path, convert: 
     assert len(shown(by_one)) == 7 + 1 + 2 + 2
 
 
-def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path: Path, convert: Convert) -> None:
+def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path, convert):
     """Members in another order, deflated or stored: the shards are the same."""
     files = kaggle(20)
     straight = write_zip(tmp_path / "a.zip", files)
@@ -44,7 +44,7 @@ def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path: Path, conver
     assert {name for name in first if first[name] != second[name]} == {"dataset.json"}
 
 
-def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip: Path, convert: Convert) -> None:
+def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip, convert):
     """Three tasks, in any order, and finish: no byte differs from a single conversion."""
     options = ("--gray", "--size", 16)
     whole = convert("catdog", train_zip, *options, out="whole")
@@ -55,7 +55,7 @@ def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip: Path, convert: 
     assert shown(out) == shown(whole)
 
 
-def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Convert) -> None:
+def test_finish_refuses_while_a_share_is_missing(train_zip, convert):
     """The shards that are missing are named, and there is no manifest until they are there."""
     share = ("--shards", 5, "--task-count", 2, "--task-index")
     out = convert("catdog", train_zip, *share, 0)
@@ -68,7 +68,7 @@ def test_finish_refuses_while_a_share_is_missing(train_zip: Path, convert: Conve
     assert len(everything(out)) == 300
 
 
-def test_finish_needs_something_to_close(tmp_path: Path) -> None:
+def test_finish_needs_something_to_close(tmp_path):
     """A folder that does not exist, or is no target of a conversion, is refused."""
     with pytest.raises(UsageError, match="no such folder"):
         main(["finish", str(tmp_path / "nowhere")])
@@ -76,7 +76,7 @@ def test_finish_needs_something_to_close(tmp_path: Path) -> None:
         main(["finish", str(tmp_path)])
 
 
-def test_shards_are_shuffled_and_near_equal(train_zip: Path, convert: Convert) -> None:
+def test_shards_are_shuffled_and_near_equal(train_zip, convert):
     """Every shard has both classes in about equal parts, and sizes differ by one at most."""
     out = convert("catdog", train_zip, "--shards", 4)
     sizes: dict[str, list[int]] = {}
@@ -88,9 +88,7 @@ def test_shards_are_shuffled_and_near_equal(train_zip: Path, convert: Convert) -
     assert sizes == {"train": [67, 68, 67, 68], "val": [30]}
 
 
-def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(
-    train_zip: Path, convert: Convert
-) -> None:
+def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(train_zip, convert):
     """The validation part is stratified and fixed; the order within the shards follows the seed."""
     outs = [convert("catdog", train_zip, "--seed", seed, out=f"{seed}") for seed in (0, 1)]
     held_out = [
@@ -120,9 +118,7 @@ class Nothing:
     percent=st.integers(0, 90),
     seed=st.integers(0, 2**31),
 )
-def test_a_plan_holds_every_image_once(
-    keys: list[tuple[str, int]], shards: int, percent: int, seed: int
-) -> None:
+def test_a_plan_holds_every_image_once(keys, shards, percent, seed):
     """Whatever is asked, each image is planned exactly once, or one line says why not."""
     packing = Packing(shards=shards, val_percent=percent, seed=seed)
     try:
@@ -147,7 +143,7 @@ def test_a_plan_holds_every_image_once(
     assert make_plan(listing_of(keys[::-1]), packing)[0] == plan
 
 
-def test_the_shuffle_is_good() -> None:
+def test_the_shuffle_is_good():
     """An image's place says nothing about where it was: rank correlation is near zero."""
     keys = [(f"cat_{number:05d}", 0) for number in range(4000)]
     _, lines = make_plan(listing_of(keys), Packing(val_percent=0))
@@ -158,17 +154,13 @@ def test_the_shuffle_is_good() -> None:
 @pytest.mark.parametrize(
     ("dataset", "task"), [("flowers", "classify"), ("imagenet", "imagenet"), ("mnist", "mnist")]
 )
-def test_the_task_of_a_set_is_printed(
-    dataset: str, task: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_task_of_a_set_is_printed(dataset, task, capsys):
     """Its own if it has one, else that for any folder of classes."""
     print_use(Path("data/set"), dataset)
     assert capsys.readouterr().err.endswith(f"./run-local {task} --data data/set\n")
 
 
-def test_a_second_run_has_nothing_to_do(
-    train_zip: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_second_run_has_nothing_to_do(train_zip, convert, capsys):
     """The same command on a finished folder ends at once, leaves every file as it is, and says the
     command that trains."""
     out = convert("catdog", train_zip)
@@ -180,9 +172,7 @@ def test_a_second_run_has_nothing_to_do(
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
 
 
-def test_other_options_are_not_mixed_into_a_finished_folder(
-    train_zip: Path, convert: Convert
-) -> None:
+def test_other_options_are_not_mixed_into_a_finished_folder(train_zip, convert):
     """Refused, unless --force says to replace it; then nothing of the old set is left."""
     out = convert("catdog", train_zip, "--shards", 9)
     (out / "notes.txt").write_text("mine")
@@ -195,9 +185,7 @@ def test_other_options_are_not_mixed_into_a_finished_folder(
     assert shown(out) == shown(fresh) | {"notes.txt": b"mine"}
 
 
-def test_force_removes_what_the_manifest_lists_and_nothing_else(
-    tmp_path: Path, train_zip: Path, convert: Convert
-) -> None:
+def test_force_removes_what_the_manifest_lists_and_nothing_else(tmp_path, train_zip, convert):
     """Foreign tars, reports and partial files in OUT stay, though named like ours."""
     mine = {
         "holiday-photos-202408.tar": b"precious",
@@ -217,9 +205,7 @@ def test_force_removes_what_the_manifest_lists_and_nothing_else(
 
 
 @pytest.mark.parametrize("name", ["report.json", "catdog-train-000000.tar"])
-def test_force_replaces_nothing_that_no_manifest_lists(
-    name: str, tmp_path: Path, train_zip: Path, convert: Convert
-) -> None:
+def test_force_replaces_nothing_that_no_manifest_lists(name, tmp_path, train_zip, convert):
     """A file of a name that we would write, in a folder of another origin: 64, and it stays."""
     write_files(tmp_path / "out", {name: b"precious"})
     for options in ((), ("--force",)):
@@ -229,9 +215,7 @@ def test_force_replaces_nothing_that_no_manifest_lists(
 
 
 @pytest.mark.parametrize("head", [b"", b"[[[", b"{}\n", b'{"shards": 5}\n', b"[" * 100_000])
-def test_a_plan_that_is_none_is_refused(
-    head: bytes, tmp_path: Path, train_zip: Path, convert: Convert
-) -> None:
+def test_a_plan_that_is_none_is_refused(head, tmp_path, train_zip, convert):
     """Whatever lies in OUT in place of a plan is no plan: one line, with and without --force."""
     write_files(tmp_path / "out", {".converting/plan": head})
     with pytest.raises(UsageError, match="holds an unfinished conversion"):
@@ -245,9 +229,7 @@ def test_a_plan_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("options", [(), ("--force",)])
-def test_a_damaged_manifest_is_replaced_by_hand(
-    train_zip: Path, convert: Convert, options: tuple[str, ...]
-) -> None:
+def test_a_damaged_manifest_is_replaced_by_hand(train_zip, convert, options):
     """What to type is said, also with --force: whose the files are is not known any more."""
     out = convert("catdog", train_zip)
     manifest = (out / "dataset.json").read_text()
@@ -257,7 +239,7 @@ def test_a_damaged_manifest_is_replaced_by_hand(
     assert list(out.glob("*.tar"))
 
 
-def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip: Path, convert: Convert) -> None:
+def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip, convert):
     """Killed between manifest and tidying up: the same command finds all done, and tidies."""
     out = convert("catdog", train_zip)
     write_files(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
@@ -265,9 +247,7 @@ def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip: Path, conver
     assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == [".lock"]
 
 
-def test_a_folder_of_other_shards_is_refused(
-    tmp_path: Path, train_zip: Path, convert: Convert
-) -> None:
+def test_a_folder_of_other_shards_is_refused(tmp_path, train_zip, convert):
     """Shards that no manifest knows might be the only copy: nothing is written beside them."""
     write_files(tmp_path / "out", {"other-train-000000.tar": b"precious"})
     with pytest.raises(UsageError, match="holds shards of another origin"):
@@ -275,7 +255,7 @@ def test_a_folder_of_other_shards_is_refused(
     assert shown(tmp_path / "out") == {"other-train-000000.tar": b"precious"}
 
 
-def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> None:
+def test_a_shard_of_which_nothing_is_left(tmp_path, convert):
     """It ends the conversion with what to do, leaves no empty shard, and does so again."""
     files = kaggle(2) | {f"train/cat.9{n}.jpg": b"broken" for n in range(20)}
     source = write_zip(tmp_path / "train.zip", files)
@@ -301,16 +281,14 @@ def test_a_shard_of_which_nothing_is_left(tmp_path: Path, convert: Convert) -> N
         (("--speed", 9), "--speed: no such option"),
     ],
 )
-def test_impossible_options_are_refused_in_one_line(
-    options: tuple[object, ...], says: str, train_zip: Path, convert: Convert
-) -> None:
+def test_impossible_options_are_refused_in_one_line(options, says, train_zip, convert):
     """Bad usage is met before anything is written."""
     with pytest.raises(UsageError) as error:
         convert("catdog", train_zip, *options)
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_manifest_says_where_it_came_from(train_zip: Path, convert: Convert) -> None:
+def test_the_manifest_says_where_it_came_from(train_zip, convert):
     """Name, size and listing digest of the archive, seed and preset stand in the manifest."""
     out = convert("catdog", train_zip, "--seed", 5, "--short-side", 20)
     manifest = json.loads((out / "dataset.json").read_bytes())

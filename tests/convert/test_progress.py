@@ -5,14 +5,11 @@ import pty
 import re
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 from rackrun.convert.progress import METERED, Progress, meter, metered
 
 
-def test_a_terminal_shows_a_bar_with_rate_and_time_left(train_zip: Path, tmp_path: Path) -> None:
+def test_a_terminal_shows_a_bar_with_rate_and_time_left(train_zip, tmp_path):
     """On a terminal the bar goes to the end and leaves the line as it was."""
     ours, theirs = pty.openpty()
     command = [
@@ -43,9 +40,7 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def test_a_log_gets_plain_lines(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_log_gets_plain_lines(capsys, monkeypatch):
     """Without a terminal: a line now and then with rate and time left, and one at the end."""
     monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
     with meter("converted", 1000) as shown:
@@ -56,9 +51,7 @@ def test_a_log_gets_plain_lines(
     assert re.fullmatch(r"converted 1,000 images, [\d,]+/s, [\d,]+ MB/s in 0.\d s", lines[2])
 
 
-def test_what_is_listed_is_counted_on_the_way(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_listed_is_counted_on_the_way(capsys, monkeypatch):
     """Listing a million images takes a minute, and their number is not known before."""
     monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
     records = metered(range(METERED + 1), "listed")

@@ -8,7 +8,6 @@ import re
 import struct
 import zlib
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from rackrun.convert.images.info import inspect
 from rackrun.convert.readers.records import Defect
 from rackrun.shards.images import MAX_SCANS
 from rackrun.training.data.decode import decode
-from tests.convert.conftest import Convert, everything
+from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, kaggle, rotated, write_zip
 
 JPEG = drawn("jpeg", (200, 150))
@@ -49,7 +48,7 @@ def deep(step: int) -> bytes:
     ("data", "extension"),
     [(JPEG, "jpg"), (PROGRESSIVE, "jpg"), (PNG, "png"), (GIF, "gif"), (BMP, "bmp"), (WEBP, "webp")],
 )
-def test_every_format_is_known_by_its_bytes(data: bytes, extension: str) -> None:
+def test_every_format_is_known_by_its_bytes(data, extension):
     """Format and size come from the content; the right name is no oddity."""
     info = inspect(data, f".{extension}")
     assert (info.extension, info.width, info.height) == (
@@ -78,13 +77,13 @@ def test_every_format_is_known_by_its_bytes(data: bytes, extension: str) -> None
         (JPEG + b"trailing bytes", ".jpg", ()),
     ],
 )
-def test_oddities_are_noted_and_kept(data: bytes, suffix: str, oddities: tuple[str, ...]) -> None:
+def test_oddities_are_noted_and_kept(data, suffix, oddities):
     """Another format, gray, CMYK, transparency, EXIF rotation: in the report, and in the shard."""
     assert inspect(data, suffix).oddities == oddities
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
-def test_animations_are_noted(format: str) -> None:
+def test_animations_are_noted(format):
     """Of an animation the first image counts, which the report says."""
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
     stored = io.BytesIO()
@@ -109,7 +108,7 @@ def test_animations_are_noted(format: str) -> None:
         (b"SIMPLE  =                    T", "unknown format"),
     ],
 )
-def test_broken_images_are_named(data: bytes, kind: str) -> None:
+def test_broken_images_are_named(data, kind):
     """DATA-3: cut off, damaged, or of a format that is not read (TIFF, FITS): left out."""
     assert defect_of(data) == kind
 
@@ -135,7 +134,7 @@ def of_chunks(chunks: list[tuple[bytes, bytes]]) -> bytes:
         (0, 10, "undecodable"),
     ],
 )
-def test_bombs_are_refused_by_their_header(width: int, height: int, kind: str) -> None:
+def test_bombs_are_refused_by_their_header(width, height, kind):
     """DATA-3: 81 megapixels, a line of 1 by 60,000, no pixels at all: never decoded."""
     assert defect_of(png(width, height), ".png") == kind
 
@@ -154,12 +153,12 @@ PIXELS = zlib.compress(bytes(21 * 20))
     ],
     ids=["half of its pixels", "Xcode's", "no pixels", "one bit deep in colour"],
 )
-def test_a_png_whose_checksums_hold_is_decoded(chunks: list[tuple[bytes, bytes]]) -> None:
+def test_a_png_whose_checksums_hold_is_decoded(chunks):
     """Its chunks are right, and no decoder takes it: it is left out, not met by the training."""
     assert defect_of(of_chunks(chunks), ".png") == "undecodable"
 
 
-def test_a_png_with_a_long_text_or_profile_is_whole() -> None:
+def test_a_png_with_a_long_text_or_profile_is_whole():
     """An editor's history of more than 1 MB: kept, and decoded by the training."""
     info = PngImagePlugin.PngInfo()
     info.add_itxt("XML:com.adobe.xmp", random.Random(1).randbytes(1_500_000).hex(), zip=True)
@@ -176,7 +175,7 @@ def of_scans(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("decoy", [b"", b"\xff\xfe\0\4\xff\xd9"])
-def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
+def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy):
     """DATA-3: a scan costs the loader as much as an image; an end marker in a comment hides none.
 
     A progressive image of the usual dozen of scans is kept.
@@ -189,7 +188,7 @@ def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy: bytes) -> None:
     assert not inspect(PROGRESSIVE, ".jpg").oddities
 
 
-def test_what_decodes_only_with_a_warning_is_noted() -> None:
+def test_what_decodes_only_with_a_warning_is_noted():
     """Noise in the scan is drawn as noise: the report says so, and the image is kept."""
     noisy = bytearray(drawn("noise", (400, 300)))
     middle = noisy.index(b"\xff\xda") + 700
@@ -200,7 +199,7 @@ def test_what_decodes_only_with_a_warning_is_noted() -> None:
         assert "warnings" not in inspect(drawn(1, mode=mode), ".jpg").oddities
 
 
-def test_damage_is_found_whatever_was_seen_before() -> None:
+def test_damage_is_found_whatever_was_seen_before():
     """A progressive JPEG with a damaged table is named, also after a sound one of its header."""
     at = PROGRESSIVE.index(b"\xff\xc4", PROGRESSIVE.index(b"\xff\xda"))
     damaged = bytearray(PROGRESSIVE)
@@ -209,7 +208,7 @@ def test_damage_is_found_whatever_was_seen_before() -> None:
     assert defect_of(bytes(damaged)) == "undecodable"
 
 
-def test_an_image_that_is_cut_says_how_much_of_it_there_is() -> None:
+def test_an_image_that_is_cut_says_how_much_of_it_there_is():
     """A PNG that ends in its pixels; one that lacks no more than its end is kept."""
     with pytest.raises(Defect) as defect:
         inspect(PNG[:-60], ".png")
@@ -217,7 +216,7 @@ def test_an_image_that_is_cut_says_how_much_of_it_there_is() -> None:
     assert inspect(PNG[:-12], ".png").oddities == ("no end",)
 
 
-def test_malformed_exif_does_no_harm() -> None:
+def test_malformed_exif_does_no_harm():
     """Whatever stands in EXIF, the image counts as upright and is kept."""
     data = rotated(1)
     start = data.index(b"Exif\0\0") + 6
@@ -228,7 +227,7 @@ def test_malformed_exif_does_no_harm() -> None:
 
 
 @given(st.integers(0, len(JPEG)))
-def test_a_jpeg_cut_anywhere_is_found(length: int) -> None:
+def test_a_jpeg_cut_anywhere_is_found(length):
     """A cut image is a defect, or Pillow decodes it in full."""
     try:
         inspect(JPEG[:length], ".jpg")
@@ -238,7 +237,7 @@ def test_a_jpeg_cut_anywhere_is_found(length: int) -> None:
 
 
 @given(st.sampled_from((JPEG, PROGRESSIVE, PNG, GIF, BMP, WEBP)), st.data())
-def test_no_damage_raises_anything_but_a_defect(data: bytes, draw: st.DataObject) -> None:
+def test_no_damage_raises_anything_but_a_defect(data, draw):
     """Bytes overwritten anywhere end in a look or in a defect."""
     damaged = bytearray(data)
     for _ in range(draw.draw(st.integers(1, 4))):
@@ -248,7 +247,7 @@ def test_no_damage_raises_anything_but_a_defect(data: bytes, draw: st.DataObject
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_raise_anything_but_a_defect(data: bytes) -> None:
+def test_no_bytes_raise_anything_but_a_defect(data):
     """Nor do any bytes behind the first ones of an image."""
     for start in (b"", JPEG[:2], PNG[:8], GIF[:6], BMP[:2], WEBP[:12]):
         try:
@@ -257,9 +256,7 @@ def test_no_bytes_raise_anything_but_a_defect(data: bytes) -> None:
             continue
 
 
-def test_the_report_names_every_odd_file(
-    tmp_path: Path, convert: Convert, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_names_every_odd_file(tmp_path, convert, capsys):
     """Broken images are left out, counted and named, on the screen and in report.json."""
     odd = {
         "train/cat.900.jpg": b"",
@@ -295,7 +292,7 @@ def test_the_report_names_every_odd_file(
     assert by_key["cat_00902"].extension == "jpg" and by_key["cat_00902"].image == PNG
 
 
-def test_damage_that_the_archive_knows_of_is_found(tmp_path: Path, convert: Convert) -> None:
+def test_damage_that_the_archive_knows_of_is_found(tmp_path, convert):
     """A flipped byte in a stored image decodes without an error; the CRC-32 finds it."""
     source = write_zip(tmp_path / "train.zip", kaggle(5))
     data = bytearray(source.read_bytes())

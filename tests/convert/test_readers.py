@@ -61,7 +61,7 @@ def expected(folder: Path) -> Expected:
     }
 
 
-def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
+def test_stock_webdataset_reads_them_by_their_brace_name(folder):
     """webdataset's own pipeline finds every sample, its label and its image, and decodes it."""
     manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
     urls = [str(folder / brace_name(split)) for split in manifest.splits]
@@ -73,7 +73,7 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder: Path) -> None:
     }
 
 
-def test_python_reads_them(folder: Path) -> None:
+def test_python_reads_them(folder):
     """tarfile sees regular files in pairs, without owner and date."""
     result: Expected = {}
     for path in sorted(folder.glob("*.tar")):
@@ -96,7 +96,7 @@ def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
     return file.read()
 
 
-def test_gnu_tar_lists_and_unpacks_them(folder: Path, tmp_path: Path) -> None:
+def test_gnu_tar_lists_and_unpacks_them(folder, tmp_path):
     """tar tvf lists every member without a warning, and tar xf gives the same bytes."""
     unpacked = tmp_path / "unpacked"
     unpacked.mkdir()
@@ -110,7 +110,7 @@ def test_gnu_tar_lists_and_unpacks_them(folder: Path, tmp_path: Path) -> None:
         assert (unpacked / f"{key}.{extension}").read_bytes() == image
 
 
-def test_the_index_gives_every_image_without_the_tar(folder: Path) -> None:
+def test_the_index_gives_every_image_without_the_tar(folder):
     """numpy maps the index; each row's bytes are an image of the size that it says."""
     for split in Manifest.parse((folder / "dataset.json").read_bytes(), "").splits:
         rows = np.load(folder / split.index, mmap_mode="r")

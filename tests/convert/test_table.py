@@ -8,9 +8,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rackrun.errors import DataError, MissingPackage, Problem, UsageError
+from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.shards.index import Manifest
-from tests.convert.conftest import Convert, everything
+from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, write_files
 
 FILES = {f"img/{n}.jpg": drawn(n) for n in range(12)}
@@ -35,7 +35,7 @@ def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_rows_become_samples(tmp_path: Path, convert: Convert, write: Write) -> None:
+def test_rows_become_samples(tmp_path, convert, write):
     """Images, labels and splits are those of the table."""
     out = convert("csv", write(write_files(tmp_path, FILES), ROWS))
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
@@ -48,7 +48,7 @@ def test_rows_become_samples(tmp_path: Path, convert: Convert, write: Write) -> 
     assert samples == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
 
 
-def test_numbers_are_classes_in_their_order(tmp_path: Path, convert: Convert) -> None:
+def test_numbers_are_classes_in_their_order(tmp_path, convert):
     """10 comes after 9; without a split parts of each class are held out; --root and columns."""
     write_files(tmp_path / "data", FILES)
     table = tmp_path / "labels.csv"
@@ -60,14 +60,14 @@ def test_numbers_are_classes_in_their_order(tmp_path: Path, convert: Convert) ->
 
 
 @pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_whole_floats_are_whole_numbers(tmp_path: Path, convert: Convert, write: Write) -> None:
+def test_whole_floats_are_whole_numbers(tmp_path, convert, write):
     """What pandas makes of a column of numbers with a gap: 2.0 comes before 10.0."""
     rows = [(f"img/{n}.jpg", ("2.0", "10.0")[n % 2], "") for n in range(12)]
     out = convert("csv", write(write_files(tmp_path, FILES), rows))
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("2", "10")
 
 
-def test_labels_that_no_two_images_share_are_refused(tmp_path: Path, convert: Convert) -> None:
+def test_labels_that_no_two_images_share_are_refused(tmp_path, convert):
     """Captions and ids are no classes, until it is said that they are."""
     rows = [(f"img/{n}.jpg", f"a tree number {n}", "") for n in range(12)]
     table = as_csv(write_files(tmp_path, FILES), rows)
@@ -100,9 +100,7 @@ GOOD = [("img/0.jpg", "a", ""), ("img/1.jpg", "b", "")]
         (("img/2.jpg", "a", "train"), DataError, "some rows have a split and some none"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named(
-    tmp_path: Path, convert: Convert, row: tuple[str, ...], problem: type[Problem], says: str
-) -> None:
+def test_a_row_that_cannot_be_used_is_named(tmp_path, convert, row, problem, says):
     """Traversal, links that lead out, missing files, duplicates, labels and splits."""
     (tmp_path / "secret.jpg").write_bytes(drawn("secret"))
     folder = write_files(tmp_path / "set", FILES)
@@ -121,16 +119,14 @@ def test_a_row_that_cannot_be_used_is_named(
         ("path,label\na,b\n".encode("utf-16"), "not in UTF-8"),
     ],
 )
-def test_what_is_no_table(tmp_path: Path, convert: Convert, text: bytes, says: str) -> None:
+def test_what_is_no_table(tmp_path, convert, text, says):
     """Other columns and other bytes are reported in one line."""
     (tmp_path / "t.csv").write_bytes(text)
     with pytest.raises(UsageError, match=says):
         convert("csv", tmp_path / "t.csv")
 
 
-def test_parquet_without_pyarrow_names_the_extra(
-    tmp_path: Path, convert: Convert, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_pyarrow_names_the_extra(tmp_path, convert, monkeypatch):
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackage, match=r"^pyarrow is not installed; type: .*\[parquet\]'$"):
@@ -154,9 +150,7 @@ def as_parquet_file(folder: Path) -> Path:
     ],
     ids=["semicolons", "tabs", "blanks", "backslashes", "no suffix"],
 )
-def test_tables_as_spreadsheets_and_kaggle_write_them(
-    tmp_path: Path, convert: Convert, table: str
-) -> None:
+def test_tables_as_spreadsheets_and_kaggle_write_them(tmp_path, convert, table):
     """Other separators, other slashes, ids instead of names of files."""
     header, row = table.splitlines(keepends=True)
     rows = [row.format(n=n, label=("oak", "fir")[n % 2]) for n in range(12)]
@@ -167,7 +161,7 @@ def test_tables_as_spreadsheets_and_kaggle_write_them(
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("fir", "oak")
 
 
-def test_all_missing_files_are_named_and_can_be_left_out(tmp_path: Path, convert: Convert) -> None:
+def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
     """At once, with their lines, also after a cell with a line break in it."""
     folder = write_files(tmp_path / "set", FILES)
     lines = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},x\n" for n in range(14)]
@@ -181,7 +175,7 @@ def test_all_missing_files_are_named_and_can_be_left_out(tmp_path: Path, convert
     assert len(everything(out)) == 12
 
 
-def test_rows_of_one_group_stay_on_one_side(tmp_path: Path, convert: Convert) -> None:
+def test_rows_of_one_group_stay_on_one_side(tmp_path, convert):
     """Images of a patient are all in train or all in val."""
     folder = write_files(tmp_path / "set", FILES)
     rows = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},patient{n // 3}\n" for n in range(12)]

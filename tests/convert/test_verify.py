@@ -45,7 +45,7 @@ def zeros(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_whole_folder_passes(folder, capsys):
     """Nothing is wrong: one line with the counts, or the same for programs."""
     main(["verify", str(folder)])
     assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
@@ -80,12 +80,7 @@ def test_a_whole_folder_passes(folder: Path, capsys: pytest.CaptureFixture[str])
         ),
     ],
 )
-def test_every_damage_is_named(
-    damage: Callable[[Path], object],
-    says: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_every_damage_is_named(damage, says, folder, capsys):
     """A flipped bit, a cut, a missing, swapped or additional file: found, with its place."""
     damage(folder)
     with pytest.raises(DataError, match="fault"):
@@ -93,9 +88,7 @@ def test_every_damage_is_named(
     assert re.search(says, capsys.readouterr().out)
 
 
-def test_all_faults_are_named_not_the_first(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_faults_are_named_not_the_first(folder, capsys):
     """Two images of one shard and one of another: three lines, and the shards' digests."""
     flip(folder / FIRST, 1600)
     flip(folder / FIRST, -1600)
@@ -120,9 +113,7 @@ def test_all_faults_are_named_not_the_first(
         ({"seed": "0"}, "manifest.seed: str in place of int"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_refused(
-    change: dict[str, object], says: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_that_cannot_be_is_refused(change, says, folder, capsys):
     """A manifest of another version, with paths for names, or that contradicts its index."""
     manifest = json.loads((folder / "dataset.json").read_text())
     (folder / "dataset.json").write_text(json.dumps(manifest | change))
@@ -132,7 +123,7 @@ def test_a_manifest_that_cannot_be_is_refused(
 
 
 @pytest.mark.parametrize("command", ["verify", "summary"])
-def test_what_is_no_shard_folder_is_refused(command: str, tmp_path: Path) -> None:
+def test_what_is_no_shard_folder_is_refused(command, tmp_path):
     """No folder, an unfinished one, a manifest that is no JSON, a pipe: one line each."""
     with pytest.raises(UsageError, match="there is no such folder"):
         main([command, str(tmp_path / "nowhere")])
@@ -146,7 +137,7 @@ def test_what_is_no_shard_folder_is_refused(command: str, tmp_path: Path) -> Non
         main([command, str(tmp_path)])
 
 
-def test_the_summary(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary(folder, capsys):
     """Shards in brace form, counts, bytes and classes on one page."""
     main(["summary", str(folder)])
     printed = capsys.readouterr().out
@@ -168,9 +159,7 @@ def served(folder: Path) -> Iterator[tuple[Path, str]]:
             yield copy, server.url
 
 
-def test_a_server_is_verified_like_a_folder(
-    served: tuple[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_is_verified_like_a_folder(served, capsys):
     """Over HTTP the same faults are named, and summary prints the same page."""
     folder, url = served
     main(["verify", url])
@@ -185,7 +174,7 @@ def test_a_server_is_verified_like_a_folder(
     assert "the image at byte 1536 is damaged" in capsys.readouterr().out
 
 
-def test_each_index_is_read_once(folder: Path) -> None:
+def test_each_index_is_read_once(folder):
     """One process reads it for all shards and workers: ImageNet's takes 100 MB and a second."""
     with tempfile.TemporaryDirectory() as top:
         Path(top).chmod(0o755)
@@ -199,13 +188,13 @@ def test_each_index_is_read_once(folder: Path) -> None:
     assert read["/catdog-train.index.npy"] == read["/catdog-val.index.npy"] == 1
 
 
-def test_a_manifest_survives_being_read(folder: Path) -> None:
+def test_a_manifest_survives_being_read(folder):
     """Reading and writing a manifest again changes no byte, so its digest identifies the data."""
     text = (folder / "dataset.json").read_bytes()
     assert Manifest.parse(text, "").serialise() == text
 
 
-def test_swapped_class_names_are_found(folder: Path) -> None:
+def test_swapped_class_names_are_found(folder):
     """No digest of a shard covers them; a manifest without its own digest is refused."""
     path = folder / "dataset.json"
     manifest = json.loads(path.read_text())
@@ -220,9 +209,7 @@ def test_swapped_class_names_are_found(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "zero", "longer"])
-def test_what_is_no_shard_does_not_hang_the_verification(
-    folder: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_what_is_no_shard_does_not_hang_the_verification(folder, capsys, kind):
     """A pipe, or a device without an end, in its place: one line."""
     path = min(folder.glob("*.tar"))
     path.unlink()

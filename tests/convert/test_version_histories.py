@@ -95,14 +95,14 @@ def check_histories(folder: Path, seeds: range) -> None:
         run("verify", history.data)
 
 
-def test_differences_of_random_histories_are_exact(tmp_path: Path) -> None:
+def test_differences_of_random_histories_are_exact(tmp_path):
     """Random appends, drops and relabels: every two versions differ by just what was done."""
     check_histories(tmp_path, range(1))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(7200)
-def test_differences_of_two_hundred_random_histories_are_exact(tmp_path: Path) -> None:
+def test_differences_of_two_hundred_random_histories_are_exact(tmp_path):
     """Two hundred of them."""
     check_histories(tmp_path, range(200))
 
@@ -134,12 +134,12 @@ def check_bytes(folder: Path, count: int) -> None:
     assert sum(written) <= 0.02 * size
 
 
-def test_an_append_of_one_percent_writes_little(tmp_path: Path) -> None:
+def test_an_append_of_one_percent_writes_little(tmp_path):
     """At most 2 % of the bytes of the folder, indexes and manifests included."""
     check_bytes(tmp_path, 300)
 
 
 @pytest.mark.long
-def test_an_append_to_ten_thousand_images_writes_little(tmp_path: Path) -> None:
+def test_an_append_to_ten_thousand_images_writes_little(tmp_path):
     """The same of 10,000 images."""
     check_bytes(tmp_path, 10_000)

@@ -2,7 +2,6 @@
 
 import json
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,7 @@ def tars(tmp_path: Path) -> Path:
     return folder
 
 
-def test_tars_that_come_into_the_folder_are_its_next_version(
-    tars: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tars_that_come_into_the_folder_are_its_next_version(tars, capsys):
     """The folder is appended to itself: only what no version lists is read, no tar changes."""
     more(tars, 2, new0=0, new1=4)
     before, first = tars_in(tars), stock(tars)
@@ -68,7 +65,7 @@ def test_tars_that_come_into_the_folder_are_its_next_version(
     assert "4 tars: a version has them already" in capsys.readouterr().err
 
 
-def test_tars_that_lie_elsewhere_get_links(tmp_path: Path, tars: Path) -> None:
+def test_tars_that_lie_elsewhere_get_links(tmp_path, tars):
     """After a drop has used a number, links take the next ones; the same tars again are known."""
     run("drop", tars, "train0_1")
     dropped = stock(tars)
@@ -91,8 +88,8 @@ def test_tars_that_lie_elsewhere_get_links(tmp_path: Path, tars: Path) -> None:
 
 
 def test_an_append_of_tars_that_is_cut_off_leaves_the_version_and_the_tars(
-    tmp_path: Path, tars: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, tars, monkeypatch
+):
     """Before the manifest: other changes wait, --force gives it up and removes only links, the same
     command completes it."""
     inside = more(tars, 2, new0=0)
@@ -124,7 +121,7 @@ def test_an_append_of_tars_that_is_cut_off_leaves_the_version_and_the_tars(
     run("verify", tars)
 
 
-def test_no_tar_of_another_program_is_written_over(tars: Path) -> None:
+def test_no_tar_of_another_program_is_written_over(tars):
     """A tar that came into the folder, and nobody has appended yet, keeps its name and bytes."""
     tar = more(tars, 2, new0=0)
     before = tar.read_bytes()
@@ -143,9 +140,7 @@ def test_no_tar_of_another_program_is_written_over(tars: Path) -> None:
         ({"x": 0}, ("--val-percent", 10), "1 tar of train has samples; give more tars"),
     ],
 )
-def test_what_cannot_be_added_is_refused(
-    tmp_path: Path, tars: Path, keys: dict[str, int], options: tuple[object, ...], message: str
-) -> None:
+def test_what_cannot_be_added_is_refused(tmp_path, tars, keys, options, message):
     """A key that is there or was dropped, options for images: nothing changes."""
     run("drop", tars, "train1_2")
     with pytest.raises(Problem, match=message):
@@ -154,9 +149,7 @@ def test_what_cannot_be_added_is_refused(
     run("verify", tars)
 
 
-def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(
-    tmp_path: Path, tars: Path
-) -> None:
+def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(tmp_path, tars):
     """--allow dropped takes a key again."""
     first = stock(tars)
     run("drop", tars, "train1_2")
@@ -164,7 +157,7 @@ def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(
     assert stock(tars) == first
 
 
-def test_a_leak_in_new_tars_is_refused(tmp_path: Path, tars: Path) -> None:
+def test_a_leak_in_new_tars_is_refused(tmp_path, tars):
     """A copy of a validation image does not come into train, and is named."""
     folder = tmp_path / "new"
     folder.mkdir()
@@ -178,7 +171,7 @@ def test_a_leak_in_new_tars_is_refused(tmp_path: Path, tars: Path) -> None:
     assert stock(tars)["copy"] == 1
 
 
-def test_tars_do_not_come_into_a_folder_of_our_own(tmp_path: Path, data: Path) -> None:
+def test_tars_do_not_come_into_a_folder_of_our_own(tmp_path, data):
     """A folder that was converted, and classes of another kind: what to type instead is said."""
     tar = more(tmp_path / "new", 0, x=0)
     with pytest.raises(UsageError, match="convert index .*--out FOLDER, and train on both with"):
@@ -196,9 +189,7 @@ def test_tars_do_not_come_into_a_folder_of_our_own(tmp_path: Path, data: Path) -
     [(by_webdataset, ".cls"), (as_hugging_face, ".json"), (by_name, ".txt")],
     ids=lambda each: getattr(each, "__name__", each),
 )
-def test_classes_are_changed_where_they_are(
-    tmp_path: Path, layout: Callable[[Path], dict[str, int]], suffix: str
-) -> None:
+def test_classes_are_changed_where_they_are(tmp_path, layout, suffix):
     """In a .cls, .json or .txt, and nothing else in the tar is: members, their order and bytes."""
     (tmp_path / "tars").mkdir()
     expected, data = layout(tmp_path / "tars"), tmp_path / "data"
@@ -238,9 +229,7 @@ def contents(folder: Path, manifest: Manifest) -> dict[str, bytes]:
         ("cls", b"  1", b"  2"),
     ],
 )
-def test_of_a_member_only_the_class_changes(
-    tmp_path: Path, name: str, old: bytes, new: bytes
-) -> None:
+def test_of_a_member_only_the_class_changes(tmp_path, name, old, new):
     """Numbers stay numbers, text text; blanks, order and other fields stay; a member may grow, and
     the image behind it is found."""
     members: Members = [("a.x", b"1"), (f"a.{name}", old), ("a.jpg", drawn(1)), ("a.y", b"2")]
@@ -254,7 +243,7 @@ def test_of_a_member_only_the_class_changes(
     changed, written = relabelled(row, data, 2, classes, "label", "here")
     (tmp_path / "one.tar").write_bytes(written + bytes(1024))
     with tarfile.open(tmp_path / "one.tar") as tar:
-        read = {each.name: (tar.extractfile(each) or tar.fileobj).read() for each in tar}  # type: ignore[union-attr]
+        read = {each.name: (tar.extractfile(each) or tar.fileobj).read() for each in tar}
     assert [*read] == ["a.x", f"a.{name}", "a.jpg", "a.y"]
     assert new in read[f"a.{name}"]
     if name == "json":
@@ -270,9 +259,7 @@ def test_of_a_member_only_the_class_changes(
     [("\u00e9", '"na\u00efve"'), ("e", '"na\\u00efve"')],
     ids=["as text", "escaped"],
 )
-def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(
-    tmp_path: Path, rest: str, written: str
-) -> None:
+def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(tmp_path, rest, written):
     """Whoever reads an ASCII file as ASCII still can; a file with other letters has them plain."""
     old = f'{{"label": "plain", "note": "{rest}"}}'
     members: Members = [("a.json", old.encode()), ("a.jpg", drawn(1))]
@@ -285,7 +272,7 @@ def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(
     assert old.replace('"plain"', written).encode() in relabelled_data
 
 
-def test_a_class_in_another_field_is_named(tmp_path: Path) -> None:
+def test_a_class_in_another_field_is_named(tmp_path):
     """The field that was indexed has to be named again, or another one would be changed."""
     extra = json.dumps({"label": 1, "kind": 0}).encode()
     members: Members = [("a.json", extra), ("a.jpg", drawn(1))]
@@ -298,7 +285,7 @@ def test_a_class_in_another_field_is_named(tmp_path: Path) -> None:
     assert contents(tmp_path, manifest_of(tmp_path))["a.json"] == b'{"label": 1, "kind": 1}'
 
 
-def test_two_splits_may_share_a_key(tmp_path: Path) -> None:
+def test_two_splits_may_share_a_key(tmp_path):
     """Other programs number each split from 0: then the shard is a part of a sample's name."""
     for split in ("train", "val"):
         members: Members = []
@@ -325,7 +312,7 @@ def all_keys(folder: Path) -> list[str]:
     return sorted(key for keys in keys_of(shards_of(source), 1).values() for key in keys)
 
 
-def test_prune_knows_which_tars_are_not_ours(tmp_path: Path, tars: Path) -> None:
+def test_prune_knows_which_tars_are_not_ours(tmp_path, tars):
     """Tars that came in later stay like the first ones; what we have written anew goes."""
     more(tars, 2, new0=0, new1=1)
     run("append", tars, tars)
@@ -341,9 +328,7 @@ def test_prune_knows_which_tars_are_not_ours(tmp_path: Path, tars: Path) -> None
     main(["verify", str(tars)])
 
 
-def test_images_get_a_number_where_tars_have_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_images_get_a_number_where_tars_have_names(tmp_path, capsys):
     """Class folders may come to such tars; that stock readers will see two forms is said."""
     by_name(tmp_path / "names")
     main(["index", str(tmp_path / "names"), "--out", str(tmp_path / "named")])

@@ -92,7 +92,7 @@ def stock(folder: Path, location: str = "") -> dict[str, int]:
     return read
 
 
-def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path: Path, data: Path) -> None:
+def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path, data):
     """Appending the folder with new images in it adds those, in new shards, as version 2."""
     before, first = digests(data), labels(data)
     photos(tmp_path / "photos", range(24, 28))
@@ -106,9 +106,7 @@ def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path: Path, data: Pat
     main(["verify", str(data)])
 
 
-def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(tmp_path, data, capsys):
     """Each shard is verified by any version whose index can be read, not by the newest alone."""
     photos(tmp_path / "photos", range(24, 28))
     run("append", tmp_path / "photos", data, "--val-percent", 0)
@@ -124,9 +122,7 @@ def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(
     assert "photos-train-000000.tar: damaged: its SHA-256" in printed
 
 
-def test_nothing_new_makes_no_version(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_new_makes_no_version(tmp_path, data, capsys):
     """The same images again, under whatever names: counted, and no file is written."""
     before = shown(data)
     run("append", tmp_path / "photos", data)
@@ -134,7 +130,7 @@ def test_nothing_new_makes_no_version(
     assert "48 images: are in it already" in capsys.readouterr().err
 
 
-def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path: Path, data: Path) -> None:
+def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path, data):
     """Names are only names: cat/1.jpg of another camera is new; that of the same one is not.
 
     The key has the CRC-32 of the image.
@@ -147,9 +143,7 @@ def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path: Path, dat
     assert manifest_of(data).number == 2
 
 
-def test_dropped_images_do_not_come_back_by_an_append(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dropped_images_do_not_come_back_by_an_append(tmp_path, data, capsys):
     """An append of the same folder leaves out what was dropped, unless --allow dropped."""
     run("drop", data, "cat_3")
     run("append", tmp_path / "photos", data)
@@ -159,7 +153,7 @@ def test_dropped_images_do_not_come_back_by_an_append(
     assert labels(data) == labels(f"{data}@1")
 
 
-def test_webdataset_reads_exactly_each_version(tmp_path: Path, data: Path) -> None:
+def test_webdataset_reads_exactly_each_version(tmp_path, data):
     """The names that summary prints are the newest version: nothing dropped is in them."""
     photos(tmp_path / "photos", range(24, 30))
     run("append", tmp_path / "photos", data)
@@ -173,7 +167,7 @@ def test_webdataset_reads_exactly_each_version(tmp_path: Path, data: Path) -> No
     assert [source.manifest.number for source in sources_of(str(data))] == [4, 3, 2, 1]
 
 
-def test_new_classes_get_numbers_after_the_old_ones(tmp_path: Path, data: Path) -> None:
+def test_new_classes_get_numbers_after_the_old_ones(tmp_path, data):
     """ant comes before cat in the alphabet, and after it in the table: old labels stay right."""
     run("append", photos(tmp_path / "more", range(3), ("ant", "cat")), data)
     assert manifest_of(data).classes == ("cat", "dog", "ant")
@@ -182,7 +176,7 @@ def test_new_classes_get_numbers_after_the_old_ones(tmp_path: Path, data: Path) 
     assert labels(f"{data}@1").items() <= newest.items()
 
 
-def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data: Path) -> None:
+def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data):
     """Only shards that hold such samples are written anew, under names that none has had."""
     before, first = digests(data), labels(data)
     run("drop", data, "cat_3")
@@ -197,7 +191,7 @@ def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data: Path) -> 
     main(["verify", str(data)])
 
 
-def test_the_same_edit_again_changes_nothing(data: Path) -> None:
+def test_the_same_edit_again_changes_nothing(data):
     """A drop or relabel that was done is not done twice: it says so and ends well."""
     for command in (("drop", data, "cat_3"), ("relabel", data, "cat_4=dog")):
         run(*command)
@@ -226,9 +220,7 @@ def table(path: Path, *rows: dict[str, str]) -> Path:
     return path
 
 
-def test_a_table_is_the_input_of_drop_and_of_relabel(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_is_the_input_of_drop_and_of_relabel(tmp_path, data, capsys):
     """Each takes the rows of its action; rows without one are left aside and counted."""
     doctor = table(
         tmp_path / "doctor.csv",
@@ -244,9 +236,7 @@ def test_a_table_is_the_input_of_drop_and_of_relabel(
     assert labels(data) == changed
 
 
-def test_rows_for_another_state_are_left_aside(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
     """A row whose sample has another class by now changes nothing, and is named and counted."""
     row = {"key": "cat_2", "action": "drop"}
     path = table(tmp_path / "old.csv", row | {"class": "dog"}, row | {"key": "cat_3"})
@@ -267,9 +257,7 @@ def test_rows_for_another_state_are_left_aside(
         ({"key": "x\x1b[31m" * 200}, r"line 3: a cell of more than"),
     ],
 )
-def test_a_bad_row_is_named_with_file_and_line(
-    tmp_path: Path, data: Path, row: dict[str, str], message: str
-) -> None:
+def test_a_bad_row_is_named_with_file_and_line(tmp_path, data, row, message):
     """A table that does not fit changes nothing, and the message says where it is wrong."""
     good = {"key": "cat_1", "action": "relabel", "new_class": "dog"}
     path = table(tmp_path / "edits.csv", good, {"new_class": "dog"} | row | {"action": "relabel"})
@@ -284,9 +272,7 @@ def test_a_bad_row_is_named_with_file_and_line(
     ("preset", "message"),
     [({"sharpen": True}, "unknown field 'sharpen'"), ({"size": "8"}, "size: str in place of int")],
 )
-def test_a_preset_that_no_conversion_has_written_is_refused(
-    data: Path, preset: dict[str, str | bool], message: str
-) -> None:
+def test_a_preset_that_no_conversion_has_written_is_refused(data, preset, message):
     """The author of a manifest gets a line into the messages, and no further."""
     written = replace(manifest_of(data), preset=preset).serialise()
     (data / "dataset.json").write_bytes(written)
@@ -311,7 +297,7 @@ def test_a_preset_that_no_conversion_has_written_is_refused(
         (("diff", "{data}@1", "{data}@7"), "no version 7; the newest is 2"),
     ],
 )
-def test_wrong_words_are_refused(data: Path, args: tuple[str, ...], message: str) -> None:
+def test_wrong_words_are_refused(data, args, message):
     """Nothing is written, and what to type is said."""
     run("drop", data, "cat_9")
     before = shown(data)
@@ -320,7 +306,7 @@ def test_wrong_words_are_refused(data: Path, args: tuple[str, ...], message: str
     assert shown(data) == before
 
 
-def test_leaks_across_versions_are_refused(tmp_path: Path, data: Path) -> None:
+def test_leaks_across_versions_are_refused(tmp_path, data):
     """A copy of a validation image may not come into train by an append."""
     source = open_source(str(data))
     held_out = next(each for each in everything(data) if each.key in keys_of_split(source, "val"))
@@ -345,7 +331,7 @@ def keys_of_split(source: object, split: str) -> set[str]:
     return {key for keys in keys_of(shards, 1).values() for key in keys}
 
 
-def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None:
+def test_tables_and_archives_are_sources_too(tmp_path, data):
     """A CSV of paths, and a zip and a tar of class folders with a folder around them."""
     photos(tmp_path / "listed", range(30, 32))
     rows = "".join(f"{kind}/{n}.jpg,{kind}\n" for kind in CLASSES for n in (30, 31))
@@ -364,7 +350,7 @@ def test_tables_and_archives_are_sources_too(tmp_path: Path, data: Path) -> None
     assert len(labels(data)) == 48 + 4 + 2 + 2
 
 
-def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
+def test_own_splits_stay_apart(tmp_path, data):
     """Images from train/, val/ and test/ go where their folders say; test is a new split."""
     parts = {"train": 100, "val": 200, "test": 300}
     files = {
@@ -378,7 +364,7 @@ def test_own_splits_stay_apart(tmp_path: Path, data: Path) -> None:
         assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)
 
 
-def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path: Path, data: Path) -> None:
+def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path, data):
     """--test-percent 85 leaves 5 % to validate on, not the usual 10, and a tenth to train on."""
     run("append", photos(tmp_path / "new", range(100, 140)), data, "--test-percent", 85)
     before, after = (open_source(f"{data}@{number}") for number in (1, 2))
@@ -389,7 +375,7 @@ def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path: Path, dat
     assert added == {"train": 2 * 4, "val": 2 * 2}
 
 
-def test_adopted_tars_keep_all_their_members(tmp_path: Path) -> None:
+def test_adopted_tars_keep_all_their_members(tmp_path):
     """Of tars of other programs, samples are dropped and relabelled with all that is in them."""
     expected = by_webdataset(tmp_path)
     before = digests(tmp_path)
@@ -406,7 +392,7 @@ def test_adopted_tars_keep_all_their_members(tmp_path: Path) -> None:
     main(["verify", str(tmp_path)])
 
 
-def test_a_drop_from_adopted_tars_keeps_every_other_member(tmp_path: Path) -> None:
+def test_a_drop_from_adopted_tars_keeps_every_other_member(tmp_path):
     """Of samples whose class lies in a .json, and which have other members besides."""
     expected = as_hugging_face(tmp_path)
     main(["index", str(tmp_path)])
@@ -429,9 +415,7 @@ def names_in(path: Path) -> list[str]:
         return tar.getnames()
 
 
-def test_diff_names_every_difference(
-    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diff_names_every_difference(tmp_path, data, capsys):
     """Added, dropped and relabelled, by key and class; JSON has the same."""
     photos(tmp_path / "photos", range(24, 25))
     run("append", tmp_path / "photos", data)
@@ -453,9 +437,7 @@ def test_diff_names_every_difference(
     assert back["relabelled"] == {"cat_2": ["dog", "cat"]}
 
 
-def test_log_lists_what_each_version_changed(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_log_lists_what_each_version_changed(data, capsys):
     """A line per version, the newest first, with what it changed and how much it wrote."""
     run("drop", data, "cat_1", "cat_2")
     capsys.readouterr()
@@ -474,7 +456,7 @@ def shard_of(location: Path, key: str) -> str:
     raise AssertionError(key)
 
 
-def test_a_sample_is_named_with_its_shard(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sample_is_named_with_its_shard(data, capsys):
     """SHARD.tar/KEY is the sample of that shard; one that lies elsewhere is left aside."""
     before, other = labels(data), shard_of(data, "cat_1")
     run("relabel", data, f"{other}/cat_1=dog")
@@ -488,7 +470,7 @@ def test_a_sample_is_named_with_its_shard(data: Path, capsys: pytest.CaptureFixt
     assert labels(data) == left
 
 
-def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
+def test_squash_writes_a_plain_folder(tmp_path, data):
     """The same samples as the newest version, no history; the same command again is done."""
     run("drop", data, "cat_1")
     run("squash", data, tmp_path / "plain")
@@ -503,7 +485,7 @@ def test_squash_writes_a_plain_folder(tmp_path: Path, data: Path) -> None:
     assert counts == {"train": 3, "val": 1}
 
 
-def test_prune_keeps_what_a_run_names(tmp_path: Path, data: Path) -> None:
+def test_prune_keeps_what_a_run_names(tmp_path, data):
     """Versions that no config.json names go with --yes, and only they; a torn one stops it."""
     for key in ("cat_1", "cat_2", "cat_3"):
         run("drop", data, key)
@@ -530,7 +512,7 @@ def test_prune_keeps_what_a_run_names(tmp_path: Path, data: Path) -> None:
         main([*prune, "--yes"])
 
 
-def test_force_replaces_all_versions(tmp_path: Path, data: Path) -> None:
+def test_force_replaces_all_versions(tmp_path, data):
     """A conversion with --force leaves nothing of earlier versions."""
     run("drop", data, "cat_1")
     main(["folder", str(tmp_path / "photos"), str(data), *map(str, FEW), "--force"])
@@ -594,18 +576,18 @@ def check_kills(tmp_path: Path, data: Path, kills: int) -> None:
         shutil.rmtree(folder)
 
 
-def test_kills_leave_a_version_whole_or_absent(tmp_path: Path, data: Path) -> None:
+def test_kills_leave_a_version_whole_or_absent(tmp_path, data):
     """A dozen kills at random moments."""
     check_kills(tmp_path, data, 12)
 
 
 @pytest.mark.long
-def test_ninety_kills_leave_a_version_whole_or_absent(tmp_path: Path, data: Path) -> None:
+def test_ninety_kills_leave_a_version_whole_or_absent(tmp_path, data):
     """Ninety kills at random moments."""
     check_kills(tmp_path, data, 90)
 
 
-def test_an_interrupted_change_is_completed_or_given_up(tmp_path: Path, data: Path) -> None:
+def test_an_interrupted_change_is_completed_or_given_up(tmp_path, data):
     """Another command is refused meanwhile; --force forgets what was begun, and its files."""
     photos(tmp_path / "photos", range(24, 30))
     before = shown(data)

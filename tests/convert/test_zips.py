@@ -26,12 +26,12 @@ def contents(path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("deflated", [False, True])
-def test_members_come_out_as_they_went_in(deflated: bool, tmp_path: Path) -> None:
+def test_members_come_out_as_they_went_in(deflated, tmp_path):
     """Stored or deflated, whatever the names."""
     assert contents(write_zip(tmp_path / "a.zip", FILES, deflated)) == FILES
 
 
-def test_zip64_and_streamed_archives(tmp_path: Path) -> None:
+def test_zip64_and_streamed_archives(tmp_path):
     """64-bit sizes, sizes behind the content, 66,000 members and folders: all are understood."""
     path = tmp_path / "a.zip"
     with path.open("wb") as file, zipfile.ZipFile(Unseekable(file), "w") as archive:
@@ -49,17 +49,17 @@ class Unseekable:
     """A pipe-like file: zipfile then writes each member's sizes after its content."""
 
     def __init__(self, file: object) -> None:
-        self.write, self.flush = file.write, file.flush  # type: ignore[attr-defined]
+        self.write, self.flush = file.write, file.flush
 
 
-def test_names_in_the_old_code_page(tmp_path: Path) -> None:
+def test_names_in_the_old_code_page(tmp_path):
     """Without the UTF-8 flag a name is in code page 437, as the format says."""
     path = write_zip(tmp_path / "a.zip", {"cat.x.jpg": b"1"})
     path.write_bytes(path.read_bytes().replace(b"cat.x", b"cat.\x81"))
     assert contents(path) == {"cat.ü.jpg": b"1"}
 
 
-def test_something_before_the_archive(tmp_path: Path) -> None:
+def test_something_before_the_archive(tmp_path):
     """A self-extracting archive has a program in front: its offsets are shifted."""
     path = write_zip(tmp_path / "a.zip", FILES)
     path.write_bytes(b"#!/bin/sh\n" * 20 + path.read_bytes())
@@ -67,7 +67,7 @@ def test_something_before_the_archive(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deflated", [False, True])
-def test_an_archive_inside_an_archive(deflated: bool, tmp_path: Path) -> None:
+def test_an_archive_inside_an_archive(deflated, tmp_path):
     """Stored it is read in place; deflated it goes through a file that has no name."""
     inner = write_zip(tmp_path / "train.zip", FILES)
     outer = Zip(write_zip(tmp_path / "o.zip", {"train.zip": inner.read_bytes()}, deflated))
@@ -77,7 +77,7 @@ def test_an_archive_inside_an_archive(deflated: bool, tmp_path: Path) -> None:
     assert not scratch.exists() or not list(scratch.iterdir())
 
 
-def test_a_damaged_inner_archive_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_inner_archive_is_refused(tmp_path):
     """The CRC-32 of an inner archive is checked while it is unpacked."""
     path = write_zip(tmp_path / "o.zip", {"train.zip": bytes(10_000)}, deflated=True)
     archive = Zip(path)
@@ -86,7 +86,7 @@ def test_a_damaged_inner_archive_is_refused(tmp_path: Path) -> None:
         archive.within(member._replace(crc=1), tmp_path)
 
 
-def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
+def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path):
     """DATA-2: what inflates a thousandfold, or beyond the free disk, is not unpacked at all."""
     path = write_zip(tmp_path / "o.zip", {"train.zip": bytes(8 << 20)}, deflated=True)
     archive, scratch = Zip(path), tmp_path / "scratch"
@@ -99,7 +99,7 @@ def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
     assert not list(scratch.iterdir())
 
 
-def test_overlapping_members_are_refused(tmp_path: Path) -> None:
+def test_overlapping_members_are_refused(tmp_path):
     """DATA-2: a zip bomb whose entries share one content is refused before anything is inflated."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(1000), "b.jpg": bytes(1000)})
     data = bytearray(path.read_bytes())
@@ -111,7 +111,7 @@ def test_overlapping_members_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [16, 42])
-def test_entries_that_point_elsewhere_are_refused(at: int, tmp_path: Path) -> None:
+def test_entries_that_point_elsewhere_are_refused(at, tmp_path):
     """An offset outside the archive, in the table or of the table, ends the reading."""
     path = write_zip(tmp_path / "a.zip", FILES)
     data = bytearray(path.read_bytes())
@@ -122,7 +122,7 @@ def test_entries_that_point_elsewhere_are_refused(at: int, tmp_path: Path) -> No
         list(Zip(path).members())
 
 
-def test_encrypted_members_are_refused(tmp_path: Path) -> None:
+def test_encrypted_members_are_refused(tmp_path):
     """There is no password to ask for: the message says what to do."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": b"secret"})
     data = bytearray(path.read_bytes())
@@ -133,7 +133,7 @@ def test_encrypted_members_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("method", "called"), [(9, "Deflate64"), (14, "LZMA"), (99, "method 99")])
-def test_rare_methods_are_named(method: int, called: str, tmp_path: Path) -> None:
+def test_rare_methods_are_named(method, called, tmp_path):
     """What cannot be inflated is refused by its name, with what to do."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": b"x"})
     data = bytearray(path.read_bytes())
@@ -143,7 +143,7 @@ def test_rare_methods_are_named(method: int, called: str, tmp_path: Path) -> Non
         list(Zip(path).members())
 
 
-def test_symbolic_links_are_refused(tmp_path: Path) -> None:
+def test_symbolic_links_are_refused(tmp_path):
     """DATA-2: a member that is a link to elsewhere is not followed."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         link = zipfile.ZipInfo("cat.0.jpg")
@@ -153,7 +153,7 @@ def test_symbolic_links_are_refused(tmp_path: Path) -> None:
         list(Zip(tmp_path / "a.zip").members())
 
 
-def test_bombs_are_left_out_unread(tmp_path: Path) -> None:
+def test_bombs_are_left_out_unread(tmp_path):
     """DATA-2: what inflates a thousandfold, or lies about its size, is not inflated."""
     archive = Zip(write_zip(tmp_path / "a.zip", {"a.jpg": bytes(4 << 20)}, deflated=True))
     (record,) = archive.records()
@@ -168,7 +168,7 @@ def test_bombs_are_left_out_unread(tmp_path: Path) -> None:
     assert huge.value.kind == "too large"
 
 
-def test_a_member_whose_own_entry_is_damaged_is_left_out(tmp_path: Path) -> None:
+def test_a_member_whose_own_entry_is_damaged_is_left_out(tmp_path):
     """Where no local header is, nothing is read."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": b"x"})
     path.write_bytes(path.read_bytes().replace(b"PK\3\4", b"PK\3\5", 1))
@@ -178,7 +178,7 @@ def test_a_member_whose_own_entry_is_damaged_is_left_out(tmp_path: Path) -> None
     assert defect.value.kind == "broken"
 
 
-def test_entries_are_counted_to_the_end_of_the_table(tmp_path: Path) -> None:
+def test_entries_are_counted_to_the_end_of_the_table(tmp_path):
     """macOS writes their number modulo 65,536, without zip64: the table itself counts."""
     path = write_zip(tmp_path / "a.zip", FILES)
     data = bytearray(path.read_bytes())
@@ -204,9 +204,7 @@ UNICODE_PATH += PROPER
         (b"cat\\1.jpg", b"", 3, "cat\\1.jpg"),
     ],
 )
-def test_names_as_programs_write_them(
-    raw: bytes, extra: bytes, made_on: int, name: str, tmp_path: Path
-) -> None:
+def test_names_as_programs_write_them(raw, extra, made_on, name, tmp_path):
     """UTF-8 without its flag, Info-ZIP's field, code page 437, and the backslashes of Windows."""
     info = zipfile.ZipInfo("x" * len(raw))
     info.extra, info.create_system = extra, made_on
@@ -217,7 +215,7 @@ def test_names_as_programs_write_them(
     assert contents(path) == {name: b"1"}
 
 
-def test_a_guessed_code_page_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guessed_code_page_is_said(tmp_path, capsys):
     """Shift-JIS is named nowhere in an archive: a line says how its names are read."""
     path = write_zip(tmp_path / "a.zip", {"xx/1.jpg": b"1", "b/1.jpg": b"2"})
     path.write_bytes(path.read_bytes().replace(b"xx/", "犬/".encode("shift-jis")))
@@ -226,7 +224,7 @@ def test_a_guessed_code_page_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert says in capsys.readouterr().err
 
 
-def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
+def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path):
     """Cutting a file under a running conversion cannot end in short images."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(100_000)})
     archive = Zip(path)
@@ -237,9 +235,7 @@ def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path: Path) -> None:
 
 
 @given(data=st.binary(max_size=5000), change=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_damaged_deflate_never_passes_for_more_or_less(
-    data: bytes, change: int, value: int
-) -> None:
+def test_damaged_deflate_never_passes_for_more_or_less(data, change, value):
     """Inflating gives exactly the promised number of bytes, or a defect."""
     deflate = zlib.compressobj(wbits=-15)
     packed = bytearray(deflate.compress(data) + deflate.flush())
@@ -251,9 +247,7 @@ def test_damaged_deflate_never_passes_for_more_or_less(
 
 
 @given(data=st.binary(max_size=300), change=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_damaged_archives_end_in_one_line_or_in_contents(
-    data: bytes, change: int, value: int, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_damaged_archives_end_in_one_line_or_in_contents(data, change, value, tmp_path_factory):
     """Whatever byte is changed, nothing but Defect and DataError comes of it."""
     path = tmp_path_factory.getbasetemp() / "changed.zip"
     write_zip(path, {"a.jpg": data, "b.jpg": data[::-1]}, deflated=True)

@@ -70,7 +70,7 @@ class _Sent(socket.socket):
         super().__init__()
         self.data = data
 
-    def makefile(self, *args: object, **options: object) -> io.BytesIO:  # type: ignore[override]
+    def makefile(self, *args: object, **options: object) -> io.BytesIO:
         return io.BytesIO(self.data)
 
 

@@ -64,7 +64,7 @@ def lines(draw: st.DrawFn) -> bytes:
     return b"\n".join(messages)
 
 
-def test_the_examples_name_every_event_and_field() -> None:
+def test_the_examples_name_every_event_and_field():
     """What is mutated below is all that there is."""
     assert set(EVENTS) == {*RANK_EVENTS, *HOST_EVENTS}
     assert set(REPORT) == set(FIELDS)
@@ -72,7 +72,7 @@ def test_the_examples_name_every_event_and_field() -> None:
 
 @given(lines())
 @example(json.dumps({"event": "frozen", "names": ["rank " + "9" * 5000]}).encode())
-def test_events_of_other_types(data: bytes) -> None:
+def test_events_of_other_types(data):
     """Fields of any type and size, through state, screens and verdict."""
     fuzz_agent_events(data)
 
@@ -84,7 +84,7 @@ def test_events_of_other_types(data: bytes) -> None:
     ),
     st.binary(max_size=20),
 )
-def test_frames_of_any_bytes(frames: list[tuple[int, int, bytes]], rest: bytes) -> None:
+def test_frames_of_any_bytes(frames, rest):
     """Any bytes, in frames or not."""
     framed = b"".join(HEADER.pack(kind, local, len(data)) + data for kind, local, data in frames)
     fuzz_agent_frames(framed + rest)
@@ -94,6 +94,6 @@ def test_frames_of_any_bytes(frames: list[tuple[int, int, bytes]], rest: bytes) 
 @example(b"[" * 5000)
 @example(b'{"rank": 1' + b"0" * 5000 + b"}")
 @example(b'{"rank": 0, "loss": 1e999}')
-def test_reports_of_any_bytes(data: bytes) -> None:
+def test_reports_of_any_bytes(data):
     """Any datagram."""
     fuzz_agent_reports(data)

@@ -93,7 +93,7 @@ def record_entries() -> list[dict[str, Any]]:
 RECORD = record_entries()
 
 
-def test_every_kind_of_event_comes_back_from_a_record() -> None:
+def test_every_kind_of_event_comes_back_from_a_record():
     """`attach` accepts all that a controller writes: no kind is forgotten when one is added."""
     assert {type(event) for event in HAPPENED} == set(EVENTS.values())
 
@@ -127,7 +127,7 @@ LISTING = {
 }
 
 
-def test_what_a_controller_writes_is_understood() -> None:
+def test_what_a_controller_writes_is_understood():
     """Every entry and every event that there is, and it is the event that was written down."""
     reader = EntryReader()
     actual = [reader.entry(copy.deepcopy(entry)) for entry in RECORD]
@@ -162,7 +162,7 @@ WRONG_ENTRIES = {
 
 
 @pytest.mark.parametrize("what", WRONG_ENTRIES)
-def test_what_no_controller_would_write_is_refused(what: str) -> None:
+def test_what_no_controller_would_write_is_refused(what):
     reader = EntryReader()
     with pytest.raises(Misshapen):
         reader.entry({"event": ["Joined", {"node": 0}]})  # before there is a plan
@@ -189,14 +189,14 @@ WRONG_PLANS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("what", WRONG_PLANS)
-def test_an_attempt_that_no_controller_would_make_is_refused(what: str) -> None:
+def test_an_attempt_that_no_controller_would_make_is_refused(what):
     entry = copy.deepcopy(RECORD[0])
     WRONG_PLANS[what](entry["attempt"])
     with pytest.raises(Misshapen):
         EntryReader().entry(entry)
 
 
-def test_an_answer_with_one_wrong_field_is_refused() -> None:
+def test_an_answer_with_one_wrong_field_is_refused():
     """Each field in turn is of a type that no field has; the message names the place."""
     for reply, shape in ((FOUND, RunFacts), (LISTING, RunListing)):
         for changed, position in with_one_wrong(reply):
@@ -255,19 +255,19 @@ def mutated(draw: st.DrawFn, seeds: list[Any]) -> bytes:
 @given(mutated(RECORD) | st.binary())
 @example(b"[" * 100_000)
 @example(b"1" * 5_000)
-def test_any_record_is_shown_or_refused(data: bytes) -> None:
+def test_any_record_is_shown_or_refused(data):
     targets.fuzz_record(data)
 
 
 @given(mutated([FOUND]) | st.binary())
 @example(b"[" * 100_000)
-def test_any_answer_about_a_run_is_understood_or_refused(data: bytes) -> None:
+def test_any_answer_about_a_run_is_understood_or_refused(data):
     targets.fuzz_found(data)
     targets.fuzz_began(data)
 
 
 @given(mutated([LISTING]) | st.binary())
-def test_any_list_of_processes_is_understood_or_refused(data: bytes) -> None:
+def test_any_list_of_processes_is_understood_or_refused(data):
     targets.fuzz_listing(data)
 
 
@@ -276,5 +276,5 @@ def test_any_list_of_processes_is_understood_or_refused(data: bytes) -> None:
 @example(b"[" * 4_000)
 @example(b"[1, 2, 3, 4, {}]")
 @example(b"[[1], 2, 3, 4, [5]]")
-def test_any_file_of_an_agent_names_processes_or_none(data: bytes) -> None:
+def test_any_file_of_an_agent_names_processes_or_none(data):
     targets.fuzz_agent_pid(data)

@@ -89,7 +89,7 @@ REPORTS = STREAMS | st.builds(mutated, st.integers(0, 2**20), st.binary(min_size
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_any_bytes_give_a_value_or_a_problem(target: Any, inputs: Any) -> None:
+def test_any_bytes_give_a_value_or_a_problem(target, inputs):
     """No other exception, nothing outside of the folders, nothing that a terminal would obey."""
 
     @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

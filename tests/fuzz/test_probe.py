@@ -79,7 +79,7 @@ ANSWERS = {
 }
 
 
-def test_every_question_is_asked() -> None:
+def test_every_question_is_asked():
     """The table above is whole."""
     assert ANSWERS.keys() == SHAPES.keys()
 
@@ -132,37 +132,37 @@ lines = st.lists(words | st.text(max_size=8), max_size=8).map(
 
 
 @given(replies | st.binary())
-def test_answers_of_a_probe(data: bytes) -> None:
+def test_answers_of_a_probe(data):
     """Believed, judged and shown; or Misshapen."""
     targets.fuzz_probe_answer(data)
 
 
 @given(calls | st.binary())
-def test_the_roll_call_and_peers(data: bytes) -> None:
+def test_the_roll_call_and_peers(data):
     """Both directions."""
     targets.fuzz_roll_call(data)
 
 
 @given(lists | st.binary())
-def test_lists_of_nodes(data: bytes) -> None:
+def test_lists_of_nodes(data):
     """Of any length that fits, and no hang."""
     targets.fuzz_node_list(data)
 
 
 @given(environments | st.binary())
-def test_environments_of_schedulers(data: bytes) -> None:
+def test_environments_of_schedulers(data):
     """A seat, or what to type."""
     targets.fuzz_environment(data)
 
 
 @given(urls | st.binary())
-def test_urls(data: bytes) -> None:
+def test_urls(data):
     """Fit for a rank, or refused."""
     targets.fuzz_data_url(data)
 
 
 @settings(deadline=None, max_examples=30)  # the library behind it takes 25 ms each
 @given(lines | st.binary())
-def test_command_lines(data: bytes) -> None:
+def test_command_lines(data):
     """Options, or one line."""
     targets.fuzz_command_line(data)

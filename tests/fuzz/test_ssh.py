@@ -77,20 +77,20 @@ CONFIG_WORDS += [
 
 
 @given(texts(HOST_WORDS))
-def test_any_host_file_is_hosts_or_a_refusal(data: bytes) -> None:
+def test_any_host_file_is_hosts_or_a_refusal(data):
     """SSH-5: each accepted name is one that no command line misreads."""
     fuzz_hosts_txt(data)
     fuzz_selection(data)
 
 
 @given(texts(KNOWN_WORDS))
-def test_any_known_hosts_file_is_read(data: bytes) -> None:
+def test_any_known_hosts_file_is_read(data):
     """Lines that make no sense are passed over."""
     fuzz_known_hosts(data)
 
 
 @given(texts(CONFIG_WORDS))
-def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
+def test_any_ssh_config_is_followed_or_refused(data):
     """Quotes, patterns, numbers, tokens, circles of gateways: ways to hosts, or UsageError."""
     fuzz_ssh_config(data)
 
@@ -99,6 +99,6 @@ def test_any_ssh_config_is_followed_or_refused(data: bytes) -> None:
     st.sampled_from(sorted(KEYWORDS)),
     texts(CONFIG_WORDS).map(lambda text: text.replace(b"\n", b"")),
 )
-def test_any_value_of_any_option_is_followed_or_refused(keyword: str, value: bytes) -> None:
+def test_any_value_of_any_option_is_followed_or_refused(keyword, value):
     """Each option by itself, with a random value."""
     fuzz_ssh_config(keyword.encode() + b" " + value)

@@ -20,7 +20,7 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
 from tests.convert.conftest import shown
 from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
-from tests.lab.imagenet_archives import SmallImageNet, written
+from tests.lab.imagenet_archives import written
 
 FEW = Packing(shards=3, workers=2)
 PART = Choice(subset=True)
@@ -37,9 +37,7 @@ def contents(folder: Path) -> dict[str, Sample]:
     }
 
 
-def test_shards_hold_the_original_bytes_under_the_right_labels(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_shards_hold_the_original_bytes_under_the_right_labels(small_imagenet, tmp_path):
     """From the tar of tars to shards: bytes, labels, splits, one extension for all, the PNG too."""
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
@@ -62,9 +60,7 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(
     ]
 
 
-def test_the_report_finds_the_odd_files_by_their_content(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_the_report_finds_the_odd_files_by_their_content(small_imagenet, tmp_path):
     """The PNG under a JPEG's name, the CMYK and the gray one are named in the report."""
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
@@ -76,9 +72,7 @@ def test_the_report_finds_the_odd_files_by_their_content(
     assert sum(manifest["report"].values()) >= 3
 
 
-def test_archives_tree_and_zip_make_the_same_shards(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_archives_tree_and_zip_make_the_same_shards(small_imagenet, tmp_path):
     """The way in which the set lay on the disk leaves no trace in the tars."""
     ways = {
         "archives": small_imagenet.archives(tmp_path / "raw"),
@@ -92,7 +86,7 @@ def test_archives_tree_and_zip_make_the_same_shards(
     assert made[0] == made[1] == made[2] and len(made[0]) == 4
 
 
-def test_a_shorter_side_makes_smaller_images(tmp_path: Path) -> None:
+def test_a_shorter_side_makes_smaller_images(tmp_path):
     """The usual smaller form of ImageNet."""
     large = io.BytesIO()
     Image.effect_noise((1000, 750), 90).convert("RGB").save(large, "JPEG", quality=95)
@@ -107,7 +101,7 @@ def test_a_shorter_side_makes_smaller_images(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [("--limit", "-1"), ("--classes", "0")])
-def test_a_choice_of_no_images_is_refused(options: tuple[str, str], tmp_path: Path) -> None:
+def test_a_choice_of_no_images_is_refused(options, tmp_path):
     """By the name of the option, before the source is read."""
     with pytest.raises(UsageError, match=f"^{' '.join(options)}: 1 or more is possible"):
         converted(tmp_path / "none", tmp_path / "out", *options)
@@ -119,9 +113,7 @@ def converted(source: Path, out: Path, *options: object) -> Path:
     return out
 
 
-def test_tasks_of_an_array_job_make_what_one_run_makes(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_tasks_of_an_array_job_make_what_one_run_makes(small_imagenet, tmp_path):
     """Three tasks in any order read the nested tars where they lie; finish closes the folder."""
     source = small_imagenet.archives(tmp_path / "raw", "gnu")
     whole = converted(source, tmp_path / "whole", "--subset")
@@ -135,9 +127,7 @@ def test_tasks_of_an_array_job_make_what_one_run_makes(
 
 
 @pytest.mark.parametrize("moment", [3, 14, 25])
-def test_the_same_command_goes_on_after_kill_9(
-    moment: int, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_the_same_command_goes_on_after_kill_9(moment, small_imagenet, tmp_path):
     """Killed before the n-th file is opened or named, it still makes every byte."""
     source, out = small_imagenet.archives(tmp_path / "raw", "gnu"), tmp_path / "out"
     args = ("imagenet", source, out, "--shards", "3", "--workers", "2", "--subset")
@@ -152,9 +142,7 @@ def test_the_same_command_goes_on_after_kill_9(
     assert shown(out) == shown(converted(source, tmp_path / "whole", "--subset"))
 
 
-def test_a_part_by_classes_and_number_is_a_set_of_its_own(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_part_by_classes_and_number_is_a_set_of_its_own(small_imagenet, tmp_path):
     """`--classes 3 --limit 2` as it is typed: three classes of two images a split, verified."""
     source = small_imagenet.archives(tmp_path / "raw")
     out = converted(source, tmp_path / "out", "--classes", "3", "--limit", "2")
@@ -166,8 +154,8 @@ def test_a_part_by_classes_and_number_is_a_set_of_its_own(
 
 
 def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(
-    small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    small_imagenet, tmp_path, monkeypatch
+):
     """The official counts are those of what was stored: one damaged image is one too many."""
     monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)

@@ -61,7 +61,7 @@ MODELS = {
 @pytest.mark.parametrize(
     "name", ["tests.lab.small_net:SmallNet", pytest.param("resnet18", marks=pytest.mark.long)]
 )
-def test_twenty_classes_from_archives_to_predictions(tmp_path: Path, name: str) -> None:
+def test_twenty_classes_from_archives_to_predictions(tmp_path, name):
     """Over 80 % on unseen images after an interrupted run, and the names that belong to them."""
     small = twenty_classes(train=30, val=10)
     raw = small.archives(tmp_path / "raw", "gnu")

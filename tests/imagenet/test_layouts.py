@@ -37,9 +37,7 @@ def converted(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, 
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_gives_the_same_images_with_the_same_labels(
-    layout: str, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_every_layout_gives_the_same_images_with_the_same_labels(layout, small_imagenet, tmp_path):
     """A label is the rank of the wnid, whatever the order of tars, folders or the devkit."""
     expected = {
         image.stem: (split, small_imagenet.wnids.index(image.wnid), image.data)
@@ -50,24 +48,20 @@ def test_every_layout_gives_the_same_images_with_the_same_labels(
 
 
 @pytest.mark.parametrize("layout", ["official archives", "Kaggle's tree", "Kaggle's zip"])
-def test_a_class_is_its_wnid_and_its_words(
-    layout: str, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_class_is_its_wnid_and_its_words(layout, small_imagenet, tmp_path):
     """Two classes are called crane; the table of classes distinguishes them."""
     classes = listing(LAYOUTS[layout](small_imagenet, tmp_path), PART).classes
     assert [name.split(" ", 1)[0] for name in classes] == small_imagenet.wnids
     assert "n02012849 crane" in classes and "n03126707 crane" in classes
 
 
-def test_class_folders_alone_need_no_devkit(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+def test_class_folders_alone_need_no_devkit(small_imagenet, tmp_path):
     """Where every image lies in a folder of its class, the wnids are the classes."""
     assert listing(small_imagenet.folders(tmp_path), PART).classes == tuple(small_imagenet.wnids)
 
 
 @pytest.mark.parametrize("names", [TARS, TARS[:1], TARS[1:]], ids=str)
-def test_tars_beside_sorted_class_folders_need_no_devkit(
-    names: tuple[str, ...], small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_tars_beside_sorted_class_folders_need_no_devkit(names, small_imagenet, tmp_path):
     """Archives that were unpacked and sorted may stay: the folders are what is read."""
     source = small_imagenet.folders(tmp_path)
     expected = converted(source)
@@ -77,7 +71,7 @@ def test_tars_beside_sorted_class_folders_need_no_devkit(
     assert listing(source, PART).classes == tuple(small_imagenet.wnids)
 
 
-def test_nothing_is_extracted(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+def test_nothing_is_extracted(small_imagenet, tmp_path):
     """Reading the nested tars leaves no file behind."""
     source = small_imagenet.archives(tmp_path / "raw")
     before = sorted(tmp_path.rglob("*"))
@@ -85,9 +79,7 @@ def test_nothing_is_extracted(small_imagenet: SmallImageNet, tmp_path: Path) -> 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_part_is_converted_when_it_is_asked_for(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_part_is_converted_when_it_is_asked_for(small_imagenet, tmp_path):
     """--classes and --limit choose; labels are ranks among the chosen classes."""
     source = small_imagenet.archives(tmp_path)
     two = converted(source, Choice(classes="n03126707,n02012849"))
@@ -102,17 +94,13 @@ def test_a_part_is_converted_when_it_is_asked_for(
     assert "n01440764_0" in few and "n01440764_5" not in few
 
 
-def test_a_part_that_was_not_asked_for_is_refused(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_part_that_was_not_asked_for_is_refused(small_imagenet, tmp_path):
     """The full set has known counts; anything else must be said to be a part."""
     with pytest.raises(DataError, match=r"4 classes, 31 training and 12 .*--subset"):
         converted(small_imagenet.archives(tmp_path), Choice())
 
 
-def test_the_full_set_is_known_by_its_counts(
-    small_imagenet: SmallImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_full_set_is_known_by_its_counts(small_imagenet, tmp_path, monkeypatch):
     """With the right counts in all, a class with an image too few still shows."""
     monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
@@ -124,7 +112,7 @@ def test_the_full_set_is_known_by_its_counts(
         converted(source, Choice())
 
 
-def test_the_dog_task_is_refused_by_name(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+def test_the_dog_task_is_refused_by_name(small_imagenet, tmp_path):
     """The archive with the similar name is not taken for ImageNet, alone or in its folder."""
     decoy = tmp_path / "ILSVRC2012_img_train_t3.tar"
     decoy.write_bytes(tar({"n02085620.tar": tar({})}))
@@ -134,7 +122,7 @@ def test_the_dog_task_is_refused_by_name(small_imagenet: SmallImageNet, tmp_path
     assert listing(small_imagenet.archives(tmp_path), PART).classes
 
 
-def test_what_is_no_imagenet_is_met_with_what_to_give(tmp_path: Path) -> None:
+def test_what_is_no_imagenet_is_met_with_what_to_give(tmp_path):
     """A wrong path, an empty folder, one of the archives: one line each."""
     with pytest.raises(UsageError, match="no such file"):
         listing(tmp_path / "nowhere", PART)
@@ -148,15 +136,13 @@ def test_what_is_no_imagenet_is_met_with_what_to_give(tmp_path: Path) -> None:
         listing(tmp_path, PART)
 
 
-def test_a_class_that_is_not_there_is_named(small_imagenet: SmallImageNet, tmp_path: Path) -> None:
+def test_a_class_that_is_not_there_is_named(small_imagenet, tmp_path):
     """A slip in --classes is met with the wnid that is missing."""
     with pytest.raises(UsageError, match="has no class n09999999"):
         listing(small_imagenet.folders(tmp_path), Choice(classes="n01440764,n09999999"))
 
 
-def test_flat_validation_images_need_a_ground_truth(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_flat_validation_images_need_a_ground_truth(small_imagenet, tmp_path):
     """Without a file that knows the classes, the message says which file to add."""
     source = written(tmp_path, small_imagenet.tree(flat=True))
     with pytest.raises(UsageError, match=r"ILSVRC2012_devkit_t12\.tar\.gz"):
@@ -165,9 +151,7 @@ def test_flat_validation_images_need_a_ground_truth(
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
-def test_an_archive_that_is_cut_off_is_refused(
-    name: str, share: float, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_an_archive_that_is_cut_off_is_refused(name, share, small_imagenet, tmp_path):
     """Half a download is an error, also where it ends between two members."""
     path = small_imagenet.archives(tmp_path) / name
     data = path.read_bytes().rstrip(b"\0")
@@ -176,9 +160,7 @@ def test_an_archive_that_is_cut_off_is_refused(
         converted(tmp_path)
 
 
-def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(small_imagenet, tmp_path):
     """No label is guessed: a devkit that cannot be read, or does not fit, ends the conversion."""
     source = small_imagenet.archives(tmp_path)
     packed = source / "ILSVRC2012_devkit_t12.tar.gz"
@@ -197,9 +179,7 @@ def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(
         converted(source)
 
 
-def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(small_imagenet, tmp_path):
     """A link in an archive is refused; a name with dots leads nowhere but into a key."""
     source = small_imagenet.archives(tmp_path)
     buffer = io.BytesIO()
@@ -218,7 +198,7 @@ def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(
     assert list(converted(source)) == ["n01440764_1"]
 
 
-def test_long_names_of_both_kinds_are_read(tmp_path: Path) -> None:
+def test_long_names_of_both_kinds_are_read(tmp_path):
     """A folder of more than a hundred characters before a name changes nothing."""
     image = io.BytesIO()
     Image.new("RGB", (8, 8)).save(image, "JPEG")

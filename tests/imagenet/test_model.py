@@ -18,13 +18,13 @@ IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16
 LABELS = torch.arange(8)
 
 
-def test_resnet50_is_the_published_one() -> None:
+def test_resnet50_is_the_published_one():
     """The default model has ResNet-50's 25,557,032 parameters for 1,000 classes."""
     model = build(ImageNet(), 1000)
     assert sum(parameter.numel() for parameter in model.parameters()) == 25_557_032
 
 
-def test_an_unknown_model_is_met_with_the_names_that_are_close() -> None:
+def test_an_unknown_model_is_met_with_the_names_that_are_close():
     """A name is looked up in torchvision's list, never evaluated."""
     with pytest.raises(UsageError, match="resnet50"):
         build(ImageNet(model="resnet5"), 10)
@@ -33,7 +33,7 @@ def test_an_unknown_model_is_met_with_the_names_that_are_close() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
+def test_every_recipe_is_chosen_by_one_word(recipe):
     """--recipe gives the defaults, other options change single ones."""
     config = from_command_line(RECIPES, "imagenet", ["--recipe", recipe, "--epochs", "7"])
     assert isinstance(config, RECIPES[recipe])
@@ -41,7 +41,7 @@ def test_every_recipe_is_chosen_by_one_word(recipe: str) -> None:
     assert "not measured" in " ".join((RECIPES[recipe].__doc__ or "").split())
 
 
-def test_images_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
+def test_images_grow_with_the_epochs_and_are_judged_at_one_size():
     """ffcv16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
     config = RECIPES["ffcv16"]()
     sizes = [training_size(config, epoch) for epoch in range(16)]
@@ -51,7 +51,7 @@ def test_images_grow_with_the_epochs_and_are_judged_at_one_size() -> None:
     assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
 
 
-def test_ffcvs_recipe_has_the_published_constants() -> None:
+def test_ffcvs_recipe_has_the_published_constants():
     """Rate, schedule and sizes at 8 ranks, as rn50_configs of libffcv/ffcv-imagenet give them.
 
     Published: 4,096 images, 1.7, linear from epoch 2 to 0, momentum 0.9, decay 1e-4, 160 pixels
@@ -69,7 +69,7 @@ def test_ffcvs_recipe_has_the_published_constants() -> None:
     assert config.eval_flip and config.blurs and config.evaluation_size == 256
 
 
-def test_torchvisions_second_recipe_has_the_published_constants() -> None:
+def test_torchvisions_second_recipe_has_the_published_constants():
     """SGD 0.5 for 1,024 images, cosine after 5 epochs, decay 2e-5; 176 pixels, 224 of 232.
 
     An average of 0.99998 per image and epoch of 600, moved every 32 steps.
@@ -86,7 +86,7 @@ def test_torchvisions_second_recipe_has_the_published_constants() -> None:
     assert (last.size, last.evaluation_size, last.short_side) == (176, 224, 232)
 
 
-def test_timms_third_procedure_has_the_published_constants() -> None:
+def test_timms_third_procedure_has_the_published_constants():
     """Table 2 of "ResNet strikes back": LAMB, 2,048 images, cosine after 5 epochs, 224 of 235."""
     config = RECIPES["timm-a3"]()
     schedule = make_schedule(config, 100, 8)
@@ -100,7 +100,7 @@ def test_timms_third_procedure_has_the_published_constants() -> None:
     assert (last.evaluation_size, last.short_side) == (224, int(224 / 0.95))
 
 
-def test_a_model_for_one_size_is_not_given_two() -> None:
+def test_a_model_for_one_size_is_not_given_two():
     """ViT sees images of one size: refused as settings, or, for timm's, when it is built."""
     with pytest.raises(UsageError, match="160 pixels in training and 224 in evaluation; type --im"):
         ImageNet(model="vit_b_16", start_image_size=160)
@@ -109,7 +109,7 @@ def test_a_model_for_one_size_is_not_given_two() -> None:
     assert build(ImageNet(model="timm:test_vit", image_size=96), 10).num_classes == 10
 
 
-def test_torchvisions_first_recipe_has_the_published_constants() -> None:
+def test_torchvisions_first_recipe_has_the_published_constants():
     """SGD 0.1 for 256 images, by ten every 30 epochs, no warm-up, decay 1e-4 of everything."""
     config = RECIPES["torchvision-v1"]()
     schedule = make_schedule(config, 100, 8)
@@ -122,7 +122,7 @@ def test_torchvisions_first_recipe_has_the_published_constants() -> None:
 
 
 @pytest.mark.parametrize("model", ["resnet18", "resnet50"])
-def test_residual_blocks_begin_as_the_identity(model: str) -> None:
+def test_residual_blocks_begin_as_the_identity(model):
     """With --zero-init-residual a branch adds nothing at first, and learns; others are refused."""
     result = build(ImageNet(model=model, zero_init_residual=True), 10)
     first, last = result.get_submodule("layer1.1"), result.get_submodule("layer4.1")
@@ -130,12 +130,12 @@ def test_residual_blocks_begin_as_the_identity(model: str) -> None:
         features = torch.rand(2, next(block.parameters()).shape[1], 4, 4)
         assert torch.equal(block(features), features)
     result(torch.rand(2, 3, 64, 64)).sum().backward()
-    assert all(norm.weight.grad.any() for norm in last_norms(result))  # type: ignore[union-attr]
+    assert all(norm.weight.grad.any() for norm in last_norms(result))
     with pytest.raises(UsageError, match="no residual blocks of torchvision; type --no-zero-init"):
         build(ImageNet(model="vgg11_bn", zero_init_residual=True), 10)
 
 
-def test_without_growth_the_centre_is_the_usual_one() -> None:
+def test_without_growth_the_centre_is_the_usual_one():
     """The default recipe trains at 224 and evaluates the centre of 256."""
     usual = transforms(ImageNet(), 3)
     assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
@@ -143,7 +143,7 @@ def test_without_growth_the_centre_is_the_usual_one() -> None:
     assert transforms(ImageNet(image_size=64), 0).short_side == 73
 
 
-def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
+def test_blur_goes_before_every_halving_but_the_first_layers():
     """ResNet-18's six inner convolutions with a stride are blurred; constant inputs are not."""
     model = build(ImageNet(model="resnet18", recipe="ffcv16"), 10)
     blurred = [layer for layer in model.modules() if isinstance(layer, BlurredConv)]
@@ -157,13 +157,13 @@ def test_blur_goes_before_every_halving_but_the_first_layers() -> None:
     torch.testing.assert_close(blurred[0](constant)[inner], blurred[0].convolution(constant)[inner])
 
 
-def test_nothing_is_mixed_unless_it_is_asked_for() -> None:
+def test_nothing_is_mixed_unless_it_is_asked_for():
     """The default recipe sees images and labels as they are."""
     images, expected = mixed(ImageNet(), IMAGES, LABELS, 10)
     assert images is IMAGES and expected is LABELS
 
 
-def test_mixup_blends_images_and_answers_alike() -> None:
+def test_mixup_blends_images_and_answers_alike():
     """The share of a neighbour in the pixels is its share in what is wanted."""
     torch.manual_seed(3)
     images, expected = mixed(ImageNet(mixup=1.0), IMAGES, LABELS, 10)
@@ -174,7 +174,7 @@ def test_mixup_blends_images_and_answers_alike() -> None:
         assert torch.allclose(images[number], torch.full((3, 16, 16), blend), atol=1e-4)
 
 
-def test_a_patch_of_cutmix_has_the_share_as_its_area(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_of_cutmix_has_the_share_as_its_area(monkeypatch):
     """Kept of an image is the share that was drawn, but for patches that a border cuts."""
     monkeypatch.setattr("rackrun.imagenet.model._share", lambda strength: 0.75)
     kept = set()
@@ -184,7 +184,7 @@ def test_a_patch_of_cutmix_has_the_share_as_its_area(monkeypatch: pytest.MonkeyP
     assert min(kept) == 0.75 and max(kept) < 1
 
 
-def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
+def test_cutmix_pastes_a_rectangle_and_counts_its_area():
     """The wanted share is the share of pixels that are left, also where the border cuts it."""
     for seed in range(30):
         torch.manual_seed(seed)
@@ -196,7 +196,7 @@ def test_cutmix_pastes_a_rectangle_and_counts_its_area() -> None:
             assert set(images[number].unique().tolist()) <= {number, number - 1}
 
 
-def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume() -> None:
+def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume():
     """The draw follows from torch's seed, which follows from the step."""
     config = replace(ImageNet(), mixup=0.2, cutmix=1.0)
     kinds = set()

@@ -17,7 +17,7 @@ from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.convert.readers.matlab import NotMatlab, structs
 from rackrun.errors import DataError, Problem
-from tests.lab.imagenet_archives import SmallImageNet, tar, written
+from tests.lab.imagenet_archives import tar, written
 
 PART = Choice(subset=True)
 RECORDED = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"  # written by MATLAB itself
@@ -29,7 +29,7 @@ def read(source: Path) -> int:
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in RECORDED.glob("teststruct_*.mat")))
-def test_tables_are_read_as_matlab_wrote_them(name: str) -> None:
+def test_tables_are_read_as_matlab_wrote_them(name):
     """Four releases of MATLAB, two byte orders: text and numbers are those that scipy sees."""
     (row,) = structs((RECORDED / name).read_bytes(), "teststruct", 1 << 20)
     table = loadmat(RECORDED / name, squeeze_me=True)["teststruct"]
@@ -38,9 +38,7 @@ def test_tables_are_read_as_matlab_wrote_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_the_devkits_table_is_read_as_scipy_reads_it(
-    compressed: bool, small_imagenet: SmallImageNet
-) -> None:
+def test_the_devkits_table_is_read_as_scipy_reads_it(compressed, small_imagenet):
     """Packed or not, every class keeps its number, its wnid and its words."""
     buffer = io.BytesIO()
     table = loadmat(io.BytesIO(small_imagenet.meta()))["synsets"]
@@ -52,7 +50,7 @@ def test_the_devkits_table_is_read_as_scipy_reads_it(
     assert devkit.synsets(buffer.getvalue()) == expected
 
 
-def test_a_table_that_unpacks_without_end_is_refused(small_imagenet: SmallImageNet) -> None:
+def test_a_table_that_unpacks_without_end_is_refused(small_imagenet):
     """A thousandfold inside meta.mat costs what the true one costs, at the most."""
     header = small_imagenet.meta()[:128]
     packed = zlib.compress(bytes(64 << 20))
@@ -81,9 +79,7 @@ KAGGLE = {
     ("name", "data", "says"),
     [(name, data, says) for name, wrong in KAGGLE.items() for data, says in wrong],
 )
-def test_tables_of_kaggle_that_are_damaged_are_refused(
-    name: str, data: bytes, says: str, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_tables_of_kaggle_that_are_damaged_are_refused(name, data, says, small_imagenet, tmp_path):
     """Not UTF-8, no header, a short row, a huge field: one line, from the tree and from the zip."""
     files = small_imagenet.kaggle() | {name: data}
     with zipfile.ZipFile(tmp_path / "kaggle.zip", "w") as archive:
@@ -95,9 +91,7 @@ def test_tables_of_kaggle_that_are_damaged_are_refused(
         assert "\n" not in str(problem.value)
 
 
-def test_a_damaged_table_in_kaggles_zip_is_found_by_its_checksum(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_damaged_table_in_kaggles_zip_is_found_by_its_checksum(small_imagenet, tmp_path):
     """A flipped bit in the labels would train wrongly: the archive's CRC-32 finds it."""
     source = tmp_path / "kaggle.zip"
     with zipfile.ZipFile(source, "w") as archive:
@@ -111,9 +105,7 @@ def test_a_damaged_table_in_kaggles_zip_is_found_by_its_checksum(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.2, 0.5, 0.9, 0.99])
-def test_a_table_of_matlab_that_is_cut_or_damaged_is_refused(
-    share: float, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_table_of_matlab_that_is_cut_or_damaged_is_refused(share, small_imagenet, tmp_path):
     """Cut anywhere, or with a byte changed in its packed part: 65, or the right labels."""
     source = small_imagenet.folders(tmp_path, flat=True)
     path, whole = source / "ILSVRC2012_devkit_t12/data/meta.mat", small_imagenet.meta()
@@ -128,9 +120,7 @@ def test_a_table_of_matlab_that_is_cut_or_damaged_is_refused(
             assert "meta.mat" in str(problem) and "\n" not in str(problem)
 
 
-def test_a_devkit_that_unpacks_without_end_is_refused(
-    small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_devkit_that_unpacks_without_end_is_refused(small_imagenet, tmp_path):
     """0.1 MB of gzip that become 100 are read to the limit; so are files that lie beside it."""
     source = small_imagenet.archives(tmp_path)
     packed = source / "ILSVRC2012_devkit_t12.tar.gz"
@@ -144,9 +134,7 @@ def test_a_devkit_that_unpacks_without_end_is_refused(
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-def test_a_sparse_tar_gives_no_other_bytes(
-    sparse: bool, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_a_sparse_tar_gives_no_other_bytes(sparse, small_imagenet, tmp_path):
     """GNU tar's --sparse leaves out runs of zeros: refused with what to type, else right bytes."""
     holes = bytes(100_000) + small_imagenet.train[0].data + bytes(100_000)
     written(tmp_path / "loose", {"n01440764_0.JPEG": holes})
@@ -170,9 +158,7 @@ def test_a_sparse_tar_gives_no_other_bytes(
 @pytest.mark.parametrize(
     "size", [b"\x80" + b"\0" * 3 + b"\xff" * 8, b"\xff" * 12, b"\x80" + b"\xff" * 11]
 )
-def test_sizes_that_cannot_be_are_refused(
-    size: bytes, small_imagenet: SmallImageNet, tmp_path: Path
-) -> None:
+def test_sizes_that_cannot_be_are_refused(size, small_imagenet, tmp_path):
     """A header may claim more than 2**63 bytes, or fewer than none: one line, and no loop."""
     source = small_imagenet.archives(tmp_path)
     path = source / "ILSVRC2012_img_val.tar"

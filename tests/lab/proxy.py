@@ -125,7 +125,7 @@ class Proxy:
 def _head(stream: object) -> bytes:
     """Return the lines of a request or an answer up to the empty one."""
     lines = []
-    while line := stream.readline():  # type: ignore[attr-defined]
+    while line := stream.readline():
         lines.append(line)
         if line == b"\r\n":
             return b"".join(lines)

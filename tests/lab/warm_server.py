@@ -197,7 +197,7 @@ def run(args: list[str], project: str | None) -> None:
         sys.path.insert(0, str(Path.cwd()))
         forget_another_tree()
         sys.argv = args[1:]
-        runpy._run_module_as_main(args[1])  # type: ignore[attr-defined]
+        runpy._run_module_as_main(args[1])
     elif args[0] == "-c":
         sys.path.insert(0, "")
         forget_another_tree()
@@ -213,7 +213,7 @@ def run(args: list[str], project: str | None) -> None:
 
 def leave(code: object) -> NoReturn:
     """End as an interpreter does, but leave the imports to the kernel: to free them costs 1 s."""
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     if isinstance(code, str):
         sys.stderr.write(f"{code}\n")

@@ -4,9 +4,7 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +26,7 @@ from rackrun.launcher.settings_file import (
 )
 from rackrun.run_folder import new_run_folder
 from tests.lab import warm
-from tests.lab.hosts import ROOT, Lab
+from tests.lab.hosts import ROOT
 
 FILE = """\
 launch = "ssh"
@@ -85,16 +83,14 @@ def merged(
         ),
     ],
 )
-def test_the_command_line_wins_over_the_file(
-    tmp_path: Path, typed: tuple[str, ...], ours: list[str], rest: list[str]
-) -> None:
+def test_the_command_line_wins_over_the_file(tmp_path, typed, ours, rest):
     """Also for lists and switches; a host file that is not typed is the file's."""
     args = merged(written(tmp_path), *typed, settings=SshOptions, words=1)
     count = 0 if "-H" in typed else 1
     assert split(args, SshOptions, count) == (ours, rest)
 
 
-def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> None:
+def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path):
     """`--no-wait` negates --wait; --no-serve is an option of its own."""
     path = written(tmp_path, "[launcher]\nwait = true\nplain = true\nserve = true\n")
     launcher_args, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
@@ -121,16 +117,14 @@ def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path: Path) -> 
         ("[catdog]\n[imagenet]", "run.toml has catdog and imagenet: type which of them"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_file_is_named_with_file_and_key(
-    tmp_path: Path, text: str, says: str
-) -> None:
+def test_a_mistake_in_a_file_is_named_with_file_and_key(tmp_path, text, says):
     """And with the nearest valid key."""
     with pytest.raises(UsageError) as error:
         merged(written(tmp_path, text))
     assert says in str(error.value)
 
 
-def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path: Path) -> None:
+def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path):
     """The task itself says so, before anything is started; what was typed is not the file's."""
     path = written(tmp_path, "[catdog]\nepohcs = 3\n[launcher]\nnproc = -2\n")
     for args, says in (
@@ -154,7 +148,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.text(min_size=1), VALUES, max_size=5))
-def test_what_is_written_is_read_again(table: dict[str, Any]) -> None:
+def test_what_is_written_is_read_again(table):
     """Every text that UTF-8 has, every number: tomllib returns what was given."""
     assert tomllib.loads(toml_of({}, {"launcher": table}) or "launcher = {}")["launcher"] == table
 
@@ -167,16 +161,14 @@ def test_what_is_written_is_read_again(table: dict[str, Any]) -> None:
         ("--recipe=demo", "--class-weights", "cat=2,dog=0.5", "--resume", ""),
     ],
 )
-def test_options_of_a_task_survive_the_file(args: tuple[str, ...]) -> None:
+def test_options_of_a_task_survive_the_file(args):
     """As a table and back they are the same options with the same values."""
     table = options_of(args)
     again = tomllib.loads(toml_of({}, {"catdog": table}))["catdog"]
     assert options_of(tuple(words_of(again))) == table
 
 
-def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, monkeypatch):
     """Options that were left alone are not in it; of a secret it has no more than the name."""
     monkeypatch.setenv("TOKEN", "hunter2")
     typed = ["--name", "a b", "--env", "X=1", "--secret", "TOKEN", "--lease-seconds", "20"]
@@ -219,9 +211,7 @@ def again(*args: str) -> list[str]:
     return [file.launch, *rerun.command_line(file, typed)]
 
 
-def test_a_run_is_started_again_from_the_settings_in_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_started_again_from_the_settings_in_its_folder(tmp_path, monkeypatch):
     """However it is named; a folder without them is none that can be started again."""
     folder = launched(monkeypatch, tmp_path, 'launch = "local"\ncommand = ["true"]\n', "night")
     for text in ("latest", "runs/latest", "night", str(folder), folder.name):
@@ -260,8 +250,8 @@ resume = "runs/20260101-000000-night"
     ],
 )  # fmt: skip
 def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: tuple[str, ...], launch: str
-) -> None:
+    tmp_path, monkeypatch, typed, launch
+):
     """What is typed wins, wherever the options of launcher and task stand."""
     launched(monkeypatch, tmp_path, RESUMED, "night")
     launch = launch.replace("DATA", "--data=shards --epochs=90")
@@ -269,9 +259,7 @@ def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
     assert " ".join(again("--dry-run", "night", *typed)).startswith("ssh --wait --dry-run ")
 
 
-def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(tmp_path, monkeypatch):
     """A typing error of the launcher's options would reach the script; the message has it all."""
     text = 'launch = "local"\ncommand = ["python", "train.py"]\n'
     launched(monkeypatch, tmp_path, text, "script")
@@ -281,7 +269,7 @@ def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(
     assert again("script", "--", "python", "b.py")[1:] == ["--", "python", "b.py"]
 
 
-def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab: Callable[[int], Lab]) -> None:
+def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab):
     """Settings lie in the run folder, readable by its owner alone; the new run does the same."""
     two = start_lab(2)
     args = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")

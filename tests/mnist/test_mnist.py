@@ -6,14 +6,14 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rackrun.convert.__main__ import main
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, UsageError
 from rackrun.mnist.model import TASK
 from rackrun.mnist.recipes import Mnist
 from rackrun.shards.open import open_source
@@ -34,9 +34,7 @@ def convert(folder: Path, out: Path) -> Path:
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
-def test_every_pixel_and_label_arrives(
-    tmp_path: Path, packed: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_pixel_and_label_arrives(tmp_path, packed, capsys):
     """The pixels of each image are those of the files, in the right split; 60,000 are missed."""
     out = convert(write(tmp_path / "raw", files(40, 20), packed), tmp_path / "out")
     assert "40 and 20 images; MNIST has 60,000 and 10,000" in capsys.readouterr().err
@@ -52,9 +50,6 @@ def test_every_pixel_and_label_arrives(
             row = first + int(sample.key.removeprefix(f"{prefix}_"))
             assert sample.label == labels[row]
             assert np.array_equal(decode(sample.image)[:, :, 0], images[row])
-
-
-Change = Callable[[dict[str, bytes]], object]
 
 
 @pytest.mark.parametrize(
@@ -86,13 +81,7 @@ Change = Callable[[dict[str, bytes]], object]
         ),
     ],
 )
-def test_damage_is_named(
-    tmp_path: Path,
-    name: str,
-    change: Callable[[bytes], bytes | None],
-    problem: type[Problem],
-    says: str,
-) -> None:
+def test_damage_is_named(tmp_path, name, change, problem, says):
     """Missing, cut, too long, another format, other sizes, another count, a label beyond 9."""
     contents = files(10, 4)
     changed = change(contents.pop(name))
@@ -104,7 +93,7 @@ def test_damage_is_named(
     assert name in str(caught.value)
 
 
-def test_network_and_recipe_are_the_published_ones() -> None:
+def test_network_and_recipe_are_the_published_ones():
     """Plain momentum and one learning rate, 93,322 parameters."""
     recipe = Mnist()
     assert sum(weight.numel() for weight in TASK.model(recipe, 10).parameters()) == 93_322
@@ -113,7 +102,7 @@ def test_network_and_recipe_are_the_published_ones() -> None:
     assert (recipe.lr_schedule, recipe.warmup_epochs, recipe.epochs) == ("constant", 0.0, 20)
 
 
-def test_two_ranks_learn_real_digits(tmp_path: Path) -> None:
+def test_two_ranks_learn_real_digits(tmp_path):
     """Over 97 % of 360 unseen digits, judged on the test split, each image once over all ranks."""
     shards = convert(write(tmp_path / "raw", files()), tmp_path / "shards")
     args = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 6, "--lr", 0.04)
@@ -144,7 +133,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Lab]:
 
 
 @pytest.mark.long  # the page below, and tests/launcher/commands/test_own_script.py on a host
-def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
+def test_the_example_before_and_after(two_hosts, tmp_path):
     """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
     write(tmp_path / "data" / "MNIST" / "raw", files())
     args = (str(tmp_path / "data"), "6")
@@ -158,7 +147,7 @@ def test_the_example_before_and_after(two_hosts: Lab, tmp_path: Path) -> None:
         assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80
 
 
-def test_the_page_shows_every_changed_line() -> None:
+def test_the_page_shows_every_changed_line():
     """docs/howto/mnist.md holds the difference of the two scripts, but for their imports."""
     bodies = [path.read_text().split("\nfolder, ")[1].splitlines() for path in (BEFORE, AFTER)]
     changed = [line for line in difflib.ndiff(*bodies) if line[:2] in ("- ", "+ ")]
@@ -167,7 +156,7 @@ def test_the_page_shows_every_changed_line() -> None:
     assert [line.rstrip() for line in changed] == block.splitlines()
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_missing_is_named(tmp_path):
     """And not as a folder that lacks files."""
     with pytest.raises(UsageError, match="nowhere: there is no such folder; give that with the"):
         convert(tmp_path / "nowhere", tmp_path / "out")

@@ -40,4 +40,4 @@ class _Noting:
 
 def switched(variants: dict[str, Any], **options: bool) -> Callable[..., Any]:
     """Decorate a function of a mutated module, as mutmut's own trampoline does."""
-    return wrap_in_trampoline(_Noting(variants), **options)  # type: ignore[arg-type]
+    return wrap_in_trampoline(_Noting(variants), **options)

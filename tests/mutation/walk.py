@@ -200,6 +200,6 @@ def _work(
             if notes:
                 os.environ[REACHED] = str(notes / str(number))
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-        shutil.rmtree(session.config._tmp_path_factory._basetemp)  # type: ignore[attr-defined]
+        shutil.rmtree(session.config._tmp_path_factory._basetemp)
     finally:
         os._exit(0)

@@ -29,7 +29,7 @@ def every_byte() -> list[bytes]:
     return [request + b"Connection: close\r\n\r\n" for request in requests]
 
 
-def test_no_byte_of_a_request_ends_the_server(folder: Path) -> None:
+def test_no_byte_of_a_request_ends_the_server(folder):
     """Every byte wherever a client may put it."""
     with access_log() as log, serving(log.site(folder)) as it:
         for request in every_byte():
@@ -77,9 +77,7 @@ with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
 """
 
 
-def test_one_address_cannot_take_every_connection_past_the_firewall(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_one_address_cannot_take_every_connection_past_the_firewall(folder, tmp_path):
     """With the documented line others keep their connections; without it none are left."""
     page = (ROOT / "docs" / "howto" / "serve-shards.md").read_text()
     (line,) = re.findall(r"^ *(iptables .*)$", page, re.M)
@@ -95,7 +93,7 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(
     assert recorded["true"][1] == "closed"
 
 
-def test_what_others_have_named_reaches_the_terminal_as_text(folder: Path, tmp_path: Path) -> None:
+def test_what_others_have_named_reaches_the_terminal_as_text(folder, tmp_path):
     """Escape sequences in a folder's name, an option or a file are shown, not obeyed."""
     name = tmp_path / "shards\x1b]0;owned\x07\x1b[2J"
     name.mkdir()

@@ -125,9 +125,7 @@ def statuses(address: str, port: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["container", "native"])
-def test_each_request_gets_exactly_the_status_of_the_table(
-    folder: Path, image: str, native: bool
-) -> None:
+def test_each_request_gets_exactly_the_status_of_the_table(folder, image, native):
     """Only GET and HEAD of shards, indexes and the manifest are answered, to our own name, in full
     or by one range."""
     needed = {name: expected for name, (_, expected) in REQUESTS.items()}
@@ -150,8 +148,8 @@ SLOW = ("send_timeout", "client_header_timeout")
     ids=lambda number: f"{number + 1}: {LINES[number].strip()}",
 )
 def test_no_line_of_the_configuration_can_go_unnoticed(
-    folder: Path, image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+    folder, image, tmp_path, monkeypatch, number
+):
     """Without any one of its lines nginx does not start, or is seen to behave otherwise."""
     shorter = tmp_path / "nginx.conf.template"
     shorter.write_text("\n".join(LINES[:number] + LINES[number + 1 :]))
@@ -193,7 +191,7 @@ def other(word: str) -> str:
     return {"on": "off", "off": "on", "0": "1", "1": "0"}.get(word) or str(int(word) // 2)
 
 
-def test_quantities_are_what_was_thought_out() -> None:
+def test_quantities_are_what_was_thought_out():
     """The numbers that no request shows at once."""
     assert set(QUANTITIES) <= {line.strip() for line in LINES}
 
@@ -209,9 +207,7 @@ def test_quantities_are_what_was_thought_out() -> None:
     ],
     ids=lambda value: str(value).strip(),
 )
-def test_no_change_of_a_line_can_go_unnoticed(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, line: str
-) -> None:
+def test_no_change_of_a_line_can_go_unnoticed(folder, tmp_path, monkeypatch, number, line):
     """With another number or switch nginx does not start, or is seen to behave otherwise."""
     template = tmp_path / "nginx.conf.template"
     template.write_text("\n".join([*LINES[:number], line, *LINES[number + 1 :]]))
@@ -229,8 +225,8 @@ def test_no_change_of_a_line_can_go_unnoticed(
 @pytest.mark.long
 @pytest.mark.parametrize("ended", ["", *SLOW])
 def test_a_reader_may_pause_for_a_minute_and_half_a_request_may_not(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: str
-) -> None:
+    folder, tmp_path, monkeypatch, ended
+):
     """A pause in mid-shard loses nothing, half a request ends after 10 s; without either line
     of the configuration, nginx's own minute is seen."""
     template = tmp_path / "nginx.conf.template"
@@ -254,7 +250,7 @@ def hangs_up(connection: socket.socket, seconds: float) -> bool:
     return bool(select.select([connection], [], [], seconds)[0]) and not connection.recv(1)
 
 
-def test_the_whole_configuration_passes_every_look(folder: Path) -> None:
+def test_the_whole_configuration_passes_every_look(folder):
     """The looks that notice a missing line find nothing wrong with the file as it is."""
     with serving(Site(folder, port=0, native=True)) as server:
         assert [state.__name__ for state in LOOKS if not state(server)] == []
@@ -389,7 +385,7 @@ def first_bytes(connection: socket.socket) -> bytes:
         return b""
 
 
-def test_one_clients_idle_connections_keep_no_other_out(folder: Path) -> None:
+def test_one_clients_idle_connections_keep_no_other_out(folder):
     """8,300 connections with one byte each, and no request: the next client is served at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.ExitStack() as stack, serving(Site(folder, port=0, native=True)) as server:

@@ -20,7 +20,6 @@ from rackrun.nginx import docker, native, serve
 from rackrun.nginx.docker import IMAGE
 from rackrun.nginx.serve import NOBODY, serving, start
 from rackrun.nginx.site import FolderError, ServeRefused, Site
-from tests.conftest import Keys
 from tests.lab.nginx_processes import hashed, nginx_of, serving_tls, serving_with
 from tests.lab.waiting import until
 from tests.nginx.conftest import manifest_of
@@ -79,9 +78,7 @@ def foreground(
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
-def test_a_server_ends_with_its_command(
-    folder: Path, how: list[str], number: signal.Signals, code: int
-) -> None:
+def test_a_server_ends_with_its_command(folder, how, number, code):
     """Ctrl-C, TERM and a closed terminal end it, and the port is free afterwards."""
     process, read_until = foreground(folder, "--port", "0", *how)
     port = port_of(read_until("Ctrl-C ends it"))
@@ -91,7 +88,7 @@ def test_a_server_ends_with_its_command(
     assert not open_port(port)
 
 
-def test_a_killed_command_leaves_no_server(folder: Path, how: list[str]) -> None:
+def test_a_killed_command_leaves_no_server(folder, how):
     """kill -9 gives it no time to clean up; the kernel ends nginx all the same."""
     process, read_until = foreground(folder, "--port", "0", *how)
     port = port_of(read_until("Ctrl-C ends it"))
@@ -101,7 +98,7 @@ def test_a_killed_command_leaves_no_server(folder: Path, how: list[str]) -> None
     until(lambda: not nginx_of(folder))
 
 
-def test_a_command_whose_nginx_has_ended_says_so(folder: Path) -> None:
+def test_a_command_whose_nginx_has_ended_says_so(folder):
     """As after `docker stop`."""
     process, read_until = foreground(folder, "--port", "0", "--native")
     read_until("Ctrl-C ends it")
@@ -110,7 +107,7 @@ def test_a_command_whose_nginx_has_ended_says_so(folder: Path) -> None:
     assert process.wait() == Problem.exit_code
 
 
-def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> None:
+def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder):
     """Workers outlive a master that gets kill -9; stop ends them too."""
     server = start(Site(folder, port=0, native=True))
     os.kill(server.child.pid, signal.SIGKILL)
@@ -121,9 +118,7 @@ def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder: Path) -> 
     assert not server.home.exists()
 
 
-def test_a_port_that_was_taken_meanwhile_is_another_one(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_that_was_taken_meanwhile_is_another_one(folder, monkeypatch):
     """nginx tries for two seconds to listen there, and another server answers in its place."""
     with serving(Site(folder, port=0, native=True)) as first:
         free, ports = serve.free_port, [first.site.port]
@@ -135,7 +130,7 @@ def test_a_port_that_was_taken_meanwhile_is_another_one(
     assert not ports
 
 
-def test_lines_of_ones_own_are_nginxs(folder: Path, tmp_path: Path, keys: Keys) -> None:
+def test_lines_of_ones_own_are_nginxs(folder, tmp_path, keys):
     """--include adds TLS with client certificates at a port of its own, and a password."""
     users = tmp_path / "users"
     context = ssl.create_default_context(cafile=keys.authority)
@@ -157,7 +152,7 @@ def test_lines_of_ones_own_are_nginxs(folder: Path, tmp_path: Path, keys: Keys) 
             assert reply.status == 200
 
 
-def test_lines_that_nginx_refuses_are_named(folder: Path, tmp_path: Path) -> None:
+def test_lines_that_nginx_refuses_are_named(folder, tmp_path):
     """By file and line, and nothing is left running."""
     include = tmp_path / "include"
     include.write_text("autoindex on;\nbogus on;\n")
@@ -168,13 +163,13 @@ def test_lines_that_nginx_refuses_are_named(folder: Path, tmp_path: Path) -> Non
         start(Site(folder, port=0, include=include))
 
 
-def test_a_server_at_an_ipv6_address(folder: Path) -> None:
+def test_a_server_at_an_ipv6_address(folder):
     """Brackets in the URL, in the configuration and in the Host header."""
     with serving(Site(folder, address="::1", port=0, native=True)) as server:
         assert server.url == f"http://[::1]:{server.site.port}/"
 
 
-def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder: Path) -> None:
+def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder):
     """It is not root, and has no capability and no way to one, even when root starts it."""
     with serving(Site(folder, port=0, native=True)) as server:
         text = Path(f"/proc/{server.child.pid}/status").read_text()
@@ -186,7 +181,7 @@ def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder: Path) -> No
         assert int(fields["CapBnd"], 16) == 0
 
 
-def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) -> None:
+def test_a_taken_port_is_named_with_the_way_out(folder, how):
     """The message says which port of which address, and what to type."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -212,14 +207,14 @@ def test_a_taken_port_is_named_with_the_way_out(folder: Path, how: list[str]) ->
         (manifest_of(["gone.tar"], "a.index.npy"), "is missing, so the folder cannot be served"),
     ],
 )
-def test_a_manifest_decides_what_is_served(folder: Path, manifest: str, says: str) -> None:
+def test_a_manifest_decides_what_is_served(folder, manifest, says):
     """One that lists nothing, or what is none of its business, is refused before nginx starts."""
     (folder / "dataset.json").write_text(manifest)
     with pytest.raises(FolderError, match=says):
         start(Site(folder, port=0, native=True))
 
 
-def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> None:
+def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder):
     """Root's server is not root; what it cannot read is said with the command that opens it."""
     (folder / Site(folder).shard).chmod(0o600 if os.getuid() == 0 else 0o000)
     with pytest.raises(
@@ -228,9 +223,7 @@ def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder: Path) -> 
         start(Site(folder, port=0, native=True))
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_starts(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_meant_is_refused_before_anything_starts(folder, tmp_path):
     """Addresses, names and folders are checked first, each with what to do."""
     (tmp_path / "empty").mkdir()
     refused: list[tuple[Site, type[Exception], str]] = [
@@ -249,7 +242,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_starts(
             start(site)
 
 
-def test_bad_options_end_with_64_and_one_line() -> None:
+def test_bad_options_end_with_64_and_one_line():
     """A misspelt option, a missing folder: a line that points to --help."""
     for args in (["--prot", "1"], [], ["x", "--port", "many"]):
         refused = run(*args)
@@ -271,9 +264,7 @@ def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     yield hide
 
 
-def test_without_docker_the_machines_nginx_serves_and_that_is_said(
-    folder: Path, without: Callable[..., list[str]]
-) -> None:
+def test_without_docker_the_machines_nginx_serves_and_that_is_said(folder, without):
     """The choice is made by itself, never in silence."""
     process, read_until = foreground(folder, "--port", "0", words=without("docker"))
     read_until("because no docker on this machine")
@@ -281,9 +272,7 @@ def test_without_docker_the_machines_nginx_serves_and_that_is_said(
     assert process.wait() == 143
 
 
-def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
-    folder: Path, without: Callable[..., list[str]]
-) -> None:
+def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(folder, without):
     """Nothing is started, and the way out is typed in one line either way."""
     args = [*without("docker", "nginx"), *COMMAND, str(folder)]
     refused = subprocess.run(args, capture_output=True, text=True, check=False)
@@ -293,9 +282,7 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(
     )
 
 
-def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(tmp_path, monkeypatch):
     """It takes the call and says nothing, as one whose storage is gone: why it is not used."""
     monkeypatch.setattr(docker, "ANSWER_SECONDS", 1.0)
     with socket.socket(socket.AF_UNIX) as silent:
@@ -305,13 +292,13 @@ def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(
         assert docker.missing() == "docker version does not answer within 1 s"
 
 
-def test_an_image_that_was_asked_for_is_never_replaced(folder: Path, daemon: None) -> None:
+def test_an_image_that_was_asked_for_is_never_replaced(folder, daemon):
     """With --image there is no falling back to a native nginx."""
     refused = run(folder, "--port", "0", "--image", "rackrun.invalid/none:1")
     assert refused.returncode == 78
     assert "the image rackrun.invalid/none:1 cannot be pulled" in refused.stderr
 
 
-def test_the_default_image_is_pinned_by_its_digest() -> None:
+def test_the_default_image_is_pinned_by_its_digest():
     """A tag can be moved to other bytes, a digest cannot."""
     assert re.fullmatch(r"nginx:[\d.]+-alpine@sha256:[0-9a-f]{64}", IMAGE)

@@ -38,13 +38,7 @@ from tests.lab.waiting import until
         (["./run-ssh", "help"], "usage: ./run-ssh "),
     ],
 )
-def test_words_that_other_programs_have_are_understood(
-    args: list[str],
-    says: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_words_that_other_programs_have_are_understood(args, says, tmp_path, monkeypatch, capsys):
     """Unless there is a host file of that name."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
@@ -57,9 +51,7 @@ def test_words_that_other_programs_have_are_understood(
 
 
 @pytest.mark.parametrize("door", ["./run-local", "./run-ssh", "./run-ray", "ssh"])
-def test_each_command_runs_behind_each_door(
-    door: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_command_runs_behind_each_door(door, monkeypatch, capsys):
     """Its help has the spelling that was typed: that of the scripts, or `rackrun`."""
     for name in commands.NAMES:
         with contextlib.suppress(SystemExit):
@@ -70,9 +62,7 @@ def test_each_command_runs_behind_each_door(
         assert usage.startswith(f"usage: {spelling}") or name == "completion", usage
 
 
-def test_a_command_is_understood_behind_options(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_understood_behind_options(tmp_path, monkeypatch, capsys):
     """They go to the command; --plain is what it does anyway; behind hosts it is put first."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
@@ -157,7 +147,7 @@ def program(path: Path) -> Program:
     return run
 
 
-def test_success_is_0_and_help_is_too(program: Program) -> None:
+def test_success_is_0_and_help_is_too(program):
     """A command that did its work says nothing on standard error."""
     done = program("--count", "3")
     assert (done.returncode, done.stdout, done.stderr) == (0, "counted 3\n", "")
@@ -170,13 +160,7 @@ HELP = [(["./run-local"], 6), (["./run-ssh"], 9), (["./run-ray"], 6), (["./run-n
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize(("args", "least"), [*HELP, ([], 9)])
-def test_help_shows_examples_then_groups(
-    args: list[str],
-    least: int,
-    columns: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_help_shows_examples_then_groups(args, least, columns, monkeypatch, capsys):
     """Of every way to launch, and of a task; no line is wider than the terminal."""
     monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as ended:
@@ -191,7 +175,7 @@ def test_help_shows_examples_then_groups(
 
 
 @pytest.mark.parametrize("code", [64, 65, 74])
-def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None:
+def test_a_problem_is_one_line_and_its_code(code, program):
     """What the user can act on has no traceback."""
     failed = program("--count", str(code))
     assert (failed.returncode, failed.stderr) == (code, "error: here: no: do this\n")
@@ -209,7 +193,7 @@ def test_a_problem_is_one_line_and_its_code(code: int, program: Program) -> None
         (["extra"], "extra: not expected here; "),
     ],
 )
-def test_bad_usage_is_one_line_and_64(args: list[str], says: str, program: Program) -> None:
+def test_bad_usage_is_one_line_and_64(args, says, program):
     """The line says what is wrong, what is close, and where to look."""
     failed = program(*args)
     assert failed.returncode == 64
@@ -234,31 +218,31 @@ class OfOneCommand:
     shared: Shared = field(default_factory=lambda: Shared(percent=0.0))
 
 
-def test_a_command_keeps_its_own_default_of_a_shared_option() -> None:
+def test_a_command_keeps_its_own_default_of_a_shared_option():
     """Also when another of the shared options is typed; and the table shows that default."""
     assert parse(OfOneCommand, "count", ["--workers", "1"]).shared == Shared(0.0, 1)
     assert parse(OfOneCommand, "count", []).shared == Shared(0.0, 2)
     assert [row.default for row in options(OfOneCommand)] == [0.0, 2]
 
 
-def test_train_is_answered_by_how_to_train() -> None:
+def test_train_is_answered_by_how_to_train():
     """There is no such command: the task is named after the way to launch."""
     with pytest.raises(errors.UsageError, match="type: rackrun local TASK, or rackrun ssh"):
         dispatch.run(["train", "--data", "data/shards"])
 
 
-def test_an_interrupt_is_130_and_says_what_was_said(program: Program) -> None:
+def test_an_interrupt_is_130_and_says_what_was_said(program):
     """Ctrl-C ends without a traceback."""
     stopped = program("--count", "130")
     assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
 
 
-def test_sigterm_is_143(program: Program) -> None:
+def test_sigterm_is_143(program):
     """A terminated command unwinds like an interrupted one."""
     assert program("--count", "143").returncode == 143
 
 
-def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
+def test_a_reader_that_leaves_is_no_error(path):
     """`… | head` ends the command quietly."""
     piped = subprocess.run(
         ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-", sys.executable, path]
@@ -270,7 +254,7 @@ def test_a_reader_that_leaves_is_no_error(path: Path) -> None:
     assert (piped.returncode, piped.stdout, piped.stderr) == (141, "0\n", "")
 
 
-def test_our_own_mistakes_show_their_traceback() -> None:
+def test_our_own_mistakes_show_their_traceback():
     """An internal error is 70, and says that it is ours."""
     code = (
         "import json; from rackrun.commandline.program import run\n"
@@ -298,9 +282,7 @@ def test_our_own_mistakes_show_their_traceback() -> None:
         "serve {long}",
     ],
 )
-def test_a_name_too_long_for_a_file_is_one_line(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_too_long_for_a_file_is_one_line(line, tmp_path, monkeypatch, capsys):
     """Typed, or in a file that is read: the name, why, and 64 or 65; no traceback."""
     monkeypatch.chdir(tmp_path)
     long = "n" * 300
@@ -318,16 +300,14 @@ def test_a_name_too_long_for_a_file_is_one_line(
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 74), (errno.ENOENT, 70)])
-def test_what_a_file_system_refuses_is_no_error_of_ours(
-    number: int, code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_file_system_refuses_is_no_error_of_ours(number, code, capsys):
     """A line with the file; a file of our own that is missing has its traceback."""
     assert programs.report(OSError(number, os.strerror(number), "a\nb")) == code
     line = f"error: a␊b: {os.strerror(number)}\n"
     assert (capsys.readouterr().err == line) == (code == 74)
 
 
-def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Path) -> None:
+def test_a_mistake_in_code_of_the_user_is_called_that(program, path):
     """Exit code 1, its traceback, and its file and line."""
     broken = program("--count", "70")
     assert broken.returncode == 1
@@ -350,9 +330,7 @@ def test_a_mistake_in_code_of_the_user_is_called_that(program: Program, path: Pa
         (["examples/own_parts.py", "training/data/loader.py"], "own_parts.py:1"),
     ],
 )
-def test_the_innermost_place_in_the_code_of_the_user_is_found(
-    files: list[str], location: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_innermost_place_in_the_code_of_the_user_is_found(files, location, monkeypatch):
     """Neither ours nor a library's, but for a package that the user has named."""
     monkeypatch.setattr(programs, "user_packages", {"their_models"})
     stdlib = Path(os.__file__).parent
@@ -395,14 +373,8 @@ COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], s
 )
 @pytest.mark.parametrize(("main", "verb", "option", "rest", "prog"), COMMANDS)
 def test_the_same_mistake_gives_the_same_sentence_everywhere(
-    main: Callable[[list[str]], object],
-    verb: list[str],
-    option: str,
-    rest: list[str],
-    prog: str,
-    mistake: str,
-    says: str,
-) -> None:
+    main, verb, option, rest, prog, mistake, says
+):
     """convert, catdog, nginx, run-local, run-ssh and node describe it in the same words."""
     args = mistake.format(option=option, rest=" ".join(rest)).split()
     with pytest.raises(errors.UsageError) as caught:
@@ -412,7 +384,7 @@ def test_the_same_mistake_gives_the_same_sentence_everywhere(
     assert hint.startswith(prog) and hint.endswith(" --help")
 
 
-def test_options_of_other_programs_are_understood() -> None:
+def test_options_of_other_programs_are_understood():
     """In all three ways to write them; a value that looks like one stays."""
     renamed = {"--wd": "--weight-decay"}
     args = ["--wd", "1", "--wd=2", "--wds", "3", "wd"]
@@ -434,9 +406,7 @@ def test_options_of_other_programs_are_understood() -> None:
         ("convert folder --", {"--val-percent", "--exif"}, {"--subset"}),
     ],
 )
-def test_completion_knows_what_may_come_next(
-    typed: str, has: set[str], lacks: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_completion_knows_what_may_come_next(typed, has, lacks, tmp_path, monkeypatch):
     """Commands, then tasks and runs, and the options that the help of each shows."""
     (tmp_path / "runs" / "20260101-000000-catdog").mkdir(parents=True)
     (tmp_path / ".rackrun" / "known").mkdir(parents=True)
@@ -459,9 +429,7 @@ def rackrun_in(folder: Path) -> dict[str, str]:
     ("printed_by", "typed"),
     [("", "rackrun ssh hosts.txt imag"), ("./run-local", "./run-ssh hosts.txt imag")],
 )
-def test_bash_completes_by_the_printed_script(
-    printed_by: str, typed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bash_completes_by_the_printed_script(printed_by, typed, tmp_path, capsys):
     """The script asks the program for words, and offers those that begin as typed."""
     assert dispatch.run([*printed_by.split(), "completion", "bash"]) == 0
     last = len(typed.split()) - 1
@@ -487,7 +455,7 @@ def test_bash_completes_by_the_printed_script(
         "rackrun completion zsh >_rackrun; fpath=($PWD $fpath); compinit -u -D",
     ],
 )
-def test_zsh_completes_by_the_printed_script(loaded: str, tmp_path: Path) -> None:
+def test_zsh_completes_by_the_printed_script(loaded, tmp_path):
     """Tab in a real zsh ends the word, whether the script was evaluated or lies in fpath."""
     terminal = Terminal()
     with subprocess.Popen(
@@ -534,9 +502,7 @@ def a_hostile_folder(folder: Path) -> None:
         (["zsh", "-f", "-i"], "autoload -Uz compinit; compinit -u -D"),
     ],
 )
-def test_a_tab_runs_nothing_that_names_or_files_say(
-    start: list[str], setup: str, tmp_path: Path
-) -> None:
+def test_a_tab_runs_nothing_that_names_or_files_say(start, setup, tmp_path):
     """Of commands, tasks, runs, shards, options, in a folder as a stranger may have filled it."""
     folder = tmp_path / "clone"
     a_hostile_folder(folder)
@@ -569,9 +535,7 @@ def test_a_tab_runs_nothing_that_names_or_files_say(
         shell.wait()
 
 
-def test_only_names_that_mean_themselves_are_completed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_names_that_mean_themselves_are_completed(tmp_path, monkeypatch):
     """bash inserts what is offered without quotes, so that Enter would run the name of a folder."""
     a_hostile_folder(tmp_path)
     (tmp_path / "runs" / "20260101-000000-resnet-1.5").mkdir()

@@ -1,7 +1,6 @@
 """How many cores a process may use, whatever the machine has."""
 
 import math
-from pathlib import Path
 
 import pytest
 
@@ -29,9 +28,7 @@ from rackrun.contract.cores import cores, quota
         ("", {}, math.inf),
     ],
 )
-def test_the_quota_of_control_groups(
-    groups: str, files: dict[str, str], expected: float, tmp_path: Path
-) -> None:
+def test_the_quota_of_control_groups(groups, files, expected, tmp_path):
     """Of both versions, of the group itself and of those around it; the least counts."""
     (tmp_path / "own").write_text(groups)
     for name, text in files.items():
@@ -40,6 +37,6 @@ def test_the_quota_of_control_groups(
     assert quota(tmp_path / "own", tmp_path / "fs") == expected
 
 
-def test_a_process_has_a_core_at_least() -> None:
+def test_a_process_has_a_core_at_least():
     """Here as anywhere."""
     assert cores() >= 1

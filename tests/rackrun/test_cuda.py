@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -49,15 +48,13 @@ ARCHS = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # of 2.15.0+cu132
         ("13.2", "580.65.06", "[N/A]", ""),
     ],
 )
-def test_what_torch_cannot_use_is_refused_with_what_to_install(
-    build: str, driver: str, capability: str, says: str
-) -> None:
+def test_what_torch_cannot_use_is_refused_with_what_to_install(build, driver, capability, says):
     """By driver and architecture; what is not known is not refused."""
     result = cuda.gpu_problem("2.15.0", build, ARCHS, driver, [capability] * 8)
     assert (says in result) if says else (result == "")
 
 
-def test_intermediate_code_runs_on_all_later_gpus() -> None:
+def test_intermediate_code_runs_on_all_later_gpus():
     """compute_90 is compiled for a GPU by its driver, also for 12.0 but not for 8.0."""
     problems = [
         cuda.gpu_problem("2", "13.0", "sm_90 compute_90", "580", [c]) for c in ("12.0", "8.0")
@@ -76,9 +73,7 @@ def test_intermediate_code_runs_on_all_later_gpus() -> None:
         (None, ""),
     ],
 )
-def test_the_version_of_the_driver_here(
-    text: str | None, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_version_of_the_driver_here(text, version, tmp_path, monkeypatch):
     """As the kernel module reports it."""
     file = tmp_path / "version"
     if text is not None:
@@ -105,7 +100,7 @@ def test_the_version_of_the_driver_here(
         (None, "base"),
     ],
 )
-def test_the_lock_for_this_machine(gpus: list[str] | None, lock: str, tmp_path: Path) -> None:
+def test_the_lock_for_this_machine(gpus, lock, tmp_path):
     """By what nvidia-smi prints: the older one for V100 and for drivers without CUDA 13, the usual
     one where no lock fits, and where nothing is known."""
     if gpus is not None:

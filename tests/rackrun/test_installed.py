@@ -31,7 +31,7 @@ sys.meta_path.insert(0, WithoutTorch())
 def run(*args: str | Path, **more: object) -> "subprocess.CompletedProcess[str]":
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"env": bare, "capture_output": True, "text": True, "timeout": 300, **more}
-    return subprocess.run(args, check=False, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(args, check=False, **options)
 
 
 def environment(folder: Path) -> Path:
@@ -84,7 +84,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     lab.stop()
 
 
-def test_it_runs_where_it_is_typed(rackrun: Installed) -> None:
+def test_it_runs_where_it_is_typed(rackrun):
     """The run folder is made in the current folder; messages name the command that was typed."""
     assert rackrun("--version").stdout == f"rackrun {__version__}\n"
     ended = rackrun("local", "--", "echo", "ran")
@@ -94,7 +94,7 @@ def test_it_runs_where_it_is_typed(rackrun: Installed) -> None:
     assert "type: rackrun stop --help" in rackrun("stop", "--bogus", "1").stderr
 
 
-def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) -> None:
+def test_without_torch_it_names_the_extra(rackrun, tmp_path):
     """A light installation says in one line what training here needs."""
     (tmp_path / "sitecustomize.py").write_text(LIGHT)
     refused = rackrun("local", "--", "true", env={**os.environ, "PYTHONPATH": str(tmp_path)})
@@ -106,7 +106,7 @@ def test_without_torch_it_names_the_extra(rackrun: Installed, tmp_path: Path) ->
 
 
 @pytest.mark.long  # other tests train from the tree
-def test_it_trains(rackrun: Installed) -> None:
+def test_it_trains(rackrun):
     """A task of the wheel, on images that need no data: a model, and the report of the run."""
     task = ("catdog", "--recipe", "demo", "--synthetic", "--device", "cpu", "--epochs", "1")
     small = ("--image-size", "32", "--width", "4", "--batch-size", "8", "--steps-per-epoch", "2")
@@ -117,7 +117,7 @@ def test_it_trains(rackrun: Installed) -> None:
 
 
 @pytest.mark.long  # mypy reads the same program with the tree
-def test_type_checkers_read_what_is_installed(rackrun: Installed, tmp_path: Path) -> None:
+def test_type_checkers_read_what_is_installed(rackrun, tmp_path):
     """Programs of a user are checked against the wheel: wrong options and methods are errors."""
     program = shutil.copy(ROOT / "tests" / "rackrun" / "typed_program.py", tmp_path)
     mypy = (Path(sys.executable), "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
@@ -126,7 +126,7 @@ def test_type_checkers_read_what_is_installed(rackrun: Installed, tmp_path: Path
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-def test_sync_brings_the_installed_code(rackrun: Installed, lab: Lab) -> None:
+def test_sync_brings_the_installed_code(rackrun, lab):
     """A host that has none gets the same packages and an environment that finds them.
 
     Its environment has what the lock asks for already, so nothing is downloaded.

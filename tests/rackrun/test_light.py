@@ -64,7 +64,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     lab.stop()
 
 
-def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> None:
+def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab):
     """With every package of the extra hidden, also from the processes that a command starts."""
     for name in ("light", "sitecustomize"):  # the latter for interpreters that are started
         (lab.folder / f"{name}.py").write_text(LIGHT)
@@ -99,9 +99,7 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab: Lab) -> Non
         ("no pip", "", "uv pip install --python {python} 'rackrun[wandb]'"),
     ],
 )
-def test_an_extra_is_installed_as_rackrun_was(
-    made_by: str, checkout: str, typed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_extra_is_installed_as_rackrun_was(made_by, checkout, typed, tmp_path, monkeypatch):
     """By uv or pipx as a tool, which keeps only what is named; by the pip of this environment, or
     into a clone's; from the wheel that was installed, as no index may have it."""
     python = tmp_path / "bin" / "python"

@@ -1,7 +1,5 @@
 """Numbers that are typed: in range, or one line of usage, however many digits they have."""
 
-from collections.abc import Callable
-
 import pytest
 
 from rackrun.convert.__main__ import main as convert
@@ -37,9 +35,7 @@ HOSTS = (Host("gpu01"), Host("gpu02", slots=4))
         ("\u0663", 9, None),  # a 3 in Arabic
     ],
 )
-def test_a_whole_number_is_digits_within_its_limit(
-    text: str, most: int, number: int | None
-) -> None:
+def test_a_whole_number_is_digits_within_its_limit(text, most, number):
     """Zeros in front change nothing, and nothing else is a number."""
     assert whole_number(text, most) == number
 
@@ -72,7 +68,7 @@ def test_a_whole_number_is_digits_within_its_limit(
     ],
     ids=range(22),
 )
-def test_no_number_is_too_long_to_be_refused_in_a_line(asked: Callable[[], object]) -> None:
+def test_no_number_is_too_long_to_be_refused_in_a_line(asked):
     """They ended in a traceback, or were taken: a host with 10**400 ranks."""
     with pytest.raises(Problem) as refused:
         asked()
@@ -80,7 +76,7 @@ def test_no_number_is_too_long_to_be_refused_in_a_line(asked: Callable[[], objec
     assert len(str(refused.value)) < 250
 
 
-def test_a_time_span_has_an_end() -> None:
+def test_a_time_span_has_an_end():
     """A century and a second is none, in any unit."""
     assert seconds_in("36500d") == MOST_SECONDS
     for text in ("36500d1s", f"{MOST_SECONDS + 1}s", "36501d"):

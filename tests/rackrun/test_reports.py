@@ -31,7 +31,7 @@ def launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
     _script_reporter.cache_clear()
 
 
-def test_a_change_of_phase_is_sent_at_once_with_all_that_is_known(launcher: socket.socket) -> None:
+def test_a_change_of_phase_is_sent_at_once_with_all_that_is_known(launcher):
     """Scalars of NumPy are numbers; what is no number is none, and harms no other field."""
     report(step=1, loss=0.5)
     report(step=np.int64(2), loss=np.float32(0.25), accuracy=object())
@@ -42,9 +42,7 @@ def test_a_change_of_phase_is_sent_at_once_with_all_that_is_known(launcher: sock
     assert sent == (first, last)
 
 
-def test_a_rank_that_is_no_number_a_full_socket_and_no_launcher_are_no_error(
-    launcher: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_is_no_number_a_full_socket_and_no_launcher_are_no_error(launcher, monkeypatch):
     """Training goes on in every case."""
     for step in range(2000):
         report(phase=str(step))
@@ -57,9 +55,7 @@ def test_a_rank_that_is_no_number_a_full_socket_and_no_launcher_are_no_error(
     report(step=1)
 
 
-def test_what_was_held_back_is_sent_at_the_end_and_torch_is_not_imported(
-    launcher: socket.socket,
-) -> None:
+def test_what_was_held_back_is_sent_at_the_end_and_torch_is_not_imported(launcher):
     """A script of a thousand quick steps: few datagrams, and the last one has its last step."""
     script = (
         "import sys; from rackrun import report\n"

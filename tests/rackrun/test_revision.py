@@ -1,12 +1,11 @@
 """The revision of code: a commit, and whether files differ from it."""
 
 import subprocess
-from pathlib import Path
 
 from rackrun.user_code.revision import git_commit
 
 
-def test_a_commit_is_named_and_changes_are_seen(tmp_path: Path) -> None:
+def test_a_commit_is_named_and_changes_are_seen(tmp_path):
     """A folder without git has none; a changed file is "+dirty", a new one is not."""
     assert git_commit(tmp_path) == ""
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b")

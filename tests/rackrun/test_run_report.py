@@ -86,7 +86,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_no_flipped_bit_of_the_predictions_is_a_traceback(run: Path) -> None:
+def test_no_flipped_bit_of_the_predictions_is_a_traceback(run):
     """In any byte: the page's content or one line that names the file, never zlib's own error."""
     path = run / "predictions.npz"
     whole = path.read_bytes()
@@ -102,9 +102,7 @@ def test_no_flipped_bit_of_the_predictions_is_a_traceback(run: Path) -> None:
             read_predictions(path)
 
 
-def test_the_results_of_a_host_are_read_within_limits(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_results_of_a_host_are_read_within_limits(run, capsys):
     """Depth, length of a line and of the file; what a line may hold are plain values."""
     metrics = run / "metrics.jsonl"
     line = metrics.read_bytes().splitlines(keepends=True)[0]
@@ -139,7 +137,7 @@ def browsed(address: str, folder: Path) -> tuple[str, list[str]]:
     return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
-def test_a_browser_shows_the_page_and_complains_of_nothing(run: Path) -> None:
+def test_a_browser_shows_the_page_and_complains_of_nothing(run):
     """All of a run is on it, nothing is fetched or run, and names from elsewhere stay text."""
     elements, console = browsed(write(run).as_uri(), run)
     assert console == []
@@ -161,7 +159,7 @@ def test_a_browser_shows_the_page_and_complains_of_nothing(run: Path) -> None:
     assert "\x1b" not in elements
 
 
-def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
+def test_a_script_in_the_page_would_be_refused(run):
     """The page's own policy stops what escaping would have missed, and the console says so."""
     page = write(run)
     page.write_text(
@@ -172,7 +170,7 @@ def test_a_script_in_the_page_would_be_refused(run: Path) -> None:
     assert "Content Security Policy" in "".join(console)
 
 
-def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
+def test_runs_are_compared(run, tmp_path):
     """A row per run, the most accurate first and marked, with the settings that differ."""
     better = run_folder(tmp_path / "20260102-040506-catdog", lr=0.5)
     evaluations = (better / "metrics.jsonl").read_text()
@@ -201,7 +199,7 @@ def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
     assert "The same in all: 1 setting." in elements
 
 
-def test_a_resumed_run_has_numbers_of_all_parts_and_of_each(run: Path) -> None:
+def test_a_resumed_run_has_numbers_of_all_parts_and_of_each(run):
     """100 steps at 50 and at 25 images/s are 33 over all; the last part has the launcher's time."""
     lines: list[dict[str, Any]] = []
     for begin, speed in ((0, 50.0), (100, 25.0)):
@@ -223,9 +221,7 @@ def test_a_resumed_run_has_numbers_of_all_parts_and_of_each(run: Path) -> None:
     assert ["2", "101 to 200", "2 to 4", "25", "1:15"] in rows
 
 
-def test_a_run_that_ended_early_has_its_cause_and_what_to_type(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_early_has_its_cause_and_what_to_type(run, monkeypatch):
     """The command is the one that was typed, without values; nothing to type comes from a host."""
     end = {"verdict": "interrupted", "cause": "stopped by Ctrl-C", "seconds": 75.0, "saved": 40,
            "advice": "free the disk", "traceback": "Error: <b>", "resume": "curl evil"}  # fmt: skip
@@ -244,7 +240,7 @@ def test_a_run_that_ended_early_has_its_cause_and_what_to_type(
     assert "--resume" not in write(run).read_text()
 
 
-def test_a_task_that_fails_before_its_first_step_has_a_page(run: Path) -> None:
+def test_a_task_that_fails_before_its_first_step_has_a_page(run):
     """With its cause; a command of one's own that measured nothing has none."""
     for name in ("metrics.jsonl", "config.json", "predictions.npz"):
         (run / name).unlink()
@@ -254,9 +250,7 @@ def test_a_task_that_fails_before_its_first_step_has_a_page(run: Path) -> None:
     assert '<b class="">failed</b>: &lt;img' in (run / "report.html").read_text()
 
 
-def test_a_watched_page_is_drawn_until_the_run_ends(
-    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_watched_page_is_drawn_until_the_run_ends(run, capsys, monkeypatch):
     """While its launcher has the plan locked; a browser loads the page again until then."""
     monkeypatch.setattr(report, "WATCH_SECONDS", 1)
     end = (run / "result.json").rename(run / "kept.json")
@@ -273,7 +267,7 @@ def test_a_watched_page_is_drawn_until_the_run_ends(
     assert capsys.readouterr().out == f"{page}\n"
 
 
-def test_training_images_are_shown_with_their_classes(run: Path) -> None:
+def test_training_images_are_shown_with_their_classes(run):
     """As text, whatever a class is called; a file of another shape is named."""
     images = np.zeros((2, 8, 8, 3), np.uint8)
     path = run / "first_batch.npz"
@@ -288,7 +282,7 @@ def test_training_images_are_shown_with_their_classes(run: Path) -> None:
             read(run)
 
 
-def test_accuracies_on_different_images_have_no_best(run: Path, tmp_path: Path) -> None:
+def test_accuracies_on_different_images_have_no_best(run, tmp_path):
     """A run that was evaluated on the test split is not better than one on the validation split."""
     other = run_folder(tmp_path / "20260102-040506-catdog", eval_split="test")
     text = write_comparison([run, other], tmp_path / "compare.html").read_text()
@@ -296,7 +290,7 @@ def test_accuracies_on_different_images_have_no_best(run: Path, tmp_path: Path) 
     assert "Evaluated on different images: the accuracies do not compare." in text
 
 
-def test_runs_on_parts_of_the_training_images_compare(run: Path, tmp_path: Path) -> None:
+def test_runs_on_parts_of_the_training_images_compare(run, tmp_path):
     """Two that were evaluated on the same version of --data, whatever they were trained on."""
     other = run_folder(tmp_path / "20260102-040506-catdog")
     for folder, digest in ((run, "aa"), (other, "bb")):
@@ -311,9 +305,7 @@ def test_runs_on_parts_of_the_training_images_compare(run: Path, tmp_path: Path)
     assert "Evaluated on different images" not in text
 
 
-def test_a_run_without_settings_or_accuracy_changes_no_comparison(
-    run: Path, tmp_path: Path
-) -> None:
+def test_a_run_without_settings_or_accuracy_changes_no_comparison(run, tmp_path):
     """One of an own command that failed: no setting differs by its lack of any, the best is one."""
     bare, other = tmp_path / "20260102-060708-own", run_folder(tmp_path / "20260102-040506-catdog")
     bare.mkdir()
@@ -324,7 +316,7 @@ def test_a_run_without_settings_or_accuracy_changes_no_comparison(
     assert "<code>lr</code>" not in text and bare.name in text
 
 
-def test_equal_curves_do_not_hide_one_another() -> None:
+def test_equal_curves_do_not_hide_one_another():
     """Each later one is dashed, its dashes beside those of the others, its dots within theirs."""
     x, y = np.arange(3.0), np.array([1.0, 3, 2])
     curves = [Series(name, x, y, number, dots=True) for number, name in enumerate("abc")]
@@ -350,7 +342,7 @@ def test_equal_curves_do_not_hide_one_another() -> None:
         ("plan.json", "result.json"),
     ],
 )
-def test_a_page_of_what_there_is(run: Path, missing: tuple[str, ...]) -> None:
+def test_a_page_of_what_there_is(run, missing):
     """A run that has just begun, or measured nothing, has a page of the rest."""
     for name in missing:
         (run / name).unlink()
@@ -358,7 +350,7 @@ def test_a_page_of_what_there_is(run: Path, missing: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("synthetic", [False, True])
-def test_noise_has_no_curves_of_loss_and_accuracy(tmp_path: Path, synthetic: bool) -> None:
+def test_noise_has_no_curves_of_loss_and_accuracy(tmp_path, synthetic):
     """The speed of --synthetic images is real, what a model says of them is not."""
     story = read(run_folder(tmp_path / "20260102-030405-noise", synthetic=synthetic))
     shown = {title for title, _ in charts([story])}
@@ -376,7 +368,7 @@ def test_noise_has_no_curves_of_loss_and_accuracy(tmp_path: Path, synthetic: boo
         ([0.002, 0.004], ["0.0025", "0.003", "0.0035", "0.004"]),
     ],
 )
-def test_one_epoch_has_a_whole_number_and_points(epochs: list[float], shown: list[str]) -> None:
+def test_one_epoch_has_a_whole_number_and_points(epochs, shown):
     """Fractions stand on the axis within the first epoch only; one point is a dot to see."""
     values = np.array(epochs)
     drawing = str(chart([Series("loss", values, values)], lambda value: "y"))
@@ -388,7 +380,7 @@ def test_one_epoch_has_a_whole_number_and_points(epochs: list[float], shown: lis
     ("low", "high", "shown"),
     [(0.5, 1.5, [1]), (1, 2, [1, 2]), (1, 13, [5, 10]), (1, 6, [1, 2, 3, 4, 5, 6])],
 )
-def test_epochs_are_whole_numbers_on_their_axis(low: float, high: float, shown: list[int]) -> None:
+def test_epochs_are_whole_numbers_on_their_axis(low, high, shown):
     assert ticks(low, high, whole=True) == shown
 
 
@@ -411,7 +403,7 @@ def test_epochs_are_whole_numbers_on_their_axis(low: float, high: float, shown: 
         ("run.toml", "typed = ["),
     ],
 )
-def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
+def test_a_damaged_file_is_named(run, name, content):
     """No page is made of what cannot be understood."""
     (run / name).write_text(content)
     with pytest.raises(DataError, match=re.escape(name)):
@@ -429,7 +421,7 @@ def test_a_damaged_file_is_named(run: Path, name: str, content: str) -> None:
     ],
     ids=["shape", "count", "class", "keys", "pickled"],
 )
-def test_a_grid_that_does_not_fit_is_refused(run: Path, other: dict[str, Any]) -> None:
+def test_a_grid_that_does_not_fit_is_refused(run, other):
     """Predictions that contradict themselves are named; nothing is unpickled."""
     with np.load(run / "predictions.npz") as grid:
         np.savez(run / "predictions.npz", **(dict(grid) | other))
@@ -437,7 +429,7 @@ def test_a_grid_that_does_not_fit_is_refused(run: Path, other: dict[str, Any]) -
         read(run)
 
 
-def test_a_line_that_was_cut_short_is_left_out(run: Path) -> None:
+def test_a_line_that_was_cut_short_is_left_out(run):
     """A run that was killed while writing its last line has a page of the others."""
     lines = len(read(run).train)
     with (run / "metrics.jsonl").open("a") as file:
@@ -445,14 +437,14 @@ def test_a_line_that_was_cut_short_is_left_out(run: Path) -> None:
     assert len(read(run).train) == lines
 
 
-def test_smoothing_keeps_ends_and_means() -> None:
+def test_smoothing_keeps_ends_and_means():
     """A straight line stays one, from its first point to its last."""
     line = np.linspace(3, 5, 100)
     assert smoothed(line) == pytest.approx(line)
     assert smoothed(np.array([1.0, 0, 1, 0])).tolist() == [1, 0, 1, 0]
 
 
-def test_another_folder_is_refused(tmp_path: Path) -> None:
+def test_another_folder_is_refused(tmp_path):
     """A folder without the files of a run is named, and one that does not exist."""
     with pytest.raises(UsageError, match="not the folder of a run"):
         write(tmp_path)
@@ -460,7 +452,7 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "latest")
 
 
-def test_shares_by_speed_are_a_drawing_and_rows(run: Path) -> None:
+def test_shares_by_speed_are_a_drawing_and_rows(run):
     """Each change of the images by rank is a row; a run whose shares are even has no such section,
     and what cannot be shares is refused."""
     metrics = run / "metrics.jsonl"

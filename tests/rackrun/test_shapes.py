@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ class Message:
     pending: Mapping[str, int] = field(default_factory=dict)
 
 
-def test_what_fits_is_built() -> None:
+def test_what_fits_is_built():
     """Lists become tuples, whole numbers floats, text a path, nested objects their dataclasses."""
     text = '{"local": 3, "gpus": [{"used": 5}], "pair": [1, "x"], "facts": {"a": 1}, "code": null}'
     expected = Message(3, gpus=(Gpu(5.0),), pair=(1, "x"), facts={"a": 1})
@@ -74,7 +74,7 @@ def test_what_fits_is_built() -> None:
         ({"local": 1, "more": 1}, "unknown field 'more'"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_its_place(value: Any, says: str) -> None:
+def test_what_does_not_fit_is_refused_by_its_place(value, says):
     """The message says where and what; the value itself is not repeated."""
     with pytest.raises(Misshapen) as caught:
         shaped(value, Message)
@@ -84,7 +84,7 @@ def test_what_does_not_fit_is_refused_by_its_place(value: Any, says: str) -> Non
 @pytest.mark.parametrize(
     "data", [b"[" * 100_000, b"NaN", b"-Infinity", b"1" * 5000, b"\xff", b"", b'{"a"', b"[1]" * 400]
 )
-def test_what_is_no_json_is_refused(data: bytes) -> None:
+def test_what_is_no_json_is_refused(data):
     """Depth, constants, digits, encodings and length have one answer."""
     with pytest.raises(Misshapen):
         parsed_json(data, 200_000 if data[:2] == b"[[" else 1000)
@@ -99,7 +99,7 @@ names = st.sampled_from([*Message.__dataclass_fields__, "other"])
 
 
 @given(st.dictionaries(names, plain) | plain)
-def test_no_value_ends_otherwise_than_built_or_refused(value: Any) -> None:
+def test_no_value_ends_otherwise_than_built_or_refused(value):
     """Whatever is sent, nothing but Misshapen leaves."""
     try:
         result = shaped(value, Message)
@@ -109,7 +109,7 @@ def test_no_value_ends_otherwise_than_built_or_refused(value: Any) -> None:
 
 
 @given(st.binary() | st.text())
-def test_no_bytes_end_otherwise_than_parsed_or_refused(data: bytes | str) -> None:
+def test_no_bytes_end_otherwise_than_parsed_or_refused(data):
     """The same for what is not even JSON."""
     with contextlib.suppress(Misshapen):
         parsed(data, Message, 1 << 20)
@@ -124,7 +124,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("kind", BOMBS)
-def test_a_json_bomb_costs_little_memory_and_time(kind: str, tmp_path: Path) -> None:
+def test_a_json_bomb_costs_little_memory_and_time(kind, tmp_path):
     """Each is within the largest number of bytes; parsed as it is, lists would take 1 GB."""
     bomb = tmp_path / "bomb.json"
     begin, middle, end = BOMBS[kind]

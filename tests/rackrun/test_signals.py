@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 import pytest
 
@@ -21,7 +19,7 @@ from rackrun.training.run.stop_requests import StopRequests
         ("catdog --help", ">&-", 0),
     ],
 )
-def test_closed_streams_are_no_error(line: str, closed: str, code: int) -> None:
+def test_closed_streams_are_no_error(line, closed, code):
     command = f'exec "$0" -m rackrun.{line} {closed}'
     done = subprocess.run(
         ["bash", "-c", command, sys.executable], stderr=subprocess.PIPE, text=True
@@ -31,9 +29,7 @@ def test_closed_streams_are_no_error(line: str, closed: str, code: int) -> None:
 
 @pytest.mark.parametrize("handling", [interruptible, ended_by_a_signal, lambda: StopRequests(0)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM])
-def test_what_the_caller_ignores_stays_ignored(
-    handling: Callable[[], AbstractContextManager[object]], number: signal.Signals
-) -> None:
+def test_what_the_caller_ignores_stays_ignored(handling, number):
     """As under `nohup`, and in scripts behind `&`."""
     before = signal.signal(number, signal.SIG_IGN)
     try:

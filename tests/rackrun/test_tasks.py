@@ -63,9 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("bare.three", "bare.three", "bare.three"),
     ],
 )
-def test_a_task_is_found_by_name_import_path_or_file(
-    folder: Path, text: str, recipes: str, model: str
-) -> None:
+def test_a_task_is_found_by_name_import_path_or_file(folder, text, recipes, model):
     """In the table, announced by an installed package, or here; its code is not run."""
     result = find_task(text)
     assert result
@@ -90,19 +88,19 @@ def test_a_task_is_found_by_name_import_path_or_file(
         ("../x", "no task '../x'"),
     ],
 )
-def test_what_is_no_task_is_said_in_a_line(folder: Path, text: str, says: str) -> None:
+def test_what_is_no_task_is_said_in_a_line(folder, text, says):
     """With the nearest name, if there is one."""
     assert find_task(text) is None
     assert says in why_no_task(text)
 
 
-def test_a_file_that_is_no_python_is_named_with_its_line(folder: Path) -> None:
+def test_a_file_that_is_no_python_is_named_with_its_line(folder):
     """Before anything starts."""
     with pytest.raises(UsageError, match=r"broken.py, line 1: '\(' was never closed"):
         find_task("broken.py")
 
 
-def test_own_tasks_are_completed_and_explained(folder: Path) -> None:
+def test_own_tasks_are_completed_and_explained(folder):
     """A Tab offers announced tasks, and for a file what all tasks take, without running it."""
     assert known_tasks()[-1] == "flowers"
     assert "flowers" in completion.candidates(["local", ""])
@@ -110,7 +108,7 @@ def test_own_tasks_are_completed_and_explained(folder: Path) -> None:
     assert "is a task; type: rackrun local ./my_task.py" in dispatch._unknown("./my_task.py")
 
 
-def test_a_settings_file_starts_ones_own_task_again(folder: Path) -> None:
+def test_a_settings_file_starts_ones_own_task_again(folder):
     """What a launch writes down is read back as the same task; a wrong name is refused."""
     work = work_of([str(folder / "my_task.py"), "--epochs=2"])
     assert work == TaskWork("my_task.py", ("--epochs=2",))

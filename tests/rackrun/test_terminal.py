@@ -20,13 +20,13 @@ from rackrun.terminal import UNSAFE, clean, clean_lines, one_line
         ("na\u00efve \u732b", "na\u00efve \u732b"),
     ],
 )
-def test_unsafe_characters_become_visible(text: str, shown: str) -> None:
+def test_unsafe_characters_become_visible(text, shown):
     """Control characters as symbols, invisible ones as code points, colors not at all."""
     assert clean(text) == shown
 
 
 @given(st.text(st.characters()))
-def test_nothing_unsafe_is_left(text: str) -> None:
+def test_nothing_unsafe_is_left(text):
     """Whatever was in it, and however it is cut into lines."""
     assert not UNSAFE.search(clean(text))
     assert not UNSAFE.search(one_line(text))
@@ -35,7 +35,7 @@ def test_nothing_unsafe_is_left(text: str) -> None:
     clean(text).encode()
 
 
-def test_a_table_holds_text() -> None:
+def test_a_table_holds_text():
     """Cells with text of hosts and archives show control characters, and obey none."""
     drawn = table(("", "host"), [("X", "gpu01\x1b]0;PWNED\x07\u202e")])
     assert not UNSAFE.search(drawn.replace("\n", ""))

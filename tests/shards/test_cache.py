@@ -44,7 +44,7 @@ def asked_for(proxy: Proxy) -> Counter[str]:
     return Counter(f"{each[1]} {each[2]}" for each in result if each and "json" not in each[1])
 
 
-def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+def test_the_second_epoch_fetches_nothing(large, large_proxy, tmp_path):
     """Nor does another run: index and blocks are here, and only the manifest is asked for."""
     first = cached(large_proxy.url, tmp_path)
     assert everything(first) == large.all
@@ -57,7 +57,7 @@ def test_the_second_epoch_fetches_nothing(large: Tiny, large_proxy: Proxy, tmp_p
     assert (second.store.hits, second.store.fetched) == (fetched, 0)
 
 
-def test_a_source_is_opened_with_its_cache(large: Tiny, tmp_path: Path) -> None:
+def test_a_source_is_opened_with_its_cache(large, tmp_path):
     """open_source opens caches, too."""
     for _ in range(2):
         source = open_source(str(large.folder), str(tmp_path), PLENTY)
@@ -66,9 +66,7 @@ def test_a_source_is_opened_with_its_cache(large: Tiny, tmp_path: Path) -> None:
     assert source.store.fetched == 0
 
 
-def test_processes_that_start_at_once_fetch_each_block_once(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_processes_that_start_at_once_fetch_each_block_once(large, large_proxy, tmp_path):
     """All ranks and workers of a node together, in whatever order they read."""
     source = cached(large_proxy.url, tmp_path)
     with FORK.Pool(4) as pool:
@@ -90,7 +88,7 @@ def count_right(work: tuple[Source, Tiny, int]) -> int:
     )
 
 
-def test_ranges_of_any_size_are_cut_out_of_the_blocks(large: Tiny, tmp_path: Path) -> None:
+def test_ranges_of_any_size_are_cut_out_of_the_blocks(large, tmp_path):
     """Within a piece, across pieces and across blocks, cold and warm; and nothing at all."""
     source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
     shard = source.manifest.split("train").shards[1]
@@ -104,9 +102,7 @@ def test_ranges_of_any_size_are_cut_out_of_the_blocks(large: Tiny, tmp_path: Pat
 
 
 @pytest.mark.parametrize("requests", range(1, 8))
-def test_a_process_that_is_killed_leaves_nothing_wrong(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path, requests: int
-) -> None:
+def test_a_process_that_is_killed_leaves_nothing_wrong(large, large_proxy, tmp_path, requests):
     """kill -9 in the middle of any fetch: the next one goes on from there."""
     stop_at(large_proxy, requests)
     child = FORK.Process(target=everything, args=(cached(large_proxy.url, tmp_path),))
@@ -138,7 +134,7 @@ def files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
 
 
-def test_a_spoilt_block_is_fetched_again(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+def test_a_spoilt_block_is_fetched_again(large, large_proxy, tmp_path):
     """A flipped bit, a cut, an empty file: whatever a dying disk or a power cut makes of it."""
     everything(cached(large_proxy.url, tmp_path))
     dice = random.Random(5)
@@ -158,7 +154,7 @@ def flipped(data: bytearray, dice: random.Random) -> bytes:
     return bytes(other)
 
 
-def test_a_cache_survives_whatever_a_power_cut_makes_of_it(tmp_path: Path) -> None:
+def test_a_cache_survives_whatever_a_power_cut_makes_of_it(tmp_path):
     """Every file of it cut anywhere, zeroed from anywhere, exchanged or full of noise, one or all.
 
     The samples are right at once, from a source that is in order, and nothing is left of it.
@@ -202,7 +198,7 @@ def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[P
     yield {path: b"" for path in whole}
 
 
-def test_a_part_is_verified_by_the_checksums_of_its_pieces(tmp_path: Path) -> None:
+def test_a_part_is_verified_by_the_checksums_of_its_pieces(tmp_path):
     """Wherever it lies in a block, which stays where it is."""
     kept, data = BlockStore(tmp_path, PLENTY), random.Random(3).randbytes(400_000)
     obtained(kept, "00block", data)
@@ -218,9 +214,7 @@ def test_a_part_is_verified_by_the_checksums_of_its_pieces(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("noted", [0, 2**63], ids=["nothing", "more than there is"])
-def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: int
-) -> None:
+def test_what_is_used_is_counted_anew_where_the_note_is_no_good(tmp_path, monkeypatch, noted):
     """Zeros or noise in `usage`, or a note of before the machine started: the limit holds."""
     kept = BlockStore(tmp_path, 1_000_000)
     for number in range(9):
@@ -238,7 +232,7 @@ def test_what_is_used_is_counted_anew_where_the_note_is_no_good(
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
-def test_what_is_no_file_is_no_block(tiny: Tiny, tmp_path: Path, kind: str) -> None:
+def test_what_is_no_file_is_no_block(tiny, tmp_path, kind):
     """Nothing hangs and nothing is followed: such a block is fetched."""
     read_through(tiny, tmp_path)
     block = files(tmp_path)[0]
@@ -252,7 +246,7 @@ def test_what_is_no_file_is_no_block(tiny: Tiny, tmp_path: Path, kind: str) -> N
     assert read_through(tiny, tmp_path) == 1
 
 
-def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) -> None:
+def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path):
     """Data sets of one name do not mix; a copy of one, wherever it is, is not fetched."""
     first, second = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
     for tiny in (first, second, first):
@@ -261,7 +255,7 @@ def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path: Path) 
     assert source.store.fetched == 0
 
 
-def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path: Path) -> None:
+def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path):
     """The limit holds at any time, and what was used last is still here."""
     kept = BlockStore(tmp_path, 1_000_000)
     for number in range(50):
@@ -280,7 +274,7 @@ def obtained(kept: BlockStore, key: str, data: bytes, length: int | None = None)
     return bytes(kept.get_or_fetch(key, length, slice(None), lambda: data, lambda _: True))
 
 
-def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Path) -> None:
+def test_wrong_bytes_are_not_kept(large, large_proxy, tmp_path):
     """A server that heals is believed again; a lie is not repeated by the cache."""
     source = cached(large_proxy.url, tmp_path)
     source.index("train")
@@ -291,7 +285,7 @@ def test_wrong_bytes_are_not_kept(large: Tiny, large_proxy: Proxy, tmp_path: Pat
     assert everything(source) == large.all
 
 
-def test_damage_between_the_samples_is_not_kept_either(fresh: Tiny, tmp_path: Path) -> None:
+def test_damage_between_the_samples_is_not_kept_either(fresh, tmp_path):
     """The digest of the whole shard sees the padding, and the shard is forgotten."""
     source = CachedSource(FolderSource(str(fresh.folder)), str(tmp_path), PLENTY)
     path = fresh.folder / source.manifest.split("train").shards[0].name
@@ -304,9 +298,7 @@ def test_damage_between_the_samples_is_not_kept_either(fresh: Tiny, tmp_path: Pa
     assert everything(source) == fresh.all
 
 
-def test_a_full_disk_costs_the_cache_and_not_the_run(
-    large: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_costs_the_cache_and_not_the_run(large, tmp_path, caplog):
     """What cannot be kept is fetched each time, and that is said once."""
     source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -324,8 +316,8 @@ def test_a_full_disk_costs_the_cache_and_not_the_run(
 
 
 def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, monkeypatch, caplog
+):
     """After a while the block is fetched without it."""
     monkeypatch.setattr(block_store, "STUCK_SECONDS", 0.1)
     kept = BlockStore(tmp_path, PLENTY)
@@ -336,7 +328,7 @@ def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
     os.close(stuck)
 
 
-def test_a_place_that_is_not_ours_is_refused(tmp_path: Path) -> None:
+def test_a_place_that_is_not_ours_is_refused(tmp_path):
     """A planted link, or a path where no folder can be made."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"rackrun-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")

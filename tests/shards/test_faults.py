@@ -13,7 +13,6 @@ from rackrun.shards.folder import FolderSource
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.samples import Sample, neighbours, portions, samples
 from rackrun.shards.source import Source
-from tests.lab.proxy import Proxy
 from tests.lab.tiny_shards import Tiny
 from tests.shards.test_http import SHORT, always, status
 
@@ -52,7 +51,7 @@ def whole(result: list[Sample]) -> list[Sample]:
     return [sample for sample in result if not sample.fault]
 
 
-def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opened: Source) -> None:
+def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh, opened):
     """By whole shards and by ranges; each fault names shard and byte; the order stays."""
     damage(fresh, 1, [3, 7])
     result = by_portions(opened, 1)
@@ -68,7 +67,7 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh: Tiny, opene
         list(samples(opened, "train", 1))
 
 
-def test_damage_between_samples_costs_none(fresh: Tiny, opened: Source) -> None:
+def test_damage_between_samples_costs_none(fresh, opened):
     """A shard whose digest is wrong is refused as a whole; its images are whole one by one."""
     path = sorted(fresh.folder.glob("*.tar"))[0]
     path.chmod(0o644)
@@ -78,7 +77,7 @@ def test_damage_between_samples_costs_none(fresh: Tiny, opened: Source) -> None:
         list(samples(opened, "train", 0))
 
 
-def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> None:
+def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh):
     """Each missing sample is counted, so that a limit on losses sees them all."""
     path = sorted(fresh.folder.glob("*.tar"))[2]
     path.chmod(0o644)
@@ -92,7 +91,7 @@ def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh: Tiny) -> No
     assert all(sample.fault for sample in neighbours(source, shard, source.index("train")[28:]))
 
 
-def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy: Proxy) -> None:
+def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy):
     """Leaving out samples would not help: it is raised to the tolerant too."""
     proxy.fault = always(status("404 Not Found"))
     source = HttpSource(proxy.url, SHORT)

@@ -20,7 +20,7 @@ import pytest
 
 from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
-from rackrun.nginx.serve import NginxServer, serving, start
+from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import Site
 from rackrun.shards.http import connection, fetch
 from rackrun.shards.http.connection import Timeouts
@@ -28,10 +28,9 @@ from rackrun.shards.http.source import AHEAD, HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions, samples
 from rackrun.shards.source import Source
-from tests.conftest import Keys
 from tests.lab.nginx_processes import hashed, open_folder, serving_tls, serving_with
-from tests.lab.proxy import Answer, Fault, Proxy
-from tests.lab.tiny_shards import Tiny, everything
+from tests.lab.proxy import Answer, Fault
+from tests.lab.tiny_shards import everything
 from tests.lab.waiting import until
 
 SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
@@ -47,7 +46,7 @@ def always(fault: Fault) -> Fault:
     return lambda reply: fault(reply) if reply.number > 1 else reply.send()
 
 
-def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: NginxServer) -> None:
+def test_what_a_server_sends_is_what_the_folder_holds(tiny, server):
     """The manifest, the index, every sample, over a connection or two that are kept."""
     source = open_source(server.url)
     assert everything(source) == tiny.all
@@ -57,7 +56,7 @@ def test_what_a_server_sends_is_what_the_folder_holds(tiny: Tiny, server: NginxS
     assert source.read(shard, 5, 0) == b""
 
 
-def test_connections_are_kept(server: NginxServer) -> None:
+def test_connections_are_kept(server):
     """A hundred ranges, one after the other, need one connection."""
     source = HttpSource(server.url)
     shard = source.manifest.split("train").shards[0]
@@ -127,9 +126,7 @@ PASSING = {
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
-def test_a_server_in_trouble_costs_time_and_no_sample(
-    tiny: Tiny, proxy: Proxy, fault: Fault
-) -> None:
+def test_a_server_in_trouble_costs_time_and_no_sample(tiny, proxy, fault):
     """Whatever happens to an answer, the same samples come out as without."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(fault)
@@ -138,7 +135,7 @@ def test_a_server_in_trouble_costs_time_and_no_sample(
 
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
-def test_a_server_that_stays_in_trouble_is_given_up(proxy: Proxy, fault: Fault) -> None:
+def test_a_server_that_stays_in_trouble_is_given_up(proxy, fault):
     """The error names the URL, the byte, what was wrong last, and how long that was tried."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=0.5))
     proxy.fault = always(fault)
@@ -147,7 +144,7 @@ def test_a_server_that_stays_in_trouble_is_given_up(proxy: Proxy, fault: Fault) 
         everything(source)
 
 
-def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) -> None:
+def test_a_server_may_close_after_every_answer(large, large_proxy):
     """Kept connections are a favour, no right."""
 
     def close(reply: Answer) -> None:
@@ -160,7 +157,7 @@ def test_a_server_may_close_after_every_answer(large: Tiny, large_proxy: Proxy) 
     assert source.server.troubles == 0
 
 
-def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: NginxServer) -> None:
+def test_a_reader_may_pause_longer_than_a_server_may(tiny, server):
     """Only the time that the server takes counts, not what is done between two blocks."""
     source = HttpSource(server.url, replace(SHORT, stall_seconds=0.1, total_seconds=0.3))
     shard = source.manifest.split("train").shards[0]
@@ -170,7 +167,7 @@ def test_a_reader_may_pause_longer_than_a_server_may(tiny: Tiny, server: NginxSe
     assert result + b"".join(blocks) == (tiny.folder / shard.name).read_bytes()
 
 
-def test_a_shard_is_verified_each_time_that_it_is_read_whole(fresh: Tiny) -> None:
+def test_a_shard_is_verified_each_time_that_it_is_read_whole(fresh):
     """By its digest: the damage here lies behind the last sample, where no row covers it."""
     with serving(Site(fresh.folder, port=0, native=True)) as server:
         source = HttpSource(server.url)
@@ -187,7 +184,7 @@ def test_a_shard_is_verified_each_time_that_it_is_read_whole(fresh: Tiny) -> Non
         assert b"".join(other.stream(shard)) == b"".join(other.stream(shard)) == right
 
 
-def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy: Proxy) -> None:
+def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny, proxy):
     """What has come is not fetched again."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(cut)
@@ -199,7 +196,7 @@ def test_what_broke_off_is_asked_for_from_the_missing_byte_on(tiny: Tiny, proxy:
     assert b"Range: bytes=1212-2559\r\n" in second
 
 
-def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy) -> None:
+def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy):
     """Several requests are under way, on connections of their own, ahead of the consumer."""
     source = HttpSource(proxy.url, SHORT)
     shard = source.manifest.split("train").shards[0]
@@ -210,7 +207,7 @@ def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy: Proxy)
     assert len(list(source.reads([(shard, 0, 512)]))) == 1
 
 
-def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> None:
+def test_the_wish_of_a_busy_server_is_respected(tiny, proxy):
     """Retry-After in seconds or as a date is a lower bound, and beyond our limit an error."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(status("503 Service Unavailable", "Retry-After: 1"))
@@ -228,7 +225,7 @@ def test_the_wish_of_a_busy_server_is_respected(tiny: Tiny, proxy: Proxy) -> Non
         everything(source)
 
 
-def test_asking_again_leaves_the_dice_of_others_alone(tiny: Tiny, proxy: Proxy) -> None:
+def test_asking_again_leaves_the_dice_of_others_alone(tiny, proxy):
     """The jitter comes from the system's randomness: ranks seed the global one alike."""
     proxy.fault = once(cut)
     random.seed(7)
@@ -238,9 +235,7 @@ def test_asking_again_leaves_the_dice_of_others_alone(tiny: Tiny, proxy: Proxy) 
     assert after == random.random()
 
 
-def test_a_long_outage_is_reported(
-    tiny: Tiny, proxy: Proxy, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_outage_is_reported(tiny, proxy, caplog):
     """One line says why nothing happens; a hiccup is only counted."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=10))
     proxy.fault = lambda reply: reply.reset() if 1 < reply.number < 6 else reply.send()
@@ -321,7 +316,7 @@ def endless(reply: Answer) -> None:
     reply.hang_up()
 
 
-def test_what_a_server_sends_behind_a_range_is_not_read(tiny: Tiny, proxy: Proxy) -> None:
+def test_what_a_server_sends_behind_a_range_is_not_read(tiny, proxy):
     """Without Content-Length, a manifest, an index and shards end where their range does."""
     proxy.fault = endless
     source = HttpSource(proxy.url, SHORT)
@@ -330,9 +325,7 @@ def test_what_a_server_sends_behind_a_range_is_not_read(tiny: Tiny, proxy: Proxy
 
 
 @pytest.mark.parametrize(("fault", "text"), WRONG.values(), ids=WRONG)
-def test_an_answer_that_cannot_be_right_ends_the_reading(
-    proxy: Proxy, fault: Fault, text: str
-) -> None:
+def test_an_answer_that_cannot_be_right_ends_the_reading(proxy, fault, text):
     """When it comes twice, with URL, byte, status and what to do; nothing wrong is handed out."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
     proxy.fault = always(fault)
@@ -344,7 +337,7 @@ def test_an_answer_that_cannot_be_right_ends_the_reading(
 
 
 @pytest.mark.parametrize("fault", [fault for fault, _ in WRONG.values()], ids=WRONG)
-def test_a_wrong_answer_is_asked_for_once_more(tiny: Tiny, proxy: Proxy, fault: Fault) -> None:
+def test_a_wrong_answer_is_asked_for_once_more(tiny, proxy, fault):
     """Bytes on a wire may be wrong once: the run goes on, with every sample."""
     source = HttpSource(proxy.url, replace(SHORT, total_seconds=60))
     proxy.fault = once(fault)
@@ -362,9 +355,7 @@ def flipped(reply: Answer) -> None:
 
 
 @pytest.mark.parametrize("request_number", [0, 1, 2, 3, 4])
-def test_a_bit_that_flips_on_the_way_costs_one_more_request(
-    tiny: Tiny, proxy: Proxy, request_number: int
-) -> None:
+def test_a_bit_that_flips_on_the_way_costs_one_more_request(tiny, proxy, request_number):
     """In the manifest, in the index, in any shard, whether read as a stream or by ranges."""
     proxy.fault = once(flipped, request_number)
     assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
@@ -376,7 +367,7 @@ def test_a_bit_that_flips_on_the_way_costs_one_more_request(
     assert 6 <= len(proxy.requests) <= 8
 
 
-def test_blanks_around_a_value_are_no_part_of_it(tiny: Tiny, proxy: Proxy) -> None:
+def test_blanks_around_a_value_are_no_part_of_it(tiny, proxy):
     """RFC 9110 allows them before the end of a line, too."""
     proxy.fault = trailing_blanks
     source = HttpSource(proxy.url, SHORT)
@@ -389,13 +380,13 @@ def trailing_blanks(reply: Answer) -> None:
     reply.send(head=b"\r\n".join([line, *(each + b" \t" for each in fields), b"", b""]))
 
 
-def test_a_redirect_on_the_same_server_is_followed(tiny: Tiny, proxy: Proxy) -> None:
+def test_a_redirect_on_the_same_server_is_followed(tiny, proxy):
     """A path may move; the server may not."""
     proxy.fault = once(status("307 Temporary Redirect", "Location: /tiny-train-000000.tar"))
     assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
 
 
-def test_a_shard_that_is_replaced_in_the_middle_is_named(fresh: Tiny) -> None:
+def test_a_shard_that_is_replaced_in_the_middle_is_named(fresh):
     """By its checksums, also if the other file is equally long and equally old."""
     with serving(Site(fresh.folder, port=0, native=True)) as server:
         source = HttpSource(server.url)
@@ -408,7 +399,7 @@ def test_a_shard_that_is_replaced_in_the_middle_is_named(fresh: Tiny) -> None:
             everything(source)
 
 
-def test_mirrors_with_other_etags_for_the_same_bytes_are_one_server(tiny: Tiny) -> None:
+def test_mirrors_with_other_etags_for_the_same_bytes_are_one_server(tiny):
     """Each request of a connection goes to another of two copies, one of them touched since."""
     with open_folder() as top:
         shutil.copytree(tiny.folder, top / "copy")
@@ -427,7 +418,7 @@ def test_mirrors_with_other_etags_for_the_same_bytes_are_one_server(tiny: Tiny) 
             assert source.server.troubles == 0
 
 
-def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -> None:
+def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy):
     """What HTTP cannot show, the checksums do, with the shard's name."""
 
     def other(reply: Answer) -> None:
@@ -439,7 +430,7 @@ def test_other_bytes_at_the_right_place_are_found_by_the_digests(proxy: Proxy) -
         everything(source)
 
 
-def test_a_wrong_address_differs_from_a_server_that_is_down(server: NginxServer) -> None:
+def test_a_wrong_address_differs_from_a_server_that_is_down(server):
     """The first answer is waited for only briefly."""
     source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
     with pytest.raises(DataError, match=r"Connection refused; gave up after 0\.5 s"):
@@ -448,7 +439,7 @@ def test_a_wrong_address_differs_from_a_server_that_is_down(server: NginxServer)
         _ = HttpSource(server.url + "elsewhere/").manifest
 
 
-def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny: Tiny) -> None:
+def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny):
     """What has answered once is a server in trouble, also to a process that was forked later."""
     first = start(Site(tiny.folder, port=0, native=True))
     timeouts = replace(SHORT, first_seconds=0.1, total_seconds=60)
@@ -462,7 +453,7 @@ def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny:
             assert result.get() == tiny.all
 
 
-def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
+def test_a_server_may_go_away_and_come_back(tiny):
     """Connections refused for a while are part of a restart."""
     first = start(Site(tiny.folder, port=0, native=True))
     source = HttpSource(first.url, replace(SHORT, total_seconds=60))
@@ -489,7 +480,7 @@ def test_a_server_may_go_away_and_come_back(tiny: Tiny) -> None:
 @pytest.mark.parametrize(
     "location", ["pipe:cat x.tar", "file:///data", "ftp://host/x", "s3://bucket", "gs://bucket"]
 )
-def test_only_folders_and_http_are_sources(location: str) -> None:
+def test_only_folders_and_http_are_sources(location):
     """Nothing that a location could run is run."""
     with pytest.raises(UsageError, match="from a folder or from http"):
         open_source(location)
@@ -502,20 +493,20 @@ def test_only_folders_and_http_are_sources(location: str) -> None:
         *("http://[::1/", f"http://{'a' * 64}.example/", "http://a..b/", "http://h:0/"),
     ],
 )
-def test_half_a_url_is_refused(location: str) -> None:
+def test_half_a_url_is_refused(location):
     """Before anything is contacted."""
     with pytest.raises(UsageError, match="not the URL of a folder"):
         open_source(location)
 
 
-def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
+def test_a_password_in_a_url_is_refused_and_not_repeated():
     """URLs end up in logs and process lists; the message shows the other way."""
     with pytest.raises(UsageError, match=f"type: export {variables.CREDENTIALS}=FILE") as observed:
         open_source("https://reader:battery@host/")
     assert "battery" not in str(observed.value)
 
 
-def test_a_source_travels_to_other_processes(tiny: Tiny, server: NginxServer) -> None:
+def test_a_source_travels_to_other_processes(tiny, server):
     """By pickle, and through a fork: the child never uses the parent's connections."""
     source = HttpSource(server.url, SHORT)
     assert pickle.loads(pickle.dumps(source)).server.timeouts == SHORT
@@ -539,9 +530,7 @@ def secret(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_password_comes_from_a_file_or_from_netrc(
-    tiny: Tiny, secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_comes_from_a_file_or_from_netrc(tiny, secret, tmp_path, monkeypatch):
     """Without one the server says 401 and we say what to type."""
     users = tmp_path / "users"
     users.write_text(hashed(secret.read_text()))
@@ -558,9 +547,7 @@ def test_a_password_comes_from_a_file_or_from_netrc(
         assert everything(HttpSource(server.url)) == tiny.all
 
 
-def test_a_password_never_crosses_a_network_in_the_clear(
-    secret: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_never_crosses_a_network_in_the_clear(secret, tmp_path, monkeypatch):
     """Over http:// it goes to this machine only; a file that holds none is named."""
     monkeypatch.setenv(variables.CREDENTIALS, str(secret))
     with pytest.raises(UsageError, match="in the clear"):
@@ -573,9 +560,7 @@ def test_a_password_never_crosses_a_network_in_the_clear(
         _ = HttpSource("http://127.0.0.1:1/").manifest
 
 
-def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
-    tiny: Tiny, keys: Keys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(tiny, keys, monkeypatch):
     """An unknown authority ends it at once, no certificate is a 400, ours is accepted."""
     client = f"ssl_client_certificate {keys.authority};\nssl_verify_client on;\n"
     with serving_tls(tiny.folder, keys, client) as url:
@@ -592,7 +577,7 @@ def test_tls_is_checked_and_a_certificate_shown_where_one_is_asked_for(
             _ = HttpSource(url).manifest
 
 
-def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large: Tiny) -> None:
+def test_three_restarts_of_the_server_cost_no_sample_and_hardly_a_byte(large):
     """Two readers, an epoch, nginx ended and begun again three times: every sample as planned."""
     fork = multiprocessing.get_context("fork")
     done = fork.Value("i", 0)
@@ -628,7 +613,7 @@ def begin_epoch(value: "Synchronized[int]") -> None:
         received += count
         return count
 
-    connection._StallTimeout.recv_into = counted  # type: ignore[method-assign]
+    connection._StallTimeout.recv_into = counted
 
 
 def read_slowly(url: str) -> tuple[list[Sample], int, int]:

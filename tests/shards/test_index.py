@@ -3,7 +3,6 @@
 import contextlib
 import json
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -28,7 +27,6 @@ from rackrun.shards.index import (
     serialise_index,
 )
 from rackrun.shards.open import open_source
-from tests.lab.tiny_shards import Tiny
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 FORMATS = st.sampled_from([b"", b"jpg", b"webp"])
@@ -36,9 +34,7 @@ ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32, FORMATS)
 
 
 @given(rows=st.lists(ROWS, max_size=20))
-def test_numpy_reads_the_rows_as_they_were_written(
-    rows: list[Row], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_numpy_reads_the_rows_as_they_were_written(rows, tmp_path_factory):
     """Any values, any number of rows: np.load maps the file, fields by name."""
     path = tmp_path_factory.getbasetemp() / "rows.npy"
     path.write_bytes(serialise_index(pack_rows(rows)))
@@ -67,9 +63,7 @@ def test_numpy_reads_the_rows_as_they_were_written(
         (lambda rows: rows["label"], "not a sample index"),
     ],
 )
-def test_an_index_that_contradicts_the_manifest_is_refused(
-    change: Callable[[np.ndarray], np.ndarray], says: str, tiny: Tiny
-) -> None:
+def test_an_index_that_contradicts_the_manifest_is_refused(change, says, tiny):
     """Rows missing, in another order, with gaps, beyond their shard, with impossible labels."""
     manifest = open_source(str(tiny.folder)).manifest
     rows = np.load(tiny.folder / "tiny-train.index.npy")
@@ -84,7 +78,7 @@ def with_value(rows: np.ndarray, row: int, name: str, value: int) -> np.ndarray:
     return changed
 
 
-def test_a_pickle_for_an_index_is_not_opened(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_pickle_for_an_index_is_not_opened(tiny, tmp_path):
     """DATA-1: a .npy of pickled objects is refused, and nothing in it runs."""
     manifest = open_source(str(tiny.folder)).manifest
     np.save(tmp_path / "evil.npy", np.array([Canary(tmp_path / "canary")]), allow_pickle=True)
@@ -105,7 +99,7 @@ class Canary:
         return Path.touch, (self.path,)
 
 
-def test_a_manifest_comes_back_as_it_went(tiny: Tiny) -> None:
+def test_a_manifest_comes_back_as_it_went(tiny):
     """Serialised and parsed, a manifest is equal; the digest that it carries covers the rest."""
     text = (tiny.folder / "dataset.json").read_bytes()
     manifest = Manifest.parse(text, "here")
@@ -116,7 +110,7 @@ def test_a_manifest_comes_back_as_it_went(tiny: Tiny) -> None:
     assert manifest.digest == sha256(unsigned).hexdigest()
 
 
-def test_every_flipped_bit_of_a_manifest_is_found(tiny: Tiny) -> None:
+def test_every_flipped_bit_of_a_manifest_is_found(tiny):
     """Also in the names of classes, which no other digest covers."""
     text = (tiny.folder / "dataset.json").read_bytes()
     manifest = Manifest.parse(text, "here")
@@ -127,7 +121,7 @@ def test_every_flipped_bit_of_a_manifest_is_found(tiny: Tiny) -> None:
             assert Manifest.parse(bytes(flipped), "here") == manifest, position
 
 
-def test_a_manifest_is_as_long_as_the_server_allows(tiny: Tiny) -> None:
+def test_a_manifest_is_as_long_as_the_server_allows(tiny):
     """40 MiB, which the server and the preflight let through, reach the ranks as well."""
     text = (tiny.folder / "dataset.json").read_bytes()
     assert Manifest.parse(text + b" " * (40 << 20), "here") == Manifest.parse(text, "here")
@@ -143,14 +137,14 @@ def test_a_manifest_is_as_long_as_the_server_allows(tiny: Tiny) -> None:
     ],
     ids=["deep", "long", "number", "no UTF-8"],
 )
-def test_a_bomb_for_a_manifest_is_refused(text: bytes, says: str) -> None:
+def test_a_bomb_for_a_manifest_is_refused(text, says):
     """JSON that would cost memory or the stack of the reader is a line."""
     with pytest.raises(DataError, match=f"here: not a data set manifest: {says}"):
         Manifest.parse(text, "here")
 
 
 @pytest.mark.parametrize("number", [2**32 - 1, 30_000_000, 3])
-def test_an_index_bomb_costs_no_memory(number: int, tiny: Tiny) -> None:
+def test_an_index_bomb_costs_no_memory(number, tiny):
     """300 bytes that name a shard that is not there: 32 GiB were asked for to count it."""
     manifest = open_source(str(tiny.folder)).manifest
     rows = np.load(tiny.folder / "tiny-train.index.npy")
@@ -175,7 +169,7 @@ def test_an_index_bomb_costs_no_memory(number: int, tiny: Tiny) -> None:
     ],
     ids=["deep", "open", "code", "huge", "huger", "objects"],
 )
-def test_the_header_of_an_index_is_no_python(header: str) -> None:
+def test_the_header_of_an_index_is_no_python(header):
     """It is not evaluated, and no memory is taken for what it promises."""
     data = (
         b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + b"\n" + bytes(44)
@@ -185,7 +179,7 @@ def test_the_header_of_an_index_is_no_python(header: str) -> None:
         parse_index(data, Manifest("tiny", ("a",), (split,)), split, "here")
 
 
-def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
+def test_numpy_may_have_written_an_index(tiny, tmp_path):
     """`np.save` spells the header with one comma more."""
     manifest = open_source(str(tiny.folder)).manifest
     np.save(tmp_path / "other.npy", np.load(tiny.folder / "tiny-train.index.npy"))
@@ -219,9 +213,7 @@ def test_numpy_may_have_written_an_index(tiny: Tiny, tmp_path: Path) -> None:
         (("classes",), ["dog", "cat"], "damaged: its SHA-256"),
     ],
 )
-def test_a_manifest_that_cannot_be_is_refused(
-    path: tuple[str | int, ...], value: object, says: str, tiny: Tiny
-) -> None:
+def test_a_manifest_that_cannot_be_is_refused(path, value, says, tiny):
     """Missing fields, paths for names, sums that do not come out: one line that says where."""
     manifest = json.loads((tiny.folder / "dataset.json").read_bytes())
     position: Any = manifest
@@ -233,7 +225,7 @@ def test_a_manifest_that_cannot_be_is_refused(
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=4))
-def test_no_json_crashes_the_reading_of_a_manifest(value: object) -> None:
+def test_no_json_crashes_the_reading_of_a_manifest(value):
     """Any JSON at all is a manifest or a DataError."""
     for text in (json.dumps(value), json.dumps({"version": 1, "dataset": "a", "classes": value})):
         with pytest.raises(DataError):
@@ -252,7 +244,7 @@ def test_no_json_crashes_the_reading_of_a_manifest(value: object) -> None:
         (["a.tar", "b.tar"], "{a.tar,b.tar}"),
     ],
 )
-def test_brace_names(shards: list[str], name: str) -> None:
+def test_brace_names(shards, name):
     """All shards of a split in one name, as webdataset and bash expand it."""
     parts = tuple(Shard(shard, 1, 1, "") for shard in shards)
     assert brace_name(Split("val", len(shards), "", "", parts)) == name

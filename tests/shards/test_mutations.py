@@ -123,7 +123,7 @@ def in_one_lab(work: tuple[Reader, list[Mutation]]) -> list[Outcome]:
     return result
 
 
-def test_no_mutation_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_mutation_gets_through(capsys):
     """500 of them: each is detected with its place, or costs nothing; none is silent."""
     ours = outcomes(rackrun, corpus())
     with capsys.disabled():
@@ -132,14 +132,14 @@ def test_no_mutation_gets_through(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(ours) == 500
 
 
-def test_the_oracle_notices_a_reader_that_trusts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_oracle_notices_a_reader_that_trusts(capsys):
     """The same mutations of shards do get through a reader without digests."""
     theirs = outcomes(by_hand, corpus()[:CUTS])
     assert Counter(outcome for _, outcome in theirs)[SILENT] > CUTS / 4
 
 
 @pytest.mark.long
-def test_how_stock_webdataset_fares(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_stock_webdataset_fares(capsys):
     """Its score beside ours, kind by kind; a reader that loses samples in silence is no oracle."""
     importlib.import_module("webdataset")  # once, before the processes part
     scores = {"rackrun": outcomes(rackrun, corpus()), "webdataset": outcomes(webdataset, corpus())}

@@ -31,8 +31,6 @@ from rackrun.shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request
 from rackrun.shards.peers.source import PeerSource, PeerTable
 from rackrun.shards.samples import Sample, portions
 from rackrun.shards.source import Source
-from tests.lab.proxy import Proxy
-from tests.lab.tiny_shards import Tiny
 from tests.lab.waiting import until
 from tests.shards.test_cache import TIMEOUTS, asked_for, files
 
@@ -97,9 +95,7 @@ def stored(folder: Path) -> list[list[str]]:
     ]
 
 
-def test_hosts_hold_the_data_together_and_the_origin_sends_it_once(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_hosts_hold_the_data_together_and_the_origin_sends_it_once(large, large_proxy, tmp_path):
     """Each block is fetched by its home, kept there alone, and read from there by the others."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * 0.75)] * 3) as run:
@@ -121,9 +117,7 @@ def test_hosts_hold_the_data_together_and_the_origin_sends_it_once(
     assert total <= sum(each.origin for each in traffic) <= total + 3 * 50_000
 
 
-def test_caches_with_room_for_everything_keep_everything(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_caches_with_room_for_everything_keep_everything(large, large_proxy, tmp_path):
     """The origin still sends every block once; later each host reads its own copy."""
     with hosts(large_proxy.url, tmp_path, [PLENTY, PLENTY]) as run:
         run.meet()
@@ -135,9 +129,7 @@ def test_caches_with_room_for_everything_keep_everything(
     assert everything(run.sources[0]) == large.all
 
 
-def test_caches_too_small_for_the_data_keep_the_same_part_of_it(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_caches_too_small_for_the_data_keep_the_same_part_of_it(large, large_proxy, tmp_path):
     """What has no home is fetched in parts in every epoch; what has one stays where it is."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * 0.45)] * 2) as run:
@@ -152,9 +144,7 @@ def test_caches_too_small_for_the_data_keep_the_same_part_of_it(
         assert [name for name in asked_for(large_proxy) - before if ".tar" in name]
 
 
-def test_another_run_finds_what_the_first_one_has_read(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_another_run_finds_what_the_first_one_has_read(large, large_proxy, tmp_path):
     """Homes depend on hosts and data alone: two runs on the same hosts share their caches."""
     limits = [int(sum(path.stat().st_size for path in large.folder.glob("*.tar")) * 0.75)] * 3
     with hosts(large_proxy.url, tmp_path, limits) as first:
@@ -167,9 +157,7 @@ def test_another_run_finds_what_the_first_one_has_read(
     assert not [name for name in asked_for(large_proxy) - before if ".tar" in name]
 
 
-def test_a_host_that_is_killed_is_replaced_by_the_origin(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_host_that_is_killed_is_replaced_by_the_origin(large, large_proxy, tmp_path, caplog):
     """Its blocks come from there, in the middle of an epoch; one line says so."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * 0.75)] * 3) as run:
@@ -187,9 +175,7 @@ def test_a_host_that_is_killed_is_replaced_by_the_origin(
 
 
 @pytest.mark.parametrize("room", [100.0, 0.75], ids=["whole blocks", "parts of blocks"])
-def test_a_full_disk_costs_only_the_cache(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path, room: float
-) -> None:
+def test_a_full_disk_costs_only_the_cache(large, large_proxy, tmp_path, room):
     """A home that cannot store its blocks passes them on, and every read goes on."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * room)] * 2) as run:
@@ -206,9 +192,7 @@ def test_a_full_disk_costs_only_the_cache(
     assert stored(tmp_path) == [[], []]
 
 
-def test_a_home_looks_again_at_a_block_that_was_wrong(
-    large: Tiny, large_proxy: Proxy, tmp_path: Path
-) -> None:
+def test_a_home_looks_again_at_a_block_that_was_wrong(large, large_proxy, tmp_path):
     """A byte that has changed on its disk costs a request to the origin, and nobody the home."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * 0.75)] * 2) as run:
@@ -231,9 +215,7 @@ def test_a_home_looks_again_at_a_block_that_was_wrong(
         assert reader.traffic.liars() == set()
 
 
-def test_all_blocks_are_kept_where_there_is_room_for_them_and_the_indexes(
-    large: Tiny, tmp_path: Path
-) -> None:
+def test_all_blocks_are_kept_where_there_is_room_for_them_and_the_indexes(large, tmp_path):
     """Beside what a cache leaves free; a byte less, and hosts keep a part each."""
     folder = FolderSource(str(large.folder))
     needed = sum(shard.bytes for shard in folder.manifest.split("train").shards)
@@ -248,7 +230,7 @@ def test_all_blocks_are_kept_where_there_is_room_for_them_and_the_indexes(
         assert any(kept) and all(kept) == keeps_all
 
 
-def test_a_host_that_fails_again_is_left_alone_for_longer(large: Tiny) -> None:
+def test_a_host_that_fails_again_is_left_alone_for_longer(large):
     """Twice as long each time in a row; an answer between two failures begins anew."""
     folder = FolderSource(str(large.folder))
     (shard, *_) = folder.manifest.split("train").shards
@@ -363,7 +345,7 @@ LIES = (
 
 
 @pytest.mark.parametrize("reply", LIES, ids=lambda reply: reply.__name__)
-def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, reply: Reply) -> None:
+def test_nothing_that_a_peer_sends_is_believed(large, tmp_path, reply):
     """Poisoned, truncated, stale, slow or silent: the samples are right, and within the limit."""
     source = PeerSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY // 64)
     shards = {
@@ -384,7 +366,7 @@ def test_nothing_that_a_peer_sends_is_believed(large: Tiny, tmp_path: Path, repl
         assert source.traffic.liars() == ({8} if reply in (poisoned, stale, zeroed) else set())
 
 
-def test_any_part_of_a_sample_can_be_read_again(large: Tiny, tmp_path: Path) -> None:
+def test_any_part_of_a_sample_can_be_read_again(large, tmp_path):
     """A peer is judged by whole samples, of which a reader may want the middle."""
     source = PeerSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY // 64)
     shards = source.manifest.split("train").shards
@@ -403,8 +385,8 @@ def test_any_part_of_a_sample_can_be_read_again(large: Tiny, tmp_path: Path) -> 
 
 @pytest.mark.long
 def test_of_five_hundred_lies_none_is_believed_and_none_takes_longer_than_the_limit(
-    large: Tiny, tmp_path: Path
-) -> None:
+    large, tmp_path
+):
     """Each lie of its own kind, to a reader that has not met the liar before."""
     folder, expected = FolderSource(str(large.folder)), large.all
     shards, rows = folder.manifest.split("train").shards, folder.index("train")
@@ -429,7 +411,7 @@ def test_of_five_hundred_lies_none_is_believed_and_none_takes_longer_than_the_li
     assert max(longest.values()) < SHORT.answer_seconds + SHORT.fetch_seconds + 20.0
 
 
-def test_strangers_are_not_answered(large: Tiny, tmp_path: Path) -> None:
+def test_strangers_are_not_answered(large, tmp_path):
     """Another token, half a request, HTTP, noise: closed without a byte, and readers are served."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
         port = run.servers[0][1]
@@ -443,7 +425,7 @@ def test_strangers_are_not_answered(large: Tiny, tmp_path: Path) -> None:
         assert conversation(port, right) == HAVE + expected
 
 
-def test_a_stranger_cannot_keep_a_connection_by_single_bytes(large: Tiny, tmp_path: Path) -> None:
+def test_a_stranger_cannot_keep_a_connection_by_single_bytes(large, tmp_path):
     """The time for a first request is one for all of its bytes: closed before they have come."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
         sent = 0
@@ -473,7 +455,7 @@ def conversation(port: int, data: bytes, ends: bool = True) -> bytes:
     return received.lstrip(WAIT)
 
 
-def test_only_parts_of_known_shards_are_sent(large: Tiny, tmp_path: Path) -> None:
+def test_only_parts_of_known_shards_are_sent(large, tmp_path):
     """An unknown shard, a range beyond the end or across blocks, none at all: NO, and no more."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
         port = run.servers[0][1]
@@ -491,7 +473,7 @@ def test_only_parts_of_known_shards_are_sent(large: Tiny, tmp_path: Path) -> Non
             assert conversation(port, encoded(run.token, request)) == NO, request
 
 
-def test_no_request_ends_the_server(large: Tiny, tmp_path: Path) -> None:
+def test_no_request_ends_the_server(large, tmp_path):
     """Any bytes, with the token or without: an answer, NO, or the end of the connection."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
         port = run.servers[0][1]
@@ -514,7 +496,7 @@ def test_no_request_ends_the_server(large: Tiny, tmp_path: Path) -> None:
         assert run.servers[0][0].poll() is None
 
 
-def test_connections_are_limited_and_those_in_use_survive(large: Tiny, tmp_path: Path) -> None:
+def test_connections_are_limited_and_those_in_use_survive(large, tmp_path):
     """A thousand strangers and more: the oldest of them go, and a host of the run is answered."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
         port = run.servers[0][1]
@@ -529,7 +511,7 @@ def test_connections_are_limited_and_those_in_use_survive(large: Tiny, tmp_path:
             stranger.close()
 
 
-def test_a_server_ends_with_its_rank_even_when_that_is_killed(large: Tiny, tmp_path: Path) -> None:
+def test_a_server_ends_with_its_rank_even_when_that_is_killed(large, tmp_path):
     """Nothing listens afterwards; Ctrl-C and SIGTERM do not end it before."""
     code = (
         "import sys, time; from rackrun.shards.peers import server;"
@@ -570,7 +552,7 @@ SIZES = st.lists(st.integers(1, 60 << 20), min_size=1, max_size=60)
 
 @given(SIZES, st.integers(1, 12), st.floats(0.1, 3))
 @example([60 << 20] * 270, 8, 3.0)  # so many blocks that chance alone would be less even
-def test_homes_are_even_and_within_the_limit(sizes: list[int], count: int, share: float) -> None:
+def test_homes_are_even_and_within_the_limit(sizes, count, share):
     """No host has more than its share or its limit; what no host has room for has no home."""
     names = [f"host{number}" for number in range(count)]
     shards, total = shards_of(sizes), sum(sizes)
@@ -591,9 +573,7 @@ def test_homes_are_even_and_within_the_limit(sizes: list[int], count: int, share
 
 
 @given(SIZES, st.integers(2, 12), st.integers(0, 11))
-def test_a_host_that_goes_moves_little_more_than_its_own_blocks(
-    sizes: list[int], count: int, gone: int
-) -> None:
+def test_a_host_that_goes_moves_little_more_than_its_own_blocks(sizes, count, gone):
     """The homes of the others stay, but for the few blocks that even out the shares."""
     names = [f"host{number}" for number in range(count)]
     gone %= count

@@ -20,7 +20,7 @@ from rackrun.shards.folder import FolderSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
-from tests.lab.tiny_shards import Tiny, everything
+from tests.lab.tiny_shards import everything
 
 ANY_FIXTURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -28,14 +28,14 @@ ANY_FIXTURE = settings(
 FIRST = "tiny-train-000000.tar"
 
 
-def test_samples_come_back_in_order(tiny: Tiny) -> None:
+def test_samples_come_back_in_order(tiny):
     """Key, label, extension and every byte."""
     assert everything(open_source(str(tiny.folder))) == tiny.all
 
 
 @ANY_FIXTURE
 @given(position=st.integers(0, 10**9), bit=st.integers(0, 7))
-def test_no_flipped_bit_gets_through(position: int, bit: int, fresh: Tiny) -> None:
+def test_no_flipped_bit_gets_through(position, bit, fresh):
     """DATA-4: whichever bit of a shard flips, in a header, a label, an image or the padding."""
     path = fresh.folder / FIRST
     whole = path.read_bytes()
@@ -51,7 +51,7 @@ def test_no_flipped_bit_gets_through(position: int, bit: int, fresh: Tiny) -> No
 
 @ANY_FIXTURE
 @given(length=st.integers(0, 10**9))
-def test_no_cut_gets_through(length: int, fresh: Tiny) -> None:
+def test_no_cut_gets_through(length, fresh):
     """A shard cut anywhere, at the border of two samples too, is found."""
     path = fresh.folder / FIRST
     whole = path.read_bytes()
@@ -63,7 +63,7 @@ def test_no_cut_gets_through(length: int, fresh: Tiny) -> None:
         path.write_bytes(whole)
 
 
-def test_ranges_are_exact(tiny: Tiny) -> None:
+def test_ranges_are_exact(tiny):
     """A range is exactly what was asked for, or an error."""
     source = open_source(str(tiny.folder))
     shard = source.manifest.split("train").shards[0]
@@ -74,7 +74,7 @@ def test_ranges_are_exact(tiny: Tiny) -> None:
         source.read(shard, len(data) - 10, 11)
 
 
-def test_a_source_travels_to_other_processes(tiny: Tiny) -> None:
+def test_a_source_travels_to_other_processes(tiny):
     """Pickled, it is a few bytes, and it reads the same on the other side."""
     source = open_source(str(tiny.folder))
     source.index("train")
@@ -83,7 +83,7 @@ def test_a_source_travels_to_other_processes(tiny: Tiny) -> None:
     assert list(samples(pickle.loads(pickled), "train", 0)) == tiny.samples[0]
 
 
-def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: Tiny) -> None:
+def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny):
     """They find manifest and index in the same memory, though the folder has gone meanwhile."""
     source = open_source(str(tiny.folder))
     whole = source.index("train").copy()
@@ -101,7 +101,7 @@ def test_what_a_source_knows_is_shared_with_the_processes_it_is_given_to(tiny: T
         shutil.move(tiny.folder.with_name("moved"), tiny.folder)
 
 
-def test_ranks_of_a_node_have_one_index(tiny: Tiny) -> None:
+def test_ranks_of_a_node_have_one_index(tiny):
     """It is borrowed by process and descriptor, and lent on; another file there is no index."""
     lender, borrower, other = (open_source(str(tiny.folder)) for _ in range(3))
     loan = lender.lend_index("train")
@@ -139,7 +139,7 @@ def _memory_of(index: np.ndarray) -> str:
 @pytest.mark.parametrize(
     "location", ["pipe:touch {}", "ssh://host/shards", "file:///data", "ftp://host/a", "s3://b/k"]
 )
-def test_other_schemes_are_refused(location: str, tmp_path: Path) -> None:
+def test_other_schemes_are_refused(location, tmp_path):
     """DATA-1: nothing but folders and http(s) is opened, and no command ever runs."""
     canary = tmp_path / "canary"
     with pytest.raises(UsageError, match="read from a folder or from http"):
@@ -147,7 +147,7 @@ def test_other_schemes_are_refused(location: str, tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(tiny, tmp_path):
     """A missing folder, a folder without a manifest, a split that the data set does not have."""
     with pytest.raises(UsageError, match="nowhere: there is no such folder"):
         _ = FolderSource(str(tmp_path / "nowhere")).manifest
@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named(tiny: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended", ["tiny-train.index.npy", FIRST])
-def test_a_missing_file_is_a_data_error(ended: str, fresh: Tiny) -> None:
+def test_a_missing_file_is_a_data_error(ended, fresh):
     """A file that the manifest promises and that is not there is named."""
     (fresh.folder / ended).unlink()
     with pytest.raises(DataError, match=f"{ended}: cannot be read: No such file") as problem:
@@ -166,7 +166,7 @@ def test_a_missing_file_is_a_data_error(ended: str, fresh: Tiny) -> None:
     assert isinstance(problem.value, Problem) and problem.value.exit_code == 65
 
 
-def test_torch_is_not_needed() -> None:
+def test_torch_is_not_needed():
     """The head node reads, writes and converts shards without a GPU stack."""
     modules = {
         "rackrun.shards.source",

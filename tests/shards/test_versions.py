@@ -56,7 +56,7 @@ def keys(location: str, cache: str = "") -> set[str]:
     }
 
 
-def test_names_of_versions() -> None:
+def test_names_of_versions():
     """@N at the end names a version; a password, a folder called so, or @0 do not."""
     assert folder_and_version("data/shards@2") == ("data/shards", 2)
     assert folder_and_version("http://host:8080/@12") == ("http://host:8080/", 12)
@@ -65,14 +65,14 @@ def test_names_of_versions() -> None:
         assert folder_and_version(plain) == (plain, 0)
 
 
-def test_a_folder_whose_name_ends_like_a_version_is_a_folder(data: Path, tmp_path: Path) -> None:
+def test_a_folder_whose_name_ends_like_a_version_is_a_folder(data, tmp_path):
     """set@2 is opened if it is a folder of shards itself."""
     data.rename(tmp_path / "set@2")
     assert open_source(str(tmp_path / "set@2")).manifest.number == 3
     assert open_source(str(tmp_path / "set@2@1")).manifest.number == 1
 
 
-def test_each_version_by_name_over_http_and_through_a_cache(data: Path, tmp_path: Path) -> None:
+def test_each_version_by_name_over_http_and_through_a_cache(data, tmp_path):
     """nginx serves all versions; a cache keeps what they share once."""
     everything = keys(f"{data}@1")
     with serving(Site(data, port=0, native=True)) as server:
@@ -87,7 +87,7 @@ def test_each_version_by_name_over_http_and_through_a_cache(data: Path, tmp_path
             keys(f"{server.url}@9")
 
 
-def test_readers_of_an_old_version_see_nothing_of_a_new_one(data: Path, tmp_path: Path) -> None:
+def test_readers_of_an_old_version_see_nothing_of_a_new_one(data, tmp_path):
     """An append behind a running server: open readers read on, new ones read the new version."""
     with serving(Site(data, port=0, native=True)) as server:
         readers = [
@@ -112,7 +112,7 @@ def test_readers_of_an_old_version_see_nothing_of_a_new_one(data: Path, tmp_path
             assert keys(f"{server.url}@3", cache) == before
 
 
-def test_a_server_gives_away_no_more_than_versions_have(data: Path) -> None:
+def test_a_server_gives_away_no_more_than_versions_have(data):
     """Reports, plans, hidden files and copies of files beside them are not served."""
     private = ("report.json", ".lock", "photos-train-000000.tar.old")
     private += ("dataset.v2.json.bak", "photos-train.v2.index.npy.txt", "dataset.vx.json")
@@ -128,7 +128,7 @@ def test_a_server_gives_away_no_more_than_versions_have(data: Path) -> None:
                 source.read_file(name, 1 << 20)
 
 
-def test_why_a_version_cannot_be_read_is_said_of_its_folder(data: Path, tmp_path: Path) -> None:
+def test_why_a_version_cannot_be_read_is_said_of_its_folder(data, tmp_path):
     """What a launch checks before it starts takes versions, too."""
     assert why_no_shards(f"{data}@2") == ""
     assert "there is no such folder" in why_no_shards(f"{tmp_path / 'nowhere'}@2")
@@ -139,10 +139,10 @@ def rewritten(data: Path, number: int, **changes: object) -> None:
     newest = number == 3
     path = data / ("dataset.json" if newest else manifest_name(number))
     manifest = Manifest.parse(path.read_bytes(), "")
-    path.write_bytes(replace(manifest, **changes).serialise())  # type: ignore[arg-type]
+    path.write_bytes(replace(manifest, **changes).serialise())
 
 
-def test_a_manifest_that_the_newest_does_not_name_is_refused(data: Path) -> None:
+def test_a_manifest_that_the_newest_does_not_name_is_refused(data):
     """Another data set in its place, a version of another chain, a copy of the newest: refused."""
     second, third = data / manifest_name(2), data / "dataset.json"
     for text in ((data / manifest_name(1)).read_bytes(), third.read_bytes()):
@@ -156,7 +156,7 @@ def test_a_manifest_that_the_newest_does_not_name_is_refused(data: Path) -> None
         main(["verify", str(data)])
 
 
-def test_a_manifest_that_is_missing_endless_or_no_file_is_refused(data: Path) -> None:
+def test_a_manifest_that_is_missing_endless_or_no_file_is_refused(data):
     """Of an earlier version, too, nothing is read beyond a limit, and a pipe makes nobody wait."""
     second = data / manifest_name(2)
     second.unlink()
@@ -177,7 +177,7 @@ def test_a_manifest_that_is_missing_endless_or_no_file_is_refused(data: Path) ->
                 read()
 
 
-def test_a_chain_cannot_be_a_circle(data: Path) -> None:
+def test_a_chain_cannot_be_a_circle(data):
     """A version that names the newest one, itself, or others than those before it: refused."""
     newest = Manifest.parse((data / "dataset.json").read_bytes(), "")
     for parents in ((newest.digest,), (newest.parents[1],), (newest.parents[0], newest.digest)):
@@ -200,9 +200,7 @@ def test_a_chain_cannot_be_a_circle(data: Path) -> None:
         ({"splits.0.shards.0.name": "photos-train-00.tar"}, "shard 0 of train is called"),
     ],
 )
-def test_hostile_versions_are_refused(
-    data: Path, change: dict[str, object], message: str | None
-) -> None:
+def test_hostile_versions_are_refused(data, change, message):
     """Too many parents, paths, names of other splits or later versions, in a manifest of ours."""
     path = data / "dataset.json"
     fields = json.loads(path.read_bytes())
@@ -217,7 +215,7 @@ def test_hostile_versions_are_refused(
         keys(str(data))
 
 
-def test_indexes_keep_their_names_while_they_stay_the_same(data: Path) -> None:
+def test_indexes_keep_their_names_while_they_stay_the_same(data):
     """What a version does not change is written once: the index of a split, and every tar."""
     newest, first = open_source(str(data)).manifest, open_source(f"{data}@1").manifest
     untouched = [s for s in newest.splits if s.shards == first.split(s.name).shards]
@@ -291,14 +289,14 @@ def check_chain(folder: Path, count: int, versions: int) -> None:
     )
 
 
-def test_a_chain_of_versions_is_verified_and_opened(tmp_path: Path) -> None:
+def test_a_chain_of_versions_is_verified_and_opened(tmp_path):
     """Six versions, each of which has written one shard anew."""
     check_chain(tmp_path, 60, 6)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_ten_thousand_served_images_are_read_while_a_version_comes(tmp_path: Path) -> None:
+def test_ten_thousand_served_images_are_read_while_a_version_comes(tmp_path):
     """Readers of version 1, over HTTP and through a cache, get the samples that they had, each
     verified, and those that come later get version 2."""
     check_served(tmp_path, 10_000)
@@ -306,6 +304,6 @@ def test_ten_thousand_served_images_are_read_while_a_version_comes(tmp_path: Pat
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_a_chain_of_twenty_versions_of_ten_thousand_images(tmp_path: Path) -> None:
+def test_a_chain_of_twenty_versions_of_ten_thousand_images(tmp_path):
     """Twenty versions: verified and opened, with times."""
     check_chain(tmp_path, 10_000, 20)

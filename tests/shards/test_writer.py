@@ -24,7 +24,7 @@ SAMPLES = st.lists(
 
 
 @given(KEYS, st.integers(0, 2**32 - 1))
-def test_headers_are_those_of_pythons_tarfile(key: str, size: int) -> None:
+def test_headers_are_those_of_pythons_tarfile(key, size):
     """Byte for byte what tarfile writes for a USTAR member with these attributes."""
     member = tarfile.TarInfo(f"{key}.jpg")
     member.size, member.mode, member.mtime = size, 0o444, MTIME
@@ -32,9 +32,7 @@ def test_headers_are_those_of_pythons_tarfile(key: str, size: int) -> None:
 
 
 @given(samples=SAMPLES)
-def test_samples_come_back_through_tarfile(
-    samples: list[tuple[str, int, bytes]], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_samples_come_back_through_tarfile(samples, tmp_path_factory):
     """Any bytes of any length; the places that the writer reports are those in the file."""
     path = tmp_path_factory.getbasetemp() / "a-train-000000.tar"
     with write_shard(path) as writer:
@@ -51,7 +49,7 @@ def test_samples_come_back_through_tarfile(
         assert data[position.offset + 512 :][: len(str(label))] == str(label).encode()
 
 
-def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_inside_leaves_nothing(tmp_path):
     """Whatever ends the writing, there is no file, neither half nor hidden."""
     for error in (ValueError, KeyboardInterrupt, SystemExit):
         with pytest.raises(error), write_shard(tmp_path / "a.tar") as writer:
@@ -60,7 +58,7 @@ def test_an_error_inside_leaves_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_name_appears_at_the_end(tmp_path: Path) -> None:
+def test_the_name_appears_at_the_end(tmp_path):
     """Until it is whole a shard has a hidden name; an older file keeps its bytes until then."""
     path = tmp_path / "a.tar"
     path.write_bytes(b"old")
@@ -72,7 +70,7 @@ def test_the_name_appears_at_the_end(tmp_path: Path) -> None:
     assert path.stat().st_size > 5_000_000 and not partials(tmp_path)
 
 
-def test_a_full_disk_is_a_save_error(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_save_error(tmp_path):
     """The limit strikes in the middle of a shard or at its end: exit code 74, nothing is left."""
     for size in (50_000, 5_000_000):
         child = os.fork()
@@ -95,7 +93,7 @@ def _write_limited(path: Path, size: int) -> int:
     return 0
 
 
-def test_small_files_are_whole_too(tmp_path: Path) -> None:
+def test_small_files_are_whole_too(tmp_path):
     """write_whole replaces a file at once, and does not follow a planted link."""
     write_whole(tmp_path / "a", b"1")
     (tmp_path / "link").symlink_to(tmp_path / "a")
@@ -104,7 +102,7 @@ def test_small_files_are_whole_too(tmp_path: Path) -> None:
     assert (tmp_path / "link").read_bytes() == b"2" and not (tmp_path / "link").is_symlink()
 
 
-def test_keys_that_are_no_keys_are_not_written(tmp_path: Path) -> None:
+def test_keys_that_are_no_keys_are_not_written(tmp_path):
     """A dot, a slash or an umlaut in a key would merge or split samples in every reader."""
     for key in ("a.b", "a/b", "ä", "", "a" * 91):
         with pytest.raises(ValueError, match="key"), write_shard(tmp_path / "a.tar") as writer:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 from tests.lab import warm
 from tests.lab.hosts import Lab
-from tests.lab.slurm import SlurmLab
 
 ROOT = Path(__file__).parents[2]
 SAY = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
 
 
-def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> None:
+def test_the_hosts_come_from_the_allocation(slurm, tmp_path):
     """Inside salloc, without srun and without a host file: a rank on each of its nodes."""
     folder = tmp_path / "lab"
     folder.mkdir()
@@ -45,7 +44,7 @@ def test_the_hosts_come_from_the_allocation(slurm: SlurmLab, tmp_path: Path) -> 
     assert "n2:1 | rank 1 of 2" in output.stdout
 
 
-def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path: Path) -> None:
+def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path):
     """64, and `salloc`."""
     args = ("-m", "rackrun.launcher", "ssh", "--slurm", "--", "true")
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}

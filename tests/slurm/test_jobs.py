@@ -61,7 +61,7 @@ def checkpoints(run: Path) -> list[int]:
     return sorted(int(path.stem.split("-")[1]) for path in run.glob("checkpoints/step-*.pt"))
 
 
-def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> None:
+def test_a_job_of_two_nodes_trains_to_the_end(slurm, home):
     """One command line: the first node serves the shards, and both end with 0 and a result."""
     python = home / "clone" / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm: SlurmLab, home: Path) -> No
 
 
 @pytest.mark.long  # test_node.py: a signal lets all nodes save
-def test_a_job_whose_time_is_up_goes_on_later(slurm: SlurmLab, home: Path) -> None:
+def test_a_job_whose_time_is_up_goes_on_later(slurm, home):
     """SIGUSR1: the ranks save, the job ends with 75, is queued again, and resumes at that step.
 
     They save as well when it is cancelled, and then nothing of it is left.
@@ -125,7 +125,7 @@ def plan_of(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.long  # test_restarts.py shows it over ssh
-def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: Path) -> None:
+def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm, home):
     """The other node ends, the job starts again on nodes that live, and no step is missing."""
     job = train(
         slurm, home, "--epochs", str(EPOCHS), "--save-steps", "29", "--save-every-epochs", "99"
@@ -149,7 +149,7 @@ def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm: SlurmLab, home: 
     until(lambda: slurm.idle() == 3)
 
 
-def test_four_tasks_convert_to_the_bytes_of_one(slurm: SlurmLab, home: Path, drawn: Path) -> None:
+def test_four_tasks_convert_to_the_bytes_of_one(slurm, home, drawn):
     """An array job of four, whose first task has the folder closed, and a conversion without."""
     args = ("catdog", "data/train.zip", "shards", "--workers", "1")
     job = slurm.submit(
@@ -169,7 +169,7 @@ def digests(folder: Path) -> dict[str, str]:
     }
 
 
-def test_slurm_would_take_the_example(slurm: SlurmLab, home: Path) -> None:
+def test_slurm_would_take_the_example(slurm, home):
     """`sbatch --test-only` finds nothing wrong with its options."""
     completed = subprocess.run(
         ["sbatch", "--test-only", SCRIPT],

@@ -31,7 +31,7 @@ def trained(gradients: str, rank: int) -> tuple[float, torch.Tensor]:
     torch.manual_seed(7)
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 5))
     model = DistributedDataParallel(net)
-    register_comm_hook(model, Config(grad_compression=gradients))  # type: ignore[arg-type]
+    register_comm_hook(model, Config(grad_compression=gradients))
     assert bool(why_not_join(model, torch.optim.SGD(net.parameters()))) == (gradients != "float32")
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []

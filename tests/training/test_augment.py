@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK, transforms
 from rackrun.imagenet.recipes import ImageNet, TorchvisionV2
 from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
-from rackrun.training.data.decode import Pixels
 from rackrun.training.data.open import open_data
 from rackrun.training.data.resampled import repeated
 from rackrun.training.data.transforms import Transforms
@@ -37,9 +35,7 @@ PICTURE[40:90, 30:120] = (200, 50, 90)
     [(0.4, False, 0), (0.0, True, 0), (0.0, False, 9)],
     ids=["jitter", "trivial", "rand"],
 )
-def test_each_policy_changes_an_image_by_chance_alone(
-    chosen: tuple[float, bool, int], picture: Pixels
-) -> None:
+def test_each_policy_changes_an_image_by_chance_alone(chosen, picture):
     """Many images come out of one, all of its size; the same chances give the same one."""
     (change,) = changes(*chosen)
     made = [changed(picture, change, np.random.default_rng(seed)) for seed in range(40)]
@@ -50,7 +46,7 @@ def test_each_policy_changes_an_image_by_chance_alone(
     assert all(map(np.array_equal, made, again))
 
 
-def test_policies_are_torchvisions_with_the_strength_that_was_asked_for() -> None:
+def test_policies_are_torchvisions_with_the_strength_that_was_asked_for():
     """In this order, all of them with bilinear interpolation; what is 0 is left out."""
     jitter, trivial, rand = changes(0.4, True, 9)
     assert isinstance(jitter, ColorJitter) and jitter.hue is None
@@ -62,7 +58,7 @@ def test_policies_are_torchvisions_with_the_strength_that_was_asked_for() -> Non
     assert changes(0.0, False, 0) == ()
 
 
-def test_options_reach_the_images_of_every_task() -> None:
+def test_options_reach_the_images_of_every_task():
     """Flips, jitter and policies of the settings are those of the transforms; digits never flip."""
     chosen = {"vertical_flip": True, "color_jitter": 0.3, "rand_augment": 3, "random_erasing": 0.2}
     for name in TASKS:
@@ -74,7 +70,7 @@ def test_options_reach_the_images_of_every_task() -> None:
         assert result.flip == (name != "mnist")
 
 
-def test_a_vertical_flip_turns_half_of_the_images_upside_down() -> None:
+def test_a_vertical_flip_turns_half_of_the_images_upside_down():
     """It is drawn on its own, and changes nothing else."""
     data, plain = draw(1, 5), Transforms(40, flip=False)
     upright = plain.for_evaluation(data)
@@ -85,13 +81,13 @@ def test_a_vertical_flip_turns_half_of_the_images_upside_down() -> None:
     assert sum(np.array_equal(image[::-1], upright) for image in turned) == 60 - len(same)
 
 
-def test_two_policies_at_once_are_refused() -> None:
+def test_two_policies_at_once_are_refused():
     """Each of them is a recipe of its own."""
     with pytest.raises(UsageError, match="--trivial-augment and --rand-augment exclude each other"):
         ImageNet(trivial_augment=True, rand_augment=3)
 
 
-def test_a_rectangle_of_the_mean_colour_covers_some_images() -> None:
+def test_a_rectangle_of_the_mean_colour_covers_some_images():
     """A tenth of them, by the published bounds of area and shape, anywhere; the rest untouched."""
     color = (0.485, 0.456, 0.406)
     covered, touched = 0, np.zeros((SIDE, SIDE), bool)
@@ -115,17 +111,17 @@ def test_a_rectangle_of_the_mean_colour_covers_some_images() -> None:
 class Last(np.random.Generator):
     """Random numbers that are always the largest."""
 
-    def random(self) -> float:  # type: ignore[override]
+    def random(self) -> float:
         return 0.0
 
-    def uniform(self, low: float, high: float) -> float:  # type: ignore[override]
+    def uniform(self, low: float, high: float) -> float:
         return high if high < 1 else 0.0
 
-    def integers(self, high: tuple[int, int]) -> list[int]:  # type: ignore[override]
+    def integers(self, high: tuple[int, int]) -> list[int]:
         return [end - 1 for end in high]
 
 
-def test_a_rectangle_may_end_in_the_corner_and_not_beyond() -> None:
+def test_a_rectangle_may_end_in_the_corner_and_not_beyond():
     """A square of a third of the image, as far down and to the right as it goes."""
     made = erased(PICTURE, 0.1, (0.5, 0.5, 0.5), Last(np.random.PCG64()))
     mask = (made == 128).all(axis=2)
@@ -134,7 +130,7 @@ def test_a_rectangle_may_end_in_the_corner_and_not_beyond() -> None:
     assert mask.sum() == side**2
 
 
-def test_evaluation_sees_images_as_they_are() -> None:
+def test_evaluation_sees_images_as_they_are():
     """What the strong recipe changes in training is not changed where it counts."""
     data = draw(1, 5)
     changed, plain = (
@@ -144,7 +140,7 @@ def test_evaluation_sees_images_as_they_are() -> None:
     assert changed.trivial_augment and changed.erase == 0.1
     side = {"evaluation_size": 32, "short_side": 36}
     image, other = (
-        transforms(recipe(image_size=32, **side), 0).for_evaluation(data)  # type: ignore[arg-type]
+        transforms(recipe(image_size=32, **side), 0).for_evaluation(data)
         for recipe in (TorchvisionV2, ImageNet)
     )
     assert np.array_equal(image, other)
@@ -153,14 +149,14 @@ def test_evaluation_sees_images_as_they_are() -> None:
     assert not plain.trivial_augment and not plain.erase
 
 
-def test_copies_of_an_image_stand_apart() -> None:
+def test_copies_of_an_image_stand_apart():
     """Neighbours in a batch, which mixing blends, are different images."""
-    assert "".join(repeated("abcdefgh", 2, 4)) == "abcdabcdefghefgh"  # type: ignore[arg-type]
-    assert "".join(repeated("abcde", 3, 2)) == "abababcdcdcdeee"  # type: ignore[arg-type]
-    assert "".join(repeated("abc", 1, 2)) == "abc"  # type: ignore[arg-type]
+    assert "".join(repeated("abcdefgh", 2, 4)) == "abcdabcdefghefgh"
+    assert "".join(repeated("abcde", 3, 2)) == "abababcdcdcdeee"
+    assert "".join(repeated("abc", 1, 2)) == "abc"
 
 
-def test_a_batch_has_each_of_its_images_so_many_times(shapes: Path) -> None:
+def test_a_batch_has_each_of_its_images_so_many_times(shapes):
     """--aug-repeats 4: sixteen images are four, cropped on their own; the same after a resume."""
     config = ImageNet(
         data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
@@ -183,7 +179,7 @@ def test_a_batch_has_each_of_its_images_so_many_times(shapes: Path) -> None:
     assert torch.equal(later.images, batch.images)
 
 
-def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
+def test_ranks_have_a_copy_each_of_the_same_images(shapes):
     """--aug-repeats 4 on two ranks: two copies in each batch, cropped and mirrored apart."""
     config = ImageNet(
         data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
@@ -201,7 +197,7 @@ def test_ranks_have_a_copy_each_of_the_same_images(shapes: Path) -> None:
     assert not torch.equal(*exact)
 
 
-def test_repeats_are_refused_where_an_epoch_is_planned() -> None:
+def test_repeats_are_refused_where_an_epoch_is_planned():
     """An exact epoch shows every image once; chosen samples have weights of their own."""
     with pytest.raises(UsageError, match="type --aug-repeats 1"):
         TorchvisionV2(exact_epochs=True)

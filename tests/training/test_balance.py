@@ -67,7 +67,7 @@ def efficiency(counts: Sequence[int], costs: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_ranks_of_unlike_speed_reach_the_sum_of_their_speeds(noise: float) -> None:
+def test_ranks_of_unlike_speed_reach_the_sum_of_their_speeds(noise):
     """Ranks of speed 1, 2 and 4, whose steps vary by a tenth: within 200 steps the cut gives 95 %
     of what all of them can; an even cut gives 43 %."""
     chance, speeds = np.random.default_rng(0), np.array([4e-3, 2e-3, 1e-3])
@@ -79,14 +79,14 @@ def test_ranks_of_unlike_speed_reach_the_sum_of_their_speeds(noise: float) -> No
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 64])
-def test_noise_moves_nothing(ranks: int) -> None:
+def test_noise_moves_nothing(ranks):
     """Equal ranks whose steps vary by a tenth keep the even cut for 20,000 steps."""
     chance = np.random.default_rng(ranks)
     noisy = lambda step: 1e-3 * chance.normal(1, 0.1, ranks)  # noqa: E731
     assert not list(trained(balance(ranks, 32 * ranks), noisy, 20_000))
 
 
-def test_steps_that_something_interrupts_move_nothing() -> None:
+def test_steps_that_something_interrupts_move_nothing():
     """A rank that loses a second in every twentieth step, as others save or log, is not slow."""
 
     def costs(step: int) -> Any:
@@ -95,7 +95,7 @@ def test_steps_that_something_interrupts_move_nothing() -> None:
     assert not list(trained(balance(3, 96), costs, 2000))
 
 
-def test_a_step_without_a_new_time_says_nothing_of_a_rank() -> None:
+def test_a_step_without_a_new_time_says_nothing_of_a_rank():
     """Where a GPU is behind in every other step, the others show how fast it is."""
     speeds = np.array([2e-3, 1e-3])
     behind = balance(2, 48)
@@ -104,7 +104,7 @@ def test_a_step_without_a_new_time_says_nothing_of_a_rank() -> None:
     assert behind.counts == pytest.approx([16, 32], abs=1)
 
 
-def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back() -> None:
+def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back():
     """One of four at half its speed from step 1,000 to 2,000: others take its images meanwhile."""
     chance = np.random.default_rng(1)
 
@@ -120,7 +120,7 @@ def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back() -> None:
     assert len(cuts) < 12
 
 
-def test_a_fixed_part_of_a_step_is_no_speed() -> None:
+def test_a_fixed_part_of_a_step_is_no_speed():
     """Where a step takes 10 ms beside the images, cuts go on until ranks need equally long."""
     balancer = balance(2, 64)
     cuts, counts = [balancer.cut], np.array([32, 32])
@@ -133,7 +133,7 @@ def test_a_fixed_part_of_a_step_is_no_speed() -> None:
     assert counts.tolist() == pytest.approx([48, 16], abs=1)
 
 
-def test_a_share_has_limits() -> None:
+def test_a_share_has_limits():
     """No rank gets less than an eighth of its even part or more than three times as much, and all
     images are given away; the slowest rank then is done as soon as it can be."""
     chance = random.Random(2)
@@ -150,7 +150,7 @@ def test_a_share_has_limits() -> None:
             assert other == slowest or one_less >= (counts * costs).max() * (1 - 1e-9)
 
 
-def test_ranks_that_disagree_do_not_go_on() -> None:
+def test_ranks_that_disagree_do_not_go_on():
     """Ranks whose cuts differ would train on some samples twice; the next step ends the run."""
     balancer = balance(2, 64)
     mark = balancer.sent()[0]
@@ -158,14 +158,14 @@ def test_ranks_that_disagree_do_not_go_on() -> None:
         balancer.next_cut(1, [mark + 1, -mark, 5, 5])
 
 
-def test_a_step_that_some_rank_cannot_time_is_no_evidence() -> None:
+def test_a_step_that_some_rank_cannot_time_is_no_evidence():
     """A rank that is always behind (a GPU with a long queue) keeps the cut as it is."""
     balancer = balance(2, 64)
     mark = balancer.sent()[0]
     assert not any(balancer.next_cut(step, [mark, -mark, 0, 5]) for step in range(1, 500))
 
 
-def test_what_needs_an_even_cut_keeps_it() -> None:
+def test_what_needs_an_even_cut_keeps_it():
     """Norms over all ranks and steps without a choice stay even, with the reason; settings that
     exclude it are refused with what to type."""
     synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(3))
@@ -179,7 +179,7 @@ def test_what_needs_an_even_cut_keeps_it() -> None:
         from_command_line({"default": Config}, "task", ["--synthetic", "--balance", "auto"])
 
 
-def test_the_stragglers_line_says_what_is_done() -> None:
+def test_the_stragglers_line_says_what_is_done():
     """Under the even cut it names the option, with it the images that the rank gets, and since
     when; where nothing can be done it says nothing."""
     even = Config(data="shards")
@@ -201,7 +201,7 @@ def text_for(balancer: Balance | None, step: int, config: Config = AUTO) -> str:
 
 
 @pytest.mark.parametrize("exact", [True, False], ids=["exact", "resampled"])
-def test_another_cut_holds_from_its_step_on(make_shards: Callable[..., Path], exact: bool) -> None:
+def test_another_cut_holds_from_its_step_on(make_shards, exact):
     """Three ranks with loader workers are told two cuts while they read on: each step has the
     samples that one rank alone has in it, every rank as many as the cut of the step says."""
     options: dict[str, Any] = {
@@ -287,7 +287,7 @@ def images_after(shares: list[dict[str, Any]], step: int) -> list[int]:
     return [newest[str(rank)] for rank in range(3)]
 
 
-def test_real_ranks_compute_by_their_speed(folder: Path) -> None:
+def test_real_ranks_compute_by_their_speed(folder):
     """Ranks that take 1, 2 and 4 times as long for an image get images in that proportion within
     fifty steps; every sample is used once an epoch, also in the last step, which has one."""
     by_step = counts(folder, "auto").T
@@ -299,7 +299,7 @@ def test_real_ranks_compute_by_their_speed(folder: Path) -> None:
     assert images_after(shares, 59) == by_step[59].tolist()
 
 
-def test_weights_do_not_depend_on_the_cut(folder: Path) -> None:
+def test_weights_do_not_depend_on_the_cut(folder):
     """With accumulation, clipping, momentum and EMA the run ends with the weights of the even cut,
     and all ranks have the same state; a rank never computes more than --batch-size at once."""
     final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "even")]
@@ -310,7 +310,7 @@ def test_weights_do_not_depend_on_the_cut(folder: Path) -> None:
     assert counts(folder, "even").max() == 10
 
 
-def test_a_resumed_run_begins_with_the_cut_it_had(folder: Path) -> None:
+def test_a_resumed_run_begins_with_the_cut_it_had(folder):
     """It goes on from step 45 with the images that each rank had then, and ends with the weights
     of the run that was not interrupted."""
     first = next(line for line in lines(folder, "again", "shares") if line["step"] == 45)
@@ -321,7 +321,7 @@ def test_a_resumed_run_begins_with_the_cut_it_had(folder: Path) -> None:
     counted(folder / "runs" / "auto", folder / "runs" / "again")
 
 
-def test_batch_norms_end_equal(folder: Path) -> None:
+def test_batch_norms_end_equal(folder):
     """Each rank's norms see parts of other sizes; all ranks end with the same, finite state."""
     assert len({rank["digest"] for rank in left(folder, "norm")}) == 1
     final = checkpoint.read(folder / "runs" / "norm" / "final.pt")["model"]

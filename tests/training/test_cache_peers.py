@@ -56,9 +56,7 @@ def tar_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.tar"))
 
 
-def test_the_hosts_of_a_run_fetch_the_data_once_together(
-    net: Callable[[int], NetLab], shapes: Path
-) -> None:
+def test_the_hosts_of_a_run_fetch_the_data_once_together(net, shapes):
     """Training and evaluations: each host fetches its part, gets the rest from the other one, and
     keeps all below its workdir; result and report say so, and nothing listens when it is over."""
     shapes.chmod(0o755)

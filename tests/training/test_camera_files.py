@@ -20,7 +20,7 @@ WHOLE = Transforms(40)
 
 
 @pytest.mark.parametrize("orientation", range(10))
-def test_a_jpeg_is_turned_upright(orientation: int) -> None:
+def test_a_jpeg_is_turned_upright(orientation):
     """As Pillow turns it, whichever of the eight orientations EXIF gives, or none of them."""
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -33,7 +33,7 @@ def test_a_jpeg_is_turned_upright(orientation: int) -> None:
     "preset", [Preset(gray=True), Preset(size=30), Preset(short_side=20), Preset(quality=5)]
 )
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_what_a_conversion_changed_is_done_again(preset: Preset, form: str) -> None:
+def test_what_a_conversion_changed_is_done_again(preset, form):
     """A file to predict becomes, byte for byte, what would have been stored of it."""
     data = encoded(photograph(5, 64, 48), form, quality=95)
     source = inspect(data, "", foreign_formats(), preset.shrinks)
@@ -44,7 +44,7 @@ def test_what_a_conversion_changed_is_done_again(preset: Preset, form: str) -> N
     assert not np.array_equal(repeating.for_prediction(data), plain.for_prediction(data))
 
 
-def test_images_that_a_conversion_left_lying_are_not_turned() -> None:
+def test_images_that_a_conversion_left_lying_are_not_turned():
     """As --exif ignore had it for the images of the training."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -55,14 +55,14 @@ def test_images_that_a_conversion_left_lying_are_not_turned() -> None:
 @pytest.mark.parametrize(
     "exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0MM"]
 )
-def test_malformed_exif_turns_nothing(exif: bytes) -> None:
+def test_malformed_exif_turns_nothing(exif):
     """Such a file counts as upright."""
     data = encoded(PHOTO, quality=95, exif=exif)
     assert np.array_equal(WHOLE.for_prediction(data), decode(data))
 
 
 @pytest.mark.parametrize("form", ["TIFF", "AVIF", "HEIF"])
-def test_files_of_cameras_and_phones_are_read(form: str) -> None:
+def test_files_of_cameras_and_phones_are_read(form):
     """Upright, as Pillow turns them, and a damaged one is named."""
     if form == "HEIF":
         import pillow_heif
@@ -77,7 +77,7 @@ def test_files_of_cameras_and_phones_are_read(form: str) -> None:
         WHOLE.for_prediction(data[: len(data) // 2])
 
 
-def test_one_that_is_too_large_is_refused() -> None:
+def test_one_that_is_too_large_is_refused():
     """Before its pixels are unpacked; 100 times as long as wide is the most."""
     data = encoded(Image.new("L", (101, 1)), "TIFF")
     with pytest.raises(DataError, match="100 times longer than wide"):

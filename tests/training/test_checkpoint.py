@@ -46,7 +46,7 @@ def content(step: int) -> checkpoint.Content:
     return {"state": {"step": step, "weight": torch.full((100,), float(step))}}
 
 
-def test_what_was_written_is_read(folder: RunFolder) -> None:
+def test_what_was_written_is_read(folder):
     """Tensors and plain data come back as they were."""
     checkpoint.write(folder.final, {"a": torch.arange(5), "b": {"c": [1, "two", None]}})
     result = checkpoint.read(folder.final)
@@ -55,7 +55,7 @@ def test_what_was_written_is_read(folder: RunFolder) -> None:
     assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
-def test_ckpt_2_every_flipped_byte_is_found(folder: RunFolder) -> None:
+def test_ckpt_2_every_flipped_byte_is_found(folder):
     """One flipped byte anywhere makes a file damaged; torch alone would load most of them."""
     checkpoint.write(folder.final, content(3))
     good = folder.final.read_bytes()
@@ -68,7 +68,7 @@ def test_ckpt_2_every_flipped_byte_is_found(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("length", [0, 1, 71, 500, -1])
-def test_a_truncated_file_is_found(folder: RunFolder, length: int) -> None:
+def test_a_truncated_file_is_found(folder, length):
     """A file that was cut, even to nothing, is never taken for a checkpoint."""
     checkpoint.write(folder.final, content(3))
     folder.final.write_bytes(folder.final.read_bytes()[:length])
@@ -76,7 +76,7 @@ def test_a_truncated_file_is_found(folder: RunFolder, length: int) -> None:
         checkpoint.read(folder.final)
 
 
-def test_ckpt_1_code_in_a_file_is_refused(folder: RunFolder, tmp_path: Path) -> None:
+def test_ckpt_1_code_in_a_file_is_refused(folder, tmp_path):
     """A file that would run something when it is unpickled does not get to."""
     canary = tmp_path / "canary"
 
@@ -90,7 +90,7 @@ def test_ckpt_1_code_in_a_file_is_refused(folder: RunFolder, tmp_path: Path) -> 
     assert not canary.exists()
 
 
-def test_the_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
+def test_the_last_ones_and_the_best_are_kept(folder):
     """Old checkpoints go, the best one stays under a name of its own."""
     for step in range(1, 7):
         checkpoint.save(folder, content(step), keep=2, best=step == 3)
@@ -102,9 +102,7 @@ def test_the_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
     assert checkpoint.read(folder.best)["state"]["step"] == 3
 
 
-def test_the_newest_whole_one_is_taken_and_the_others_are_named(
-    folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_newest_whole_one_is_taken_and_the_others_are_named(folder, capsys):
     """Damage costs an interval, not the run, and a line says so."""
     for step in (1, 2, 3, 4):
         checkpoint.save(folder, content(step), keep=9, best=False)
@@ -137,7 +135,7 @@ with joined(Config(device="cpu")) as ranks:
 
 
 @pytest.mark.parametrize("how", ["earlier_attempts", "resume"])
-def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path: Path, how: str) -> None:
+def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path, how):
     """After a restart, and after a run whose launcher or controller died: a spoiled copy is passed
     over for one of another host, and no rank begins elsewhere than the others."""
     attempts = [f"runs/2026010{day}-000000-catdog" for day in (2, 1)]
@@ -163,7 +161,7 @@ def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path: Path, how
     assert printed == [[expected, "6"]] * 2
 
 
-def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
+def test_when_none_is_whole_nothing_starts(folder):
     """A run never begins again from scratch because its checkpoints are damaged."""
     checkpoint.save(folder, content(1), keep=2, best=False)
     folder.checkpoint(1).write_bytes(b"x" * 1000)
@@ -171,9 +169,7 @@ def test_when_none_is_whole_nothing_starts(folder: RunFolder) -> None:
         resume.requested_checkpoint(str(folder.path), "catdog")
 
 
-def test_latest_is_the_newest_run_of_the_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_is_the_newest_run_of_the_task(tmp_path, monkeypatch):
     """`latest` is this task's newest run with a checkpoint; where there is none, a line says so."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="no run catdog of catdog in runs"):
@@ -190,9 +186,7 @@ def test_latest_is_the_newest_run_of_the_task(
             resume.requested_checkpoint(wrong, "catdog")
 
 
-def test_latest_is_the_newest_run_of_this_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latest_is_the_newest_run_of_this_launch(tmp_path, monkeypatch):
     """In the launcher's folder of runs, of its name and of this task: never another experiment."""
     runs = tmp_path / "experiments"
     names = ("1-low-lr", "2-low-lr", "3-low-lr", "4-low-lr-2", "5-high-lr", "6-very-low-lr")
@@ -271,9 +265,7 @@ def saved(about: checkpoint.Content, model: nn.Module, data: str = "dd", **chang
         ),
     ],
 )
-def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(
-    local: Any, remote: Any, says: str
-) -> None:
+def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(local, remote, says):
     """Each difference that matters is named as it is typed, and no consequence of it."""
     about, model, *data = local
     names = ("data", "batch")
@@ -283,13 +275,13 @@ def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(
         compatibility.check(expected, about, result, Path("step.pt"))
 
 
-def test_what_is_no_checkpoint_is_refused() -> None:
+def test_what_is_no_checkpoint_is_refused():
     """Weights alone have an option of their own."""
     with pytest.raises(SaveError, match=r"type --weights final\.pt"):
         compatibility.check({}, described(), {"model": {}}, Path("final.pt"))
 
 
-def test_settings_that_changed_are_named() -> None:
+def test_settings_that_changed_are_named():
     """What a run may change, all but places, files and logs."""
     remote = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
     local = asdict(DemoRecipe(lr=0.01, width=64, data="b", resume="x", run_folder="y"))
@@ -300,7 +292,7 @@ def test_settings_that_changed_are_named() -> None:
     assert not [change for change in changes if re.match("--(data|workers|log|run|resume)", change)]
 
 
-def test_another_number_of_loader_workers_is_named_where_it_changes_the_order() -> None:
+def test_another_number_of_loader_workers_is_named_where_it_changes_the_order():
     """Also one that follows from the cores of a host."""
     assert "4 loader workers here, 2 in the checkpoint" in compatibility.order(4, {"lanes": 2})
     assert compatibility.order(4, {"lanes": 2}).endswith("type --workers 2")
@@ -308,7 +300,7 @@ def test_another_number_of_loader_workers_is_named_where_it_changes_the_order() 
         assert compatibility.order(local, {"lanes": remote}) == ""
 
 
-def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     """What does not fit is no file at all, the last checkpoint stays, and the code is 74."""
     program = (
         "import resource, sys, torch\n"
@@ -340,7 +332,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     assert checkpoint.read(folder.checkpoint(1))["state"]["step"] == 1
 
 
-def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -> None:
+def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder):
     """After kill -9 in the middle of saving, every file under a final name is whole."""
     checkpoint.save(folder, content(1), keep=3, best=True)
     for delay_ms in (1, 3, 7, 15, 25):
@@ -360,9 +352,7 @@ def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder: RunFolder) -
 
 
 @pytest.mark.parametrize("meanwhile", ["before", "after"])
-def test_nodes_may_share_the_folder(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, meanwhile: str
-) -> None:
+def test_nodes_may_share_the_folder(folder, monkeypatch, meanwhile):
     """Another node saves the same step, while this one gives it its second name: both succeed."""
     link = os.link
 
@@ -381,7 +371,7 @@ def test_nodes_may_share_the_folder(
     assert checkpoint.read(folder.best)["state"]["step"] == 7
 
 
-def test_a_save_in_the_background_is_reported_once(folder: RunFolder) -> None:
+def test_a_save_in_the_background_is_reported_once(folder):
     """By its step, when it has ended; the state may go on changing meanwhile."""
     saves, state = checkpoint.BackgroundSaves(folder, keep=2), content(5)
     assert (saves.ended(), saves.wait()) == (0, 0)
@@ -396,9 +386,7 @@ def test_a_save_in_the_background_is_reported_once(folder: RunFolder) -> None:
     assert checkpoint.steps_in(folder.checkpoints) == [folder.checkpoint(5), folder.checkpoint(6)]
 
 
-def test_a_save_that_fails_is_an_error_of_the_next_call(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_fails_is_an_error_of_the_next_call(folder, monkeypatch):
     """Once; where the run has failed before, its own failure is the one that counts."""
     saves = checkpoint.BackgroundSaves(folder, keep=2)
 
@@ -415,7 +403,7 @@ def test_a_save_that_fails_is_an_error_of_the_next_call(
     assert not list(folder.checkpoints.iterdir())
 
 
-def test_a_second_ctrl_c_leaves_nothing_of_a_save(folder: RunFolder) -> None:
+def test_a_second_ctrl_c_leaves_nothing_of_a_save(folder):
     """Whole files stay; what is being written goes, and is not waited for."""
     checkpoint.save(folder, content(4), keep=2, best=False)
     partial = partial_path(folder.checkpoint(5))
@@ -424,7 +412,7 @@ def test_a_second_ctrl_c_leaves_nothing_of_a_save(folder: RunFolder) -> None:
     assert list(folder.checkpoints.iterdir()) == [folder.checkpoint(4)]
 
 
-def test_the_best_one_of_an_earlier_run_is_taken_over(folder: RunFolder, tmp_path: Path) -> None:
+def test_the_best_one_of_an_earlier_run_is_taken_over(folder, tmp_path):
     """Unless this run has a best one already; where files have no second names, by a copy."""
     later = RunFolder(tmp_path / "20260102-000000-catdog")
     later.make()
@@ -438,9 +426,7 @@ def test_the_best_one_of_an_earlier_run_is_taken_over(folder: RunFolder, tmp_pat
     assert checkpoint.read(later.best)["state"]["step"] == 3
 
 
-def test_a_disk_without_links_has_a_copy_of_the_best_one(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_links_has_a_copy_of_the_best_one(folder, monkeypatch):
     """As FAT and some network file systems."""
 
     def refused(source: Path, name: Path) -> None:
@@ -453,7 +439,7 @@ def test_a_disk_without_links_has_a_copy_of_the_best_one(
     assert len(list(folder.checkpoints.iterdir())) == 2
 
 
-def test_differences_are_told_in_a_few_words() -> None:
+def test_differences_are_told_in_a_few_words():
     """Each name on either side, six of them at most, and no more of a value than fits a line."""
     settings = {"lr": 0.1, "same": 1, "only": 2, "long": "x" * 300}
     recorded = {"lr": 0.2, "same": 1, "else": "a\nb"}
@@ -468,9 +454,7 @@ def test_differences_are_told_in_a_few_words() -> None:
     assert table_differences(many, {})[6:] == ["and 1 more"]
 
 
-def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(monkeypatch):
     """An option comes before the launcher's folder, and that before a new one below runs/."""
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     monkeypatch.delenv(variables.RUN_FOLDER, raising=False)
@@ -482,9 +466,7 @@ def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(
 
 
 @pytest.mark.parametrize(("by_run", "newest"), [(False, b"ours"), (True, b"other")])
-def test_of_what_two_nodes_have_the_newest_is_taken(
-    by_run: bool, newest: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_what_two_nodes_have_the_newest_is_taken(by_run, newest, monkeypatch):
     """The later step of the run that was named; with `latest`, that of the later run."""
     offered = np.frombuffer(b"20260102-000000-catdog/step-00000003.pth", np.uint8)
     ours = Path("/runs/20260101-000000-catdog/checkpoints/step-00000009.pth")

@@ -14,7 +14,6 @@ from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import training_mixture, training_pool
 from rackrun.training.phases.loss import class_weights
 from rackrun.training.ranks import Ranks
-from tests.training.conftest import MakeShards
 
 CLASSES = ("cat", "dog", "bird")
 SAMPLES = np.array([60, 30, 10])
@@ -28,7 +27,7 @@ SAMPLES = np.array([60, 30, 10])
         ("cat=0,1=2", [0, 200 / 70, 100 / 70]),
     ],
 )
-def test_weights_are_1_on_average_over_the_samples(text: str, expected: list[float]) -> None:
+def test_weights_are_1_on_average_over_the_samples(text, expected):
     """So the rate keeps its meaning; `balanced` gives each class the same share of the loss."""
     weights = class_weights(text, CLASSES, lambda: SAMPLES)
     assert weights is not None
@@ -45,19 +44,19 @@ def test_weights_are_1_on_average_over_the_samples(text: str, expected: list[flo
         ("cat=0,dog=0,bird=0", "^--loss-weights cat=0,dog=0,bird=0: leaves no sample"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
+def test_what_cannot_be_meant_is_refused(text, message):
     """Unknown classes, no weight, a negative one, or nothing left to learn."""
     with pytest.raises(UsageError, match=message):
         class_weights(text, CLASSES, lambda: SAMPLES)
 
 
-def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights() -> None:
+def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights():
     """That of a class without samples changes no loss."""
     weights = class_weights("balanced", CLASSES, lambda: np.array([3, 1, 0]))
     assert weights is not None and weights.tolist() == pytest.approx([2 / 3, 2, 2])
 
 
-def test_without_weights_nothing_is_counted() -> None:
+def test_without_weights_nothing_is_counted():
     """The labels of a large data set are not read for nothing."""
     assert class_weights("", CLASSES, lambda: pytest.fail("counted")) is None
 
@@ -72,14 +71,12 @@ def test_without_weights_nothing_is_counted() -> None:
     ],
     ids=["exact", "of two classes", "the first samples", "resampled"],
 )
-def test_balanced_classes_are_drawn_equally_often(
-    make_shards: MakeShards, options: dict[str, object], exact: bool, shares: tuple[int, ...]
-) -> None:
+def test_balanced_classes_are_drawn_equally_often(make_shards, options, exact, shares):
     """--class-weights balanced: 40, 10 and 10 samples come 20 times each in an epoch of 60."""
     data = make_shards(train=(30, 30), val=(), classes=3, labels=(0, 0, 0, 0, 1, 2))
     config = ImageNet(
         data=str(data), class_weights="balanced", image_size=8, batch_size=6, workers=0,
-        device="cpu", **options,  # type: ignore[arg-type]
+        device="cpu", **options,
     )  # fmt: skip
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     opened = open_data(config, alone, lambda epoch: TASK.transforms(config, epoch), "t", 2)
@@ -100,13 +97,11 @@ def test_balanced_classes_are_drawn_equally_often(
     ],
     ids=str,
 )
-def test_a_further_folder_comes_as_often_as_its_weight(
-    make_shards: MakeShards, options: dict[str, str], shares: tuple[int, int]
-) -> None:
+def test_a_further_folder_comes_as_often_as_its_weight(make_shards, options, shares):
     """--extra-data FOLDER=0.5 draws half of its 40 samples, beside all 10 of the first folder."""
     labels = (0, 1, 1, 0, 1)
     first, further = (make_shards(train=(size,), val=(), labels=labels) for size in (10, 40))
-    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", **options)  # type: ignore[arg-type]
+    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", **options)
     pool = training_pool(config)
     chosen = training_mixture(config, pool)
     assert chosen.samples == sum(shares)

@@ -23,14 +23,14 @@ def catdog(*args: str) -> CatDog:
     return from_command_line(RECIPES, "python -m rackrun.catdog", args)
 
 
-def test_a_recipe_is_the_same_settings_with_other_defaults() -> None:
+def test_a_recipe_is_the_same_settings_with_other_defaults():
     """--recipe chooses the defaults, wherever it stands, and every other option still counts."""
     assert catdog() == CatDog()
     assert catdog("--epochs", "7", "--recipe", "demo") == DemoRecipe(epochs=7)
     assert catdog("--recipe=reference") == Reference()
 
 
-def test_the_reference_recipe_is_the_published_one() -> None:
+def test_the_reference_recipe_is_the_published_one():
     """Stochastic gradient descent at 1e-3 without momentum, 32 images a rank, 50 epochs."""
     config = Reference()
     assert (config.optimizer, config.lr, config.momentum) == ("sgd", 1e-3, 0.0)
@@ -58,7 +58,7 @@ def test_the_reference_recipe_is_the_published_one() -> None:
         (["--global-batch", "64"], "--global-batch needs --exact-epochs"),
     ],
 )
-def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence: str) -> None:
+def test_an_impossible_option_is_refused_in_a_sentence(args, sentence):
     """What cannot be right ends as one line that names the option and what to type."""
     with pytest.raises(UsageError) as caught:
         catdog(*args)
@@ -77,13 +77,13 @@ def test_an_impossible_option_is_refused_in_a_sentence(args: list[str], sentence
         "--exact-epochs --global-batch 64",
     ],
 )
-def test_what_goes_together_is_accepted(line: str) -> None:
+def test_what_goes_together_is_accepted(line):
     """Half of a pair that excludes the other, and what only another option allows."""
     assert catdog(*line.split()) != CatDog()
 
 
 @pytest.mark.parametrize("settings", [CatDog, ImageNet, Classify])
-def test_every_number_has_a_range(settings: type[Config]) -> None:
+def test_every_number_has_a_range(settings):
     """No option takes what ends in a traceback later: nan, infinity, or 400 digits."""
     kinds = get_type_hints(settings)
     numbers = {field.name for field in fields(settings) if kinds[field.name] in (int, float)}
@@ -96,14 +96,14 @@ def test_every_number_has_a_range(settings: type[Config]) -> None:
             assert len(str(caught.value)) < 1000
 
 
-def test_every_impossible_option_is_named_at_once() -> None:
+def test_every_impossible_option_is_named_at_once():
     """All wrong options are in one message."""
     with pytest.raises(UsageError) as caught:
         Config(epochs=0, batch_size=0, workers=-2)
     assert all(name in str(caught.value) for name in ("--epochs", "--batch-size", "--workers"))
 
 
-def test_help_does_not_import_torch() -> None:
+def test_help_does_not_import_torch():
     """--help answers without the seconds that torch, numpy or PIL take to load."""
     program = (
         "import runpy, sys\n"
@@ -160,7 +160,7 @@ def check(task: str, *args: str) -> None:
         ("mnist", "--momentum 0.5 --nesterov", ""),
     ],
 )
-def test_an_option_without_effect_is_refused(task: str, line: str, says: str) -> None:
+def test_an_option_without_effect_is_refused(task, line, says):
     """Every option that was typed and changes nothing is named, with what to type."""
     if not says:
         check(task, *line.split())
@@ -170,7 +170,7 @@ def test_an_option_without_effect_is_refused(task: str, line: str, says: str) ->
 
 
 @pytest.mark.parametrize("task", ["catdog", "classify", "imagenet", "mnist"])
-def test_conditions_name_settings_and_hold_for_every_recipe(task: str) -> None:
+def test_conditions_name_settings_and_hold_for_every_recipe(task):
     """The table has no name that is no option, and no remedy with one; what a recipe chooses beyond
     its task's defaults has an effect there."""
     recipes = recipes_of(require_task(task))

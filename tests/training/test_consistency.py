@@ -46,14 +46,14 @@ def met(second: dict[str, str], code: Path) -> list[tuple[int, str]]:
     return [(rank.returncode, args) for rank, args in zip(ranks, outputs, strict=True)]
 
 
-def test_a_rank_with_another_option_ends_them_all() -> None:
+def test_a_rank_with_another_option_ends_them_all():
     """A typing error in --lr on one host, started by torchrun alone: 78 on every rank."""
     ended = met({"LR": "0.5"}, ROOT)
     assert [code for code, _ in ended] == [78, 78], ended
     assert all("the settings of rank 1 are not those of rank 0" in said for _, said in ended)
 
 
-def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
+def test_ranks_of_one_run_and_one_code_train(tmp_path):
     """The same code in another folder, as on another host, is the same code."""
     for package in ("rackrun", "training", "shards"):
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
@@ -62,7 +62,7 @@ def test_ranks_of_one_run_and_one_code_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["run", "code"])
-def test_a_stranger_among_the_ranks_ends_them_all(tmp_path: Path, what: str) -> None:
+def test_a_stranger_among_the_ranks_ends_them_all(tmp_path, what):
     """A rank of another run: 75 on every rank; one line of another code: 78; both name the rank."""
     for package in ("rackrun", "training", "shards"):
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)

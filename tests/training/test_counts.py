@@ -30,7 +30,7 @@ def logits_of(losses: list[float]) -> torch.Tensor:
     return torch.tensor([[-math.log(math.expm1(loss)), 0.0] for loss in losses])
 
 
-def test_means_are_per_image_and_none_of_no_image() -> None:
+def test_means_are_per_image_and_none_of_no_image():
     """Loss in nats, accuracies as shares."""
     counts = Counts(6.0, 2, 3, 4, 1).plus(Counts(2.0, 1, 1, 1, 2))
     assert counts == (8.0, 3, 4, 5, 3)
@@ -38,7 +38,7 @@ def test_means_are_per_image_and_none_of_no_image() -> None:
     assert (Counts().mean_loss, Counts().accuracy, Counts().accuracy5) == (0, 0, 0)
 
 
-def test_a_counter_adds_images_and_those_that_were_skipped() -> None:
+def test_a_counter_adds_images_and_those_that_were_skipped():
     """Of training, loss and top-1 are known, in parts; of an evaluation, top-5 as well."""
     counter = Counter(CPU)
     counter.add([torch.tensor([1.5, 1.0]), torch.tensor([0.5, 0.0])], samples=2, skipped=3)
@@ -48,7 +48,7 @@ def test_a_counter_adds_images_and_those_that_were_skipped() -> None:
     assert counter.sums.tolist() == [0] * 5
 
 
-def test_the_sums_of_an_evaluation() -> None:
+def test_the_sums_of_an_evaluation():
     """Summed over the batch; top-5 of fewer classes is of all that there are."""
     logits = torch.tensor([[4.0, 0, 1, 2, 3, 5], [0, 1, 2, 3, 4, 5.0]]).half()
     labels = torch.tensor([0, 0])
@@ -58,7 +58,7 @@ def test_the_sums_of_an_evaluation() -> None:
     assert [int(correct_predictions(logits, labels, first)) for first in (1, 2, 6)] == [0, 1, 2]
 
 
-def test_a_confusion_matrix_has_a_row_for_each_label() -> None:
+def test_a_confusion_matrix_has_a_row_for_each_label():
     """Up to 1,024 classes: it would weigh as much as a model."""
     confusion = Confusion(3, CPU)
     confusion.add(torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 1, 0]]), torch.tensor([2, 0, 2]))
@@ -75,15 +75,13 @@ def test_a_confusion_matrix_has_a_row_for_each_label() -> None:
         (Counts(1.0, samples=1), Scaling(SMALLEST_SCALE / 2, 3), "overflow float16 at any scale"),
     ],
 )
-def test_training_that_cannot_go_on_ends(
-    counts: Counts, scaling: Scaling | None, says: str
-) -> None:
+def test_training_that_cannot_go_on_ends(counts, scaling, says):
     """With what to type."""
     with pytest.raises(Diverged, match=says):
         check_finite(7, counts, scaling)
 
 
-def test_training_that_can_go_on_goes_on() -> None:
+def test_training_that_can_go_on_goes_on():
     """A rank may have no sample in the last step; a scale of 2^-16 is the least of any use."""
     check_finite(7, Counts(math.nan), None)
     check_finite(7, Counts(1.0, samples=1), Scaling(2.0**-16, 32))
@@ -92,7 +90,7 @@ def test_training_that_can_go_on_goes_on() -> None:
         check_weights(7, are_finite=False)
 
 
-def test_the_highest_losses_come_first_with_their_rows() -> None:
+def test_the_highest_losses_come_first_with_their_rows():
     """A loss that is no number is the highest; of equal ones, the first; noise has no rows."""
     losses = HighestLosses()
     losses.add(logits_of([0.5, 2.0, 0.1]), ZEROS[:3], torch.tensor([10, 11, 12]))

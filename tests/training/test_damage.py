@@ -38,13 +38,11 @@ def damaged(make_shards: Callable[..., Path]) -> Path:
 
 
 @pytest.mark.parametrize("exact", [False, True], ids=["resampled", "exact"])
-def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
-    damaged: Path, exact: bool, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quarantine_leaves_out_what_is_damaged_and_counts_it(damaged, exact, capfd):
     """An epoch without ten images, each named with its shard; the default ends at the first."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     options = {"data": str(damaged), "image_size": 16, "batch_size": 8, "workers": 0}
-    lenient = CatDog(**options, exact_epochs=exact, bad_samples="quarantine")  # type: ignore[arg-type]
+    lenient = CatDog(**options, exact_epochs=exact, bad_samples="quarantine")
     data = open_data(
         lenient, alone, partial(TASK.transforms, lenient), TASK.name, TASK.synthetic_classes
     )
@@ -55,7 +53,7 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(
     if exact:
         assert left_out == 10
         assert sum(len(batch.labels) for batch in batches) == 190
-    strict = CatDog(**options, exact_epochs=exact)  # type: ignore[arg-type]
+    strict = CatDog(**options, exact_epochs=exact)
     data = open_data(
         strict, alone, partial(TASK.transforms, strict), TASK.name, TASK.synthetic_classes
     )

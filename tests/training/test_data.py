@@ -2,7 +2,7 @@
 
 import io
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -27,9 +27,7 @@ from rackrun.training.ranks import Ranks
 
 
 def settings(data: Path | str, **options: object) -> CatDog:
-    return CatDog(
-        **{"data": str(data), "image_size": 16, "batch_size": 8, "workers": 0, **options}  # type: ignore[arg-type]
-    )
+    return CatDog(**{"data": str(data), "image_size": 16, "batch_size": 8, "workers": 0, **options})
 
 
 def walk(config: CatDog, rank: int = 0, world: int = 1) -> Data:
@@ -59,9 +57,7 @@ def every_validation_picture(shapes: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5, 40])
 @pytest.mark.parametrize("batch_size", [1, 8, 64])
-def test_validation_has_every_sample_once(
-    shapes: Path, every_validation_picture: list[bytes], world: int, batch_size: int
-) -> None:
+def test_validation_has_every_sample_once(shapes, every_validation_picture, world, batch_size):
     """Whatever the number of ranks and the batch size: nothing missing, double, or padded."""
     config = settings(shapes, batch_size=batch_size)
     parts = [fingerprints(walk(config, rank, world).evaluation()) for rank in range(world)]
@@ -70,8 +66,8 @@ def test_validation_has_every_sample_once(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_validation_has_every_sample_once_with_any_number_of_workers(
-    shapes: Path, every_validation_picture: list[bytes], workers: int
-) -> None:
+    shapes, every_validation_picture, workers
+):
     """Workers share a rank's batches; more of them than batches is fine."""
     config = settings(shapes, workers=workers, batch_size=16)
     observed = [
@@ -82,7 +78,7 @@ def test_validation_has_every_sample_once_with_any_number_of_workers(
     assert observed == every_validation_picture
 
 
-def test_a_batch_is_what_the_model_expects(shapes: Path) -> None:
+def test_a_batch_is_what_the_model_expects(shapes):
     """uint8 (B, channels, size, size), labels int64, gray with one channel."""
     batch = next(walk(settings(shapes)).training(0))
     assert batch.images.dtype == torch.uint8
@@ -93,7 +89,7 @@ def test_a_batch_is_what_the_model_expects(shapes: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_training_sees_the_same_images_wherever_it_starts(shapes: Path, workers: int) -> None:
+def test_training_sees_the_same_images_wherever_it_starts(shapes, workers):
     """A step's batch does not depend on the step at which the run started or went on."""
     config = settings(shapes, workers=workers, steps_per_epoch=5)
     whole = [batch.images.clone() for batch in islice(walk(config).training(0), 12)]
@@ -111,9 +107,7 @@ def growing(epoch: int) -> Transforms:
 
 @pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=["drawn", "exact"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_beyond_the_last_epoch_fit_its_memory(
-    shapes: Path, workers: int, options: dict[str, bool]
-) -> None:
+def test_batches_beyond_the_last_epoch_fit_its_memory(shapes, workers, options):
     """Workers read ahead of the end of a run, where images would have grown further."""
     config = settings(shapes, workers=workers, epochs=2, batch_size=40, **options)
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -128,7 +122,7 @@ def unsendable(epoch: int) -> Transforms:
     return LocalTransforms(size=16)
 
 
-def test_workers_make_the_transforms_of_a_task_themselves(shapes: Path) -> None:
+def test_workers_make_the_transforms_of_a_task_themselves(shapes):
     """So only the function that returns them has to be one that can be sent to workers."""
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     data = open_data(settings(shapes, workers=1), alone, unsendable, TASK.name, 2)
@@ -139,9 +133,7 @@ def test_workers_make_the_transforms_of_a_task_themselves(shapes: Path) -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"crop_area": 1.0, "flip": False}], ids=["changed images", "images as stored"]
 )
-def test_training_differs_by_seed_epoch_rank_and_step(
-    shapes: Path, changes: dict[str, object]
-) -> None:
+def test_training_differs_by_seed_epoch_rank_and_step(shapes, changes):
     """No two batches are the same, and another seed gives other ones: other samples, too, and not
     only other changes to them."""
     batches = [
@@ -156,9 +148,7 @@ def test_training_differs_by_seed_epoch_rank_and_step(
 
 
 @pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=["drawn", "exact"])
-def test_an_image_is_changed_in_another_way_in_each_epoch(
-    make_shards: Callable[..., Path], options: dict[str, bool]
-) -> None:
+def test_an_image_is_changed_in_another_way_in_each_epoch(make_shards, options):
     """The only sample of a data set is another crop in each epoch, and with another seed."""
     data = make_shards(train=(1,), val=(1,))
     crops = [
@@ -169,7 +159,7 @@ def test_an_image_is_changed_in_another_way_in_each_epoch(
     assert len(set(crops)) == 10
 
 
-def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., Path]) -> None:
+def test_no_sample_is_drawn_more_often_for_its_place(make_shards):
     """However short an epoch is, a shard's first and last sample are seen equally often."""
     source = open_source(str(make_shards(train=(10, 30))))
     starts = Counter[int]()
@@ -180,7 +170,7 @@ def test_no_sample_is_drawn_more_often_for_its_place(make_shards: Callable[..., 
     assert max(starts.values()) < 2 * min(starts.values())
 
 
-def test_shards_are_drawn_with_replacement(shapes: Path) -> None:
+def test_shards_are_drawn_with_replacement(shapes):
     """The stream never ends, and a shard can come twice in a row."""
     numbers = [shard for shard, _ in islice(drawn_shards(open_source(str(shapes)), (3,)), 3000)]
     counts = Counter(numbers)
@@ -196,9 +186,7 @@ def broken_jpeg() -> bytes:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_ends_the_run_by_name(
-    make_shards: Callable[..., Path], workers: int
-) -> None:
+def test_a_broken_image_ends_the_run_by_name(make_shards, workers):
     """The default: shard and key are named, from a worker too, and what to type."""
     folder = make_shards(broken={"val_00030": broken_jpeg(), "train_00003": broken_jpeg()})
     data = walk(settings(folder, workers=workers))
@@ -211,9 +199,7 @@ def test_a_broken_image_ends_the_run_by_name(
         list(islice(data.training(0), 1000))
 
 
-def test_quarantine_leaves_a_broken_image_out_and_counts_it(
-    make_shards: Callable[..., Path], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quarantine_leaves_a_broken_image_out_and_counts_it(make_shards, capfd):
     """All others are there, the number left out is known, each is named, full batches stay full."""
     broken = {"val_00030": broken_jpeg(), "val_00002": b"no picture"}
     broken |= {f"train_{number:05d}": broken_jpeg() for number in range(0, 200, 2)}
@@ -229,7 +215,7 @@ def test_quarantine_leaves_a_broken_image_out_and_counts_it(
     assert sum(batch.skipped for batch in training) > 20
 
 
-def test_quarantine_has_a_bound(make_shards: Callable[..., Path]) -> None:
+def test_quarantine_has_a_bound(make_shards):
     """More broken images than the limit end the run."""
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(5)})
     data = walk(settings(folder, bad_samples="quarantine", bad_samples_limit=4))
@@ -237,7 +223,7 @@ def test_quarantine_has_a_bound(make_shards: Callable[..., Path]) -> None:
         list(data.evaluation())
 
 
-def test_the_bound_is_that_of_a_rank(make_shards: Callable[..., Path]) -> None:
+def test_the_bound_is_that_of_a_rank(make_shards):
     """However many loader workers it has, and however often it reads the same broken image."""
     broken = {f"val_{number:05d}": b"no picture" for number in (0, 1, 8, 9)}  # of two batches
     folder = make_shards(broken=broken)
@@ -249,14 +235,14 @@ def test_the_bound_is_that_of_a_rank(make_shards: Callable[..., Path]) -> None:
         list(data.evaluation())
 
 
-def test_a_batch_of_broken_images_only_is_empty(make_shards: Callable[..., Path]) -> None:
+def test_a_batch_of_broken_images_only_is_empty(make_shards):
     """Quarantine can leave nothing of a batch, which then counts for nothing."""
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})
     batches = list(walk(settings(folder, bad_samples="quarantine")).evaluation())
     assert [len(batch.labels) for batch in batches] == [0, 8, 8, 8, 5]
 
 
-def test_a_damaged_shard_ends_the_run(make_shards: Callable[..., Path]) -> None:
+def test_a_damaged_shard_ends_the_run(make_shards):
     """A flipped byte in an image's pixels, which a decoder may not notice, is a DataError."""
     folder = make_shards()
     for split in ("train", "val"):
@@ -271,7 +257,7 @@ def test_a_damaged_shard_ends_the_run(make_shards: Callable[..., Path]) -> None:
         list(islice(data.training(0), 1000))
 
 
-def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
+def test_missing_data_says_what_to_type(tmp_path):
     """No --data, or a folder that is none: a sentence with the command."""
     with pytest.raises(UsageError, match="type --data FOLDER.*./run-local convert catdog"):
         walk(settings(""))
@@ -279,9 +265,7 @@ def test_missing_data_says_what_to_type(tmp_path: Path) -> None:
         walk(settings(tmp_path / "absent"))
 
 
-def test_the_grid_is_spread_over_the_validation_set(
-    shapes: Path, every_validation_picture: list[bytes]
-) -> None:
+def test_the_grid_is_spread_over_the_validation_set(shapes, every_validation_picture):
     """Images to look at come from everywhere in the set, each once, fewer if there are fewer."""
     grid = walk(settings(shapes)).grid(5)
     assert grid is not None
@@ -291,7 +275,7 @@ def test_the_grid_is_spread_over_the_validation_set(
     assert len(everything.labels) == 37
 
 
-def test_synthetic_data_never_change() -> None:
+def test_synthetic_data_never_change():
     """The same batch at every step: what is measured is the loop."""
     data = walk(settings("", synthetic=True))
     first, second = islice(data.training(0), 2)
@@ -327,9 +311,7 @@ class NotedTransforms(Transforms):
 
 
 @pytest.mark.parametrize(("world", "steps", "copies"), [(8, 12, 1), (64, 5, 3), (512, 2, 1)])
-def test_no_byte_is_read_that_is_not_used(
-    shapes: Path, world: int, steps: int, copies: int
-) -> None:
+def test_no_byte_is_read_that_is_not_used(shapes, world, steps, copies):
     """What the shuffle buffer holds at the end of an epoch is used, however short the epoch is."""
     config = settings(shapes, batch_size=6, shuffle_buffer=20, aug_repeats=copies)
     source, noted = CountedSource(str(shapes)), NotedTransforms(size=1, short_side=1)

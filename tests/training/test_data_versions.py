@@ -48,9 +48,7 @@ def run(data: Path | str, folder: Path, **options: Any) -> dict[str, Any]:
     return recorded
 
 
-def test_a_resumed_run_stays_on_its_version(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_stays_on_its_version(data, tmp_path, capsys, monkeypatch):
     """An append behind its back changes nothing: same data, exact epochs, and a line says so."""
     monkeypatch.setenv(NOTE_ROWS, "1")
     first = run(data, tmp_path / "first", epochs=2)
@@ -65,7 +63,7 @@ def test_a_resumed_run_stays_on_its_version(
     assert exact_epochs(tmp_path / "first", tmp_path / "again") == [[1], [1], [1]]
 
 
-def test_another_version_is_refused(data: Path, tmp_path: Path) -> None:
+def test_another_version_is_refused(data, tmp_path):
     """A typed version that is not the run's is no slip that goes unnoticed."""
     recorded = open_source(str(data)).manifest.digest
     append(data, tmp_path)
@@ -80,7 +78,7 @@ def test_another_version_is_refused(data: Path, tmp_path: Path) -> None:
         chosen(f"{data}@3", recorded)
 
 
-def test_a_new_run_is_on_the_version_that_is_named(data: Path, tmp_path: Path) -> None:
+def test_a_new_run_is_on_the_version_that_is_named(data, tmp_path):
     """data@1 after an append is what was there before; its first lines name the version."""
     append(data, tmp_path)
     recorded = run(f"{data}@1", tmp_path / "old", epochs=1)
@@ -91,9 +89,7 @@ def test_a_new_run_is_on_the_version_that_is_named(data: Path, tmp_path: Path) -
     assert newest["resolved"]["images"] == open_source(str(data)).manifest.split("train").samples
 
 
-def test_the_first_append_while_ranks_open_the_folder_changes_nothing(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_append_while_ranks_open_the_folder_changes_nothing(data, tmp_path, monkeypatch):
     """A folder of one version is pinned, too: a rank that opens it after an append reads that."""
     first = open_source(str(data)).manifest
 
@@ -116,10 +112,10 @@ class Net(nn.Module):
         self.body, self.head = nn.Linear(5, 4), nn.Linear(4, classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(images))  # type: ignore[no-any-return]
+        return self.head(self.body(images))
 
 
-def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path: Path) -> None:
+def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path):
     """Their rows go where classes of the same name are."""
     old, new = Net(2), Net(3)
     content = {"model": old.state_dict(), "classes": ["cat", "dog"]}

@@ -3,7 +3,6 @@
 import pytest
 
 from rackrun.training.deep_check import Measured, report, rounds
-from tests.training.conftest import MakeShards
 from tests.training.torchrun import output_of
 
 NAMES = ["a", "b", "c", "d"]
@@ -11,7 +10,7 @@ EVEN = {pair: 10.0 for pairs in rounds(4) for pair in pairs}
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 4, 7, 8])
-def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts: int) -> None:
+def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts):
     """In as few rounds as there can be, so that many hosts take little longer than few."""
     every = list(rounds(hosts))
     met = [pair for pairs in every for pair in pairs]
@@ -41,14 +40,14 @@ def test_each_two_hosts_meet_once_and_none_is_in_two_pairs(hosts: int) -> None:
         (Measured(data={0: 900.0, 1: 910.0, 3: 30.0}), ["slow data: d, 30 MB/s, usual 900"]),
     ],
 )
-def test_the_slow_link_gpu_or_disk_is_named(result: Measured, named: list[str]) -> None:
+def test_the_slow_link_gpu_or_disk_is_named(result, named):
     """By less than half of the median; a host when all of its links are slow."""
     lines = report(result, NAMES)
     assert [line for line in lines if line.startswith("slow ")] == named
     assert (lines[-1] == "nothing is slower than half of the others") == (not named)
 
 
-def test_all_of_it_is_measured_between_real_ranks(make_shards: MakeShards) -> None:
+def test_all_of_it_is_measured_between_real_ranks(make_shards):
     """Two hosts of one rank each, over gloo: links, network, products, and shards that are read."""
     lines = output_of("deep_check_ranks.py", make_shards()).splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["links", "network", "compute", "data"], lines

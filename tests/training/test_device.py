@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,9 +25,7 @@ from rackrun.training.schedule import make_schedule
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
-def test_compiling_without_a_compiler_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
     """In one sentence with what to type, and not in the first step by a traceback of torch."""
     config = replace(CatDog(), synthetic=True, compile=True)
     monkeypatch.setenv(CODE_CACHE, str(tmp_path))
@@ -38,7 +35,7 @@ def test_compiling_without_a_compiler_is_refused(
         set_up(config, ALONE)
 
 
-def test_setting_up_imports_no_compiler() -> None:
+def test_setting_up_imports_no_compiler():
     """An evaluation needs none, and importing torch's takes half the time of a small one."""
     program = (
         "import sys, torch, rackrun.training.device as device\n"
@@ -49,9 +46,7 @@ def test_setting_up_imports_no_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_compiled_code_is_kept_where_no_other_account_may_put_some(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_compiled_code_is_kept_where_no_other_account_may_put_some(monkeypatch, tmp_path):
     """torch loads what it finds there; by default that is in /tmp, open to any account."""
     config = replace(CatDog(), synthetic=True, compile=True)
     kept = tmp_path / "rackrun" / "inductor"
@@ -66,8 +61,8 @@ def test_compiled_code_is_kept_where_no_other_account_may_put_some(
 
 
 def test_compiled_code_is_kept_where_the_cache_is_a_link_and_the_umask_is_wide(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    monkeypatch, tmp_path
+):
     """Clusters have ~/.cache on another disk, and umask 002: what is made there is still closed."""
     cache = tmp_path / "cache"
     cache.symlink_to(tmp_path / "scratch")
@@ -83,8 +78,8 @@ def test_compiled_code_is_kept_where_the_cache_is_a_link_and_the_umask_is_wide(
 
 @pytest.mark.parametrize("planted", ["folder", "above", "open", "link", "file"])
 def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(
-    planted: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    planted, monkeypatch, tmp_path
+):
     """What another account made first, or may replace, is not loaded code from."""
     kept = tmp_path / "rackrun" / "inductor"
     kept.parent.mkdir(mode=0o755)
@@ -123,12 +118,8 @@ IN_FLOAT32 = f"computes in float32: {LACKS} (--precision auto)"
     ],
 )
 def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
-    major: int,
-    others: int,
-    precision: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    major, others, precision, message, monkeypatch
+):
     """Compute capability 7 only emulates bfloat16, 6 has no fast float16; a line about either."""
     gpu = SimpleNamespace(major=major, minor=5, name="Tesla T4")
     monkeypatch.setattr(torch.version, "hip", None)
@@ -149,9 +140,7 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
 
 
 @pytest.mark.parametrize("emulates", [True, False])
-def test_mixed_precision_that_a_cpu_emulates_is_said(
-    emulates: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixed_precision_that_a_cpu_emulates_is_said(emulates, monkeypatch):
     """Before step 1, with what to type: such a run takes several times as long. A CPU with products
     of its own in that type trains without a word, and so does float32 on any."""
     for precision, name in (("bf16", "bfloat16"), ("fp16", "float16")):
@@ -165,9 +154,7 @@ def test_mixed_precision_that_a_cpu_emulates_is_said(
     assert set_up(config, ALONE).remark(config) == ""
 
 
-def test_a_rank_runs_on_the_cores_beside_its_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_runs_on_the_cores_beside_its_gpu(tmp_path, monkeypatch):
     """By the kernel's list for the PCI device; the usual number of workers stays that of all
     cores, and nothing is bound where the kernel knows nothing or --no-numa-binding is typed."""
     bound: list[set[int]] = []
@@ -211,7 +198,7 @@ class Normalised(torch.nn.Module):
         return normalised
 
 
-def test_a_compilation_is_a_phase_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_is_a_phase_of_its_own(monkeypatch):
     """The first step and one with larger images are reported as "compile", then as before.
 
     The smaller last step of an exact epoch is not compiled again.

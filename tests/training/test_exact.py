@@ -136,7 +136,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
     ],
     ids=["2 ranks", "3 ranks", "what 3 ranks show", "5 ranks", "compiled"],
 )
-def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder: Path) -> None:
+def test_ranks_train_like_one_process(ranks, cases, folder):
     """On data that divide by nothing, N ranks end with one process's weights (in float64), all of
     them with the same bits in every tensor of the state; known mistakes are seen as such."""
     results = ended(started(ranks, folder, *cases))
@@ -146,7 +146,7 @@ def test_ranks_train_like_one_process(ranks: int, cases: tuple[str, ...], folder
 
 
 @pytest.mark.parametrize("choice", [{"exact_epochs": True}, {"max_train_samples": 40}])
-def test_each_epoch_has_an_order_of_its_own(choice: dict[str, Any], folder: Path) -> None:
+def test_each_epoch_has_an_order_of_its_own(choice, folder):
     """What a rank trains on in an epoch comes in another order in the next one, and in the same
     order in another run with the same seed."""
 
@@ -168,7 +168,7 @@ def test_each_epoch_has_an_order_of_its_own(choice: dict[str, Any], folder: Path
         assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
 
 
-def test_loader_workers_end_with_data_that_nobody_has_any_more(folder: Path) -> None:
+def test_loader_workers_end_with_data_that_nobody_has_any_more(folder):
     """They need no close, and no garbage collection: an error may have left the data behind."""
 
     def workers_reading() -> int:
@@ -189,7 +189,7 @@ def test_loader_workers_end_with_data_that_nobody_has_any_more(folder: Path) -> 
 
 
 @pytest.mark.parametrize("case", ["a_stray_collective_does_not_pass", "an_error_in_the_tail"])
-def test_what_goes_wrong_in_the_tail_ends_all_ranks(case: str, folder: Path) -> None:
+def test_what_goes_wrong_in_the_tail_ends_all_ranks(case, folder):
     """No rank waits in the last step for one that failed, or that exchanges something else."""
     results = ended(started(3, folder, case))
     assert all(code != 0 for code, _ in results), results
@@ -208,7 +208,7 @@ def far(run: Path, other: Path) -> float:
 
 @pytest.mark.long  # test_restarts.py: three restarts in an epoch
 @pytest.mark.parametrize("kills", [2, 10])
-def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder: Path) -> None:
+def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills, folder):
     """kill -9 at random steps, then on with other numbers of ranks and workers: epochs are
     exact, the loss curve has no gap, and the weights are those of one uninterrupted process."""
     (code, output), *_ = ended(started(1, folder, "train", options("calm", save_minutes=0)))
@@ -240,7 +240,7 @@ def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills: int, folder
     assert far(run, folder / "runs" / "calm") < 1e-9
 
 
-def test_a_new_node_gets_what_the_others_have(folder: Path) -> None:
+def test_a_new_node_gets_what_the_others_have(folder):
     """Three nodes with disks of their own: the first is new, the second has an older checkpoint
     (its newest is damaged), the third the newest. All go on from that one, and each of them
     could go on alone afterwards: it has the checkpoints."""
@@ -297,9 +297,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
-def test_any_step_and_any_number_of_workers_give_the_same_bits(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_step_and_any_number_of_workers_give_the_same_bits(folder, tmp_path, monkeypatch):
     """A run that goes on from any step, and one with other loader workers, ends with the weights
     of the run that did neither, bit for bit; --splitshards is another name of all this."""
     data = folder / "61"
@@ -315,9 +313,7 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(
         assert exact_epochs(tmp_path / "whole", run) == [[1], [1]]
 
 
-def test_a_mixture_has_each_sample_as_often_as_its_weights_say(
-    make_shards: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_has_each_sample_as_often_as_its_weights_say(make_shards, tmp_path, monkeypatch):
     """Of two folders and classes with weights: one class twice, the other every other epoch."""
     monkeypatch.setenv(NOTE_ROWS, "1")
     first, further = make_shards(train=(11, 2), val=(2, 2)), make_shards(train=(7,), val=(2, 2))
@@ -335,7 +331,7 @@ def test_a_mixture_has_each_sample_as_often_as_its_weights_say(
     assert times[0][theirs & (labels == 1)].sum() == 1
 
 
-def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
+def test_a_position_is_one_integer(folder, tmp_path):
     """What a checkpoint holds of the way through the data is the step: far below 200 bytes."""
     trained_alone(folder / "49", tmp_path, "--exact-epochs")
     content = checkpoint.read(RunFolder(tmp_path).checkpoint(12))
@@ -346,9 +342,7 @@ def test_a_position_is_one_integer(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["--exact-epochs", "resampled"])
-def test_chosen_samples_are_all_that_is_trained_on(
-    mode: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chosen_samples_are_all_that_is_trained_on(mode, folder, tmp_path, monkeypatch):
     """A class, and the first samples of it: in both modes nothing else is even read, and a run
     goes on in the middle of an epoch with the same bits."""
     args = ["--only-classes", "box", "--max-train-samples", "20", "--save-minutes", "1e-9"]
@@ -379,9 +373,7 @@ def test_chosen_samples_are_all_that_is_trained_on(
         (["--extra-data", "/nowhere=1"], "/nowhere: there is no such folder"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_sentence(
-    args: list[str], complaint: str, folder: Path, tmp_path: Path
-) -> None:
+def test_what_cannot_be_is_refused_in_a_sentence(args, complaint, folder, tmp_path):
     """Wrong settings of exact epochs and of the choice of samples name themselves."""
     with pytest.raises(UsageError, match=re.escape(complaint)):
         trained_alone(folder / "61", tmp_path / "never", *args)

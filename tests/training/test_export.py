@@ -37,7 +37,7 @@ def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("program", [["-P", "rackrun/__main__.py"], ["-m", "rackrun.training"]])
-def test_nothing_but_the_result_is_printed(program: list[str], final: Path, tmp_path: Path) -> None:
+def test_nothing_but_the_result_is_printed(program, final, tmp_path):
     """What the export imports would print its leaks in the interpreter's shutdown."""
     args = [sys.executable, *program, "export", str(final), str(tmp_path / "model.pt2")]
     done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -54,7 +54,7 @@ def expected(final: Path, count: int) -> torch.Tensor:
     return predictions
 
 
-def test_safetensors_hold_every_weight(final: Path, tmp_path: Path) -> None:
+def test_safetensors_hold_every_weight(final, tmp_path):
     """The weights are those of final.pt bit for bit; the metadata name the classes."""
     out = tmp_path / "model.safetensors"
     assert main([str(final.parent), str(out)]) == 0
@@ -65,7 +65,7 @@ def test_safetensors_hold_every_weight(final: Path, tmp_path: Path) -> None:
         assert json.loads(file.metadata()["classes"]) == CLASSES
 
 
-def test_onnx_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
+def test_onnx_answers_as_the_model_does(final, tmp_path):
     """onnxruntime gives the model's answers, for another number of images than at the export."""
     out = tmp_path / "model.onnx"
     assert main([str(final), str(out)]) == 0
@@ -79,7 +79,7 @@ def test_onnx_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
     assert json.loads(kept["preparation"])["size"] == 24
 
 
-def test_a_program_answers_as_the_model_does(final: Path, tmp_path: Path) -> None:
+def test_a_program_answers_as_the_model_does(final, tmp_path):
     """torch.export reads the program back; it takes another number of images."""
     out = tmp_path / "model.pt2"
     assert main([str(final), str(out)]) == 0
@@ -89,7 +89,7 @@ def test_a_program_answers_as_the_model_does(final: Path, tmp_path: Path) -> Non
     assert json.loads(extra["classes"]) == CLASSES
 
 
-def test_what_answers_otherwise_is_not_written(final: Path, tmp_path: Path) -> None:
+def test_what_answers_otherwise_is_not_written(final, tmp_path):
     """Answers off by a thousandth, or no numbers, are refused; nothing has the file's name."""
     trained = load_of_any_task(final)
     model = trained.model
@@ -102,7 +102,7 @@ def test_what_answers_otherwise_is_not_written(final: Path, tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_a_format_without_a_name_is_refused(final: Path, tmp_path: Path) -> None:
+def test_a_format_without_a_name_is_refused(final, tmp_path):
     """An unknown suffix or a missing folder is refused before anything is read."""
     with pytest.raises(UsageError, match="type one of: .safetensors, .onnx, .pt2"):
         main([str(final), str(tmp_path / "model.bin")])

@@ -67,7 +67,7 @@ def published(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
     return name, weights
 
 
-def test_published_weights_are_tuned_on_two_ranks(tmp_path: Path) -> None:
+def test_published_weights_are_tuned_on_two_ranks(tmp_path):
     """Downloaded once for a host; head first, then all; the rate falls, the run ends early, and
     final.pt has the best weights."""
     name, weights = published(tmp_path / "www")
@@ -131,9 +131,7 @@ STAGED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_resume_in_any_stage_goes_on_bit_for_bit(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_in_any_stage_goes_on_bit_for_bit(shapes, tmp_path, capsys):
     """While the head trains, while evaluations are waited for, and after the run has ended."""
     whole = tmp_path / "whole"
     assert loop.run(TASK, settings(shapes, whole, **STAGED)) == 0
@@ -147,7 +145,7 @@ def test_a_resume_in_any_stage_goes_on_bit_for_bit(
         assert f"ends after epoch {len(saved)}: 2 evaluations" in capsys.readouterr().out
 
 
-def test_what_evaluations_decide_needs_a_split(make_shards: Any, tmp_path: Path) -> None:
+def test_what_evaluations_decide_needs_a_split(make_shards, tmp_path):
     """What was chosen is refused before the first step, by a check of data on this machine and by a
     rank; a recipe's defaults adapt, with a line."""
     data = make_shards(train=(40,), val=())
@@ -164,9 +162,7 @@ def test_what_evaluations_decide_needs_a_split(make_shards: Any, tmp_path: Path)
             run_command("catdog", "test", ["check", "--data", str(data), *args])
 
 
-def test_defaults_that_need_a_split_adapt(
-    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_defaults_that_need_a_split_adapt(make_shards, tmp_path, capsys):
     """classify on shards without a validation split trains, and says what it does without."""
     data, run = make_shards(train=(20,), val=()), tmp_path / "run"
     args = [
@@ -211,13 +207,7 @@ def test_defaults_that_need_a_split_adapt(
     ],
     ids=["no weights", "two stages", "never all layers", "typed"],
 )  # fmt: skip
-def test_the_first_lines_name_the_stages(
-    make_shards: Any,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    args: tuple[str, ...],
-    lines: list[str],
-) -> None:
+def test_the_first_lines_name_the_stages(make_shards, tmp_path, capsys, args, lines):
     """Before step 1: which layers train, in which epochs, at which rate, from which weights; and
     how many images the classes have."""
     data = make_shards(train=(9,), val=(4,), classes=3, labels=(0, 0, 1))

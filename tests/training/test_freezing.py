@@ -40,16 +40,16 @@ def stepped(state: TrainingState) -> set[str]:
     }
 
 
-def test_frozen_layers_keep_weights_and_statistics() -> None:
+def test_frozen_layers_keep_weights_and_statistics():
     """Also after an evaluation; then all train, and what was not to train never does."""
     model = net()
-    model[0][0].bias.requires_grad_(False)  # type: ignore[index]
+    model[0][0].bias.requires_grad_(False)
     state = TrainingState(model, Config(weight_decay=0.1))
     state.freeze(("body",), 2)
     assert stepped(state) == {"2.weight", "2.bias"}
     state.model.eval()
     state.train()
-    assert not state.model[0][2].training and state.model[2].training  # type: ignore[index]
+    assert not state.model[0][2].training and state.model[2].training
     assert stepped(state) == {"2.weight", "2.bias"}
     state.freeze(("0.0",), 2)
     assert stepped(state) == {name for name in model.state_dict() if not name.startswith("0.0")}
@@ -57,7 +57,7 @@ def test_frozen_layers_keep_weights_and_statistics() -> None:
     assert stepped(state) == state.model.state_dict().keys() - {"0.0.bias"}
 
 
-def test_a_name_that_no_layer_has_is_refused() -> None:
+def test_a_name_that_no_layer_has_is_refused():
     """With near ones; and so is freezing everything."""
     assert frozen_weights(net(), ("0.1", "2"), 2) == {
         "0.1.weight",
@@ -71,7 +71,7 @@ def test_a_name_that_no_layer_has_is_refused() -> None:
         frozen_weights(net(), ("body", "2"), 2)
 
 
-def test_the_last_layer_is_the_one_with_an_output_for_each_class() -> None:
+def test_the_last_layer_is_the_one_with_an_output_for_each_class():
     """Also where it is defined first; a model without any cannot train its last layer alone."""
     model = nn.ModuleDict({"head": nn.Linear(8, 3), "body": nn.Conv2d(3, 8, 3)})
     assert head_of(model, 3) == "head"
@@ -80,7 +80,7 @@ def test_the_last_layer_is_the_one_with_an_output_for_each_class() -> None:
         frozen_weights(model, ("body",), 5)
 
 
-def test_each_stage_has_a_course_of_its_own() -> None:
+def test_each_stage_has_a_course_of_its_own():
     """Head first at its rate, then all layers at theirs, each with its warm-up."""
     config = Config(
         epochs=6, head_epochs=2, head_lr=1.0, lr=0.1, warmup_epochs=1, lr_schedule="linear",
@@ -115,7 +115,7 @@ PATIENT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends() -> None:
+def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends():
     """A lower loss at equal accuracy counts; nothing is counted while only the head trains."""
     state = TrainingState(net(), Config(**PATIENT))
     assert outcomes(state, (6, 1.0), (5, 1.0), (6, 0.9), (6, 0.9)) == [
@@ -125,7 +125,7 @@ def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends() -> None:
     assert state.set_lr(0.2) == pytest.approx(0.02)
 
 
-def test_what_evaluations_came_to_survives_a_restart() -> None:
+def test_what_evaluations_came_to_survives_a_restart():
     """In the midst of waiting."""
     state = TrainingState(net(), Config(**PATIENT))
     outcomes(state, (6, 1.0), (5, 1.0), (5, 1.0))
@@ -137,19 +137,19 @@ def test_what_evaluations_came_to_survives_a_restart() -> None:
 
 
 @pytest.mark.parametrize("is_ours", [True, False], ids=["the model's own", "none of its own"])
-def test_dropout_comes_before_the_last_layer(is_ours: bool) -> None:
+def test_dropout_comes_before_the_last_layer(is_ours):
     """In training mode only; names of weights stay."""
     layers = [nn.Flatten(), nn.Dropout(0.1)][: 1 + is_ours]
     model = nn.Sequential(*layers, nn.Linear(1000, 1000, bias=False))
     names = list(model.state_dict())
     assert list(with_dropout(model, 0.75, 1000).state_dict()) == names
-    nn.init.eye_(model[-1].weight)  # type: ignore[arg-type]
+    nn.init.eye_(model[-1].weight)
     torch.manual_seed(0)
     assert int((model(torch.ones(1, 1000)) == 4).sum()) == pytest.approx(250, abs=50)
     assert torch.equal(model.eval()(torch.ones(1, 1000)), torch.ones(1, 1000))
 
 
-def test_stochastic_depth_leaves_out_branches_of_late_blocks() -> None:
+def test_stochastic_depth_leaves_out_branches_of_late_blocks():
     """Shares rise evenly from 0; in training mode only; names of weights stay."""
     model = ResNet(BasicBlock, [1, 1, 1, 1])
     names = list(model.state_dict())

@@ -14,18 +14,14 @@ TINY = (
 )
 
 
-def test_without_a_gpu_nothing_is_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_gpu_nothing_is_measured(monkeypatch, capsys):
     """It is said, and the command ends well."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     gpu.main([])
     assert capsys.readouterr().out == "no GPU: not measured\n"
 
 
-def test_rates_are_shares_of_bare_steps(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rates_are_shares_of_bare_steps(monkeypatch, capsys):
     """Both precisions, compiled and not."""
     monkeypatch.setattr(gpu, "medians", lambda config, settings: (3e3, 4e3))
     gpu.main([*TINY, "--only", "rates"])
@@ -39,21 +35,21 @@ def test_rates_are_shares_of_bare_steps(
     ]
 
 
-def test_what_would_take_too_long_is_left_out_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_take_too_long_is_left_out_by_name(capsys):
     """A lent GPU is given back in time."""
     gpu.main([*TINY, "--minutes", "-1"])
     printed = capsys.readouterr().out
     assert re.findall(r"(\w+): left out", printed) == list(gpu.PARTS)
 
 
-def test_a_part_that_there_is_not_is_named() -> None:
+def test_a_part_that_there_is_not_is_named():
     """With the one that was likely meant, and before anything is measured."""
     with pytest.raises(UsageError, match=r"--only rate: no such part; did you mean rates"):
         gpu.main([*TINY, "--only", "copies", "--only", "rate"])
 
 
 @pytest.mark.long
-def test_all_but_copies_run_on_a_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_but_copies_run_on_a_cpu(capsys):
     """Every other part measures something, on shards and drawings that it makes."""
     args = ("--images", "40", "--epochs", "1")
     only = [arg for part in gpu.PARTS if part != "rates" for arg in ("--only", part)]

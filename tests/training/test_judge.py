@@ -19,7 +19,7 @@ import torch
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import Problem, SaveError, UsageError
+from rackrun.errors import SaveError, UsageError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
@@ -111,7 +111,7 @@ def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
     }
 
 
-def test_calibration_bins_are_closed_above() -> None:
+def test_calibration_bins_are_closed_above():
     """Probabilities all over the scale are counted in the bins of Guo et al., ((m - 1)/15, m/15],
     with their edges, and the calibration error is that of the definition."""
     random = np.random.default_rng(5)
@@ -131,9 +131,7 @@ def test_calibration_bins_are_closed_above() -> None:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_all_measures_are_those_of_their_definitions(
-    evaluate: Callable[..., Any], final: Path, three: Path, tmp_path: Path, flip: bool
-) -> None:
+def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp_path, flip):
     """Loss, accuracy, confusion, calibration, classes and CSV agree with a loop by hand."""
     outputs, labels, keys = answers_by_hand(final, three, flip)
     expected = by_hand(outputs, labels)
@@ -153,7 +151,7 @@ def test_all_measures_are_those_of_their_definitions(
     assert {row["shard"] for row in rows} == {"shapes-val-000000.tar", "shapes-val-000001.tar"}
 
 
-def test_a_table_computed_on_paper() -> None:
+def test_a_table_computed_on_paper():
     """Four answers of two classes: each number below was computed by hand."""
     shares = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
     tally = Tally(2, CPU)
@@ -178,9 +176,7 @@ def test_a_table_computed_on_paper() -> None:
     assert evaluations.confusions(5) == [(1, "b", "a")]
 
 
-def test_two_ranks_count_what_one_does(
-    evaluate: Callable[..., Any], final: Path, three: Path, tmp_path: Path
-) -> None:
+def test_two_ranks_count_what_one_does(evaluate, final, three, tmp_path):
     """Under torchrun the ranks share the samples; numbers and CSV are those of one process."""
     alone = evaluate(final, three, "--csv", tmp_path / "one.csv")
     args = ("-m", "rackrun.training", "evaluate", final, three, *ALONE, "--json")
@@ -202,9 +198,7 @@ def test_two_ranks_count_what_one_does(
 
 
 @pytest.mark.parametrize("names", [("disc", "box"), ("box", "cross"), ("cross", "disc")])
-def test_data_with_some_of_the_classes_are_evaluated_by_name(
-    final: Path, make_shards: Callable[..., Path], evaluate: Callable[..., Any], names: list[str]
-) -> None:
+def test_data_with_some_of_the_classes_are_evaluated_by_name(final, make_shards, evaluate, names):
     """Whatever numbers the classes have there: a later test set may lack some of them."""
     data = make_shards(train=(2,), val=(9,), classes=2)
     manifest = Manifest.parse((data / MANIFEST_NAME).read_bytes(), "here")
@@ -232,14 +226,7 @@ def test_data_with_some_of_the_classes_are_evaluated_by_name(
         (["{final}", "{three}", "--batch-size", "0"], UsageError, "--batch-size 0 is not 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    final: Path,
-    three: Path,
-    make_shards: Callable[..., Path],
-    args: list[str],
-    problem: type[Problem],
-    what: str,
-) -> None:
+def test_what_does_not_fit_is_refused(final, three, make_shards, args, problem, what):
     """Other classes, an empty split, a missing folder: each a sentence that says what to type."""
     four = make_shards(train=(4,), val=(4,), classes=4)
     positions = {"final": final, "three": three, "four": four}
@@ -247,7 +234,7 @@ def test_what_does_not_fit_is_refused(
         main([*(arg.format(**positions) for arg in args), *ALONE])
 
 
-def test_tables_for_people(final: Path, three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_for_people(final, three, capsys):
     """The terminal has the sums, a line per class and the confusion matrix."""
     assert main([str(final), str(three), *ALONE]) == 0
     shown = capsys.readouterr().out
@@ -256,9 +243,7 @@ def test_tables_for_people(final: Path, three: Path, capsys: pytest.CaptureFixtu
     assert sum(line.startswith("cross") for line in shown.splitlines()) == 2
 
 
-def test_a_wrong_place_of_weights_is_answered_with_the_right_one(
-    final: Path, three: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_place_of_weights_is_answered_with_the_right_one(final, three, tmp_path):
     """A slip in a run's name, a run that has ended early, a file of something else."""
     run = tmp_path / "20260101-120000-catdog"
     (run / "checkpoints").mkdir(parents=True)

@@ -28,7 +28,7 @@ TRAIN, VAL = 700, 150
 WRONG = 42  # labels
 
 
-def test_the_rule_is_that_of_the_paper() -> None:
+def test_the_rule_is_that_of_the_paper():
     """Held against a loop over its definition: thresholds are a class's mean probability of its own
     images; the likeliest class that reaches its threshold counts, and a class without images has
     none; the share of a label's images that count for others says how many are doubted, and those
@@ -68,7 +68,7 @@ def test_the_rule_is_that_of_the_paper() -> None:
     assert 10 < len(found_doubts) < len(expected)
 
 
-def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out() -> None:
+def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out():
     """Ten images that might be any of three other classes, but not their own; a model that is sure
     of all labels doubts none of them."""
     sure = torch.eye(4)[torch.arange(200) % 4] * 8
@@ -84,7 +84,7 @@ def test_a_label_that_is_impossible_is_doubted_though_no_other_class_stands_out(
     )
 
 
-def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
+def test_no_image_is_judged_by_what_was_fitted_to_it():
     """Labels that have nothing to do with the features: though there are features enough to learn
     all by heart, the answers are right as often as chance is."""
     random = torch.Generator().manual_seed(1)
@@ -100,7 +100,7 @@ def test_no_image_is_judged_by_what_was_fitted_to_it() -> None:
     assert (in_sample.classes[:, 0] == labels).all()  # in sample, all are right
 
 
-def test_small_classes_are_judged_too() -> None:
+def test_small_classes_are_judged_too():
     """A class with fewer images than folds, and a set of one image, end without an error."""
     labels = torch.tensor([0] * 20 + [1] * 2)
     features = torch.randn(22, 4, generator=torch.Generator().manual_seed(0)) + 5 * labels[:, None]
@@ -140,9 +140,7 @@ def messy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, set[str
     return folder / "shards", folder / "run", {f"{labels[each]}_{each}" for each in flipped}
 
 
-def test_wrong_labels_of_real_digits_are_found(
-    messy: tuple[Path, Path, set[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_labels_of_real_digits_are_found(messy, tmp_path, capsys):
     """Of 5 % wrong labels, in train and in val, three quarters are found at least, with few
     others; nine of ten of them get their true class; the surest come first."""
     data, run, wrong = messy
@@ -162,9 +160,7 @@ def test_wrong_labels_of_real_digits_are_found(
     assert re.search(r"convert relabel \S+/shards \S+/doctor.csv", capsys.readouterr().out)
 
 
-def test_a_model_of_other_classes_is_refused(
-    messy: tuple[Path, Path, set[str]], tmp_path: Path, shapes: Path
-) -> None:
+def test_a_model_of_other_classes_is_refused(messy, tmp_path, shapes):
     """Its answers would be about nothing: the message has both; so has that for no model."""
     _, run, _ = messy
     with pytest.raises(UsageError, match="2 classes that .* does not have: box, disc; type"):

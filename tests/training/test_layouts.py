@@ -1,7 +1,6 @@
 """Weights in the layouts in which they are published, made by torchvision's own models."""
 
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,9 +76,7 @@ def below(prefix: str, weights: Tensors) -> Tensors:
     ids=["timm", "DDP", "EMA", "timm's EMA", "recipe of torch", "arguments", "Lightning",
          "MoCo", "no counts", "no head"],
 )  # fmt: skip
-def test_wrappers_are_opened(
-    tmp_path: Path, wrapped: Callable[[Tensors], Any], message: str
-) -> None:
+def test_wrappers_are_opened(tmp_path, wrapped, message):
     """Whatever stands around the weights or before their names; averages go before weights."""
     weights, model = Small().state_dict(), Small()
     said = loaded(model, tmp_path / "w.pth", wrapped(weights))
@@ -97,7 +94,7 @@ class Wrapper(nn.Module):
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_prefix_of_the_model_is_adapted_as_one_of_the_file(tmp_path: Path, prefix: str) -> None:
+def test_a_prefix_of_the_model_is_adapted_as_one_of_the_file(tmp_path, prefix):
     """What the file lacks outside of it is named; a model with more than that is another one."""
     weights, model = Small().state_dict(), Wrapper()
     said = loaded(model, tmp_path / "w.pth", below(prefix, weights))
@@ -108,7 +105,7 @@ def test_a_prefix_of_the_model_is_adapted_as_one_of_the_file(tmp_path: Path, pre
         load_weights(Wrapper(), tmp_path / "part.pth", ("cat", "dog"))
 
 
-def test_safetensors_are_read(tmp_path: Path) -> None:
+def test_safetensors_are_read(tmp_path):
     """As Hugging Face and timm publish them."""
     weights, model = Small().state_dict(), Small()
     save_file(weights, tmp_path / "w.safetensors")
@@ -117,7 +114,7 @@ def test_safetensors_are_read(tmp_path: Path) -> None:
     assert same(model, weights)
 
 
-def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
+def test_densenet_is_read_as_it_is_published(tmp_path):
     """norm.1 for norm1, without counts; 1,000 classes become 2."""
     published = models.DenseNet(8, (2, 2), 16, num_classes=1000).state_dict()
     old = {
@@ -136,7 +133,7 @@ def test_densenet_is_read_as_it_is_published(tmp_path: Path) -> None:
     assert same(model, published, "classifier")
 
 
-def test_an_auxiliary_head_of_inception_is_left_out() -> None:
+def test_an_auxiliary_head_of_inception_is_left_out():
     """It has another name than those of GoogLeNet; what is not below it stays."""
     variables = {"Conv2d_1a_3x3.bn.weight": torch.ones(2), "fc.bias": torch.ones(3)}
     head = {"AuxLogits.conv0.bn.weight": torch.zeros(2), "AuxLogits.fc.bias": torch.zeros(3)}
@@ -145,7 +142,7 @@ def test_an_auxiliary_head_of_inception_is_left_out() -> None:
     assert list(result) == list(variables)
 
 
-def test_images_are_normalised_as_published_weights_need_them() -> None:
+def test_images_are_normalised_as_published_weights_need_them():
     """As torchvision's own transforms do it, and as two of its models do with their inputs."""
     turned = {"googlenet": models.GoogLeNet, "inception_v3": models.Inception3}
     pixels = torch.rand(1, 3, 2, 2)
@@ -161,7 +158,7 @@ def test_images_are_normalised_as_published_weights_need_them() -> None:
         torch.testing.assert_close(result, expected, msg=name)
 
 
-def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
+def test_auxiliary_heads_are_left_out(tmp_path):
     """GoogLeNet is published with two heads that only its training needs."""
     published = models.googlenet(num_classes=10, init_weights=False).state_dict()
     model = torchvision_model("googlenet", 10, 64)
@@ -170,7 +167,7 @@ def test_auxiliary_heads_are_left_out(tmp_path: Path) -> None:
     assert same(model, published)
 
 
-def test_plain_weights_serve_a_blurred_model(tmp_path: Path) -> None:
+def test_plain_weights_serve_a_blurred_model(tmp_path):
     """The recipe ffcv16 only puts a fixed blur before convolutions."""
     plain = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
     model = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
@@ -184,7 +181,7 @@ def vit(side: int) -> nn.Module:
     return VisionTransformer(side, 16, 2, 2, 8, 16, num_classes=5)
 
 
-def test_position_embeddings_are_interpolated(tmp_path: Path) -> None:
+def test_position_embeddings_are_interpolated(tmp_path):
     """As torchvision does it for its own weights, and under the names of its published files."""
     published = vit(64).state_dict()
     old = {
@@ -203,7 +200,7 @@ def swin(window: int) -> nn.Module:
     return models.SwinTransformer([4, 4], 8, [2], [2], [window, window], num_classes=5)
 
 
-def test_relative_biases_are_interpolated(tmp_path: Path) -> None:
+def test_relative_biases_are_interpolated(tmp_path):
     """Swin with another window; the table of indices is the model's own."""
     old, model = swin(4), swin(6)
     name = "features.1.0.attn.relative_position_bias_table"
@@ -219,7 +216,7 @@ def test_relative_biases_are_interpolated(tmp_path: Path) -> None:
     assert resized_bias_tables({name: torch.ones(50, 2)}, {name: torch.ones(9, 2)})[1] == ""
 
 
-def test_what_is_left_is_refused(tmp_path: Path) -> None:
+def test_what_is_left_is_refused(tmp_path):
     """Adapting is no excuse for loading another model's weights."""
     other = {**Small().state_dict(), "conv.weight": torch.ones(5, 3, 3, 3), "more": torch.ones(1)}
     with pytest.raises(

@@ -75,7 +75,7 @@ def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long  # tests/test_end_to_end.py, by the whole product
-def test_it_learns(shapes: Path, tmp_path: Path) -> None:
+def test_it_learns(shapes, tmp_path):
     """A few seconds of training tell discs from boxes that were never seen."""
     config = settings(
         shapes,
@@ -90,7 +90,7 @@ def test_it_learns(shapes: Path, tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path / "final.pt")["accuracy"] > 0.9
 
 
-def test_the_run_folder_has_all_it_should(whole: Path) -> None:
+def test_the_run_folder_has_all_it_should(whole):
     """Settings, numbers, events, checkpoints, weights, images and the page."""
     folder = RunFolder(whole)
     config = json.loads(folder.config.read_text())
@@ -117,7 +117,7 @@ def test_the_run_folder_has_all_it_should(whole: Path) -> None:
     assert ((grid["probability"] >= 0.5) & (grid["probability"] <= 1)).all()
 
 
-def test_the_images_with_the_highest_loss_are_kept_in_order(whole: Path) -> None:
+def test_the_images_with_the_highest_loss_are_kept_in_order(whole):
     """The label's probability rises from image to image; all others have a higher one."""
 
     def of_label(grid: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
@@ -136,7 +136,7 @@ def test_the_images_with_the_highest_loss_are_kept_in_order(whole: Path) -> None
     assert page.count(f"<code>{next(iter(hardest))}</code>") == 1
 
 
-def test_the_highest_losses_are_those_of_all_ranks() -> None:
+def test_the_highest_losses_are_those_of_all_ranks():
     """Each rank has a part, one of them less than is asked for, one nothing; the order is one."""
     losses = {0: [0.5, 3.0, 0.25], 1: [2.0], 2: [], 3: [9.0, 0.125, math.nan]}
     tables = []
@@ -162,7 +162,7 @@ def test_the_highest_losses_are_those_of_all_ranks() -> None:
     assert rows == [32, 30, 1]
 
 
-def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
+def test_metrics_have_a_line_per_interval_and_evaluation(whole):
     """Training lines at the first steps, every interval and epoch end, and an evaluation of every
     sample per epoch."""
     lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
@@ -179,7 +179,7 @@ def test_metrics_have_a_line_per_interval_and_evaluation(whole: Path) -> None:
     assert lines[-1]["time"] == pytest.approx((whole / "metrics.jsonl").stat().st_mtime, abs=1.0)
 
 
-def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
+def test_final_weights_are_plain_and_self_contained(whole):
     """A state dict without prefixes, with classes and transforms, loadable as plain data."""
     final = torch.load(whole / "final.pt", weights_only=True)
     assert final["classes"] == ["disc", "box"]
@@ -190,7 +190,7 @@ def test_final_weights_are_plain_and_self_contained(whole: Path) -> None:
     assert not any("module." in name or "_orig_mod" in name for name in final["model"])
 
 
-def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights(shapes, whole, tmp_path):
     """Bit for bit on a CPU; another seed gives others."""
     assert loop.run(TASK, settings(shapes, tmp_path / "same")) == 0
     assert same_weights(whole, tmp_path / "same")
@@ -198,9 +198,7 @@ def test_the_same_seed_gives_the_same_weights(shapes: Path, whole: Path, tmp_pat
     assert not same_weights(whole, tmp_path / "other")
 
 
-def test_a_run_that_goes_on_frees_the_checkpoint(
-    shapes: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_goes_on_frees_the_checkpoint(shapes, whole, tmp_path, monkeypatch):
     """Else its tensors would stay in every rank's memory, beside those that train."""
     tensors: list[weakref.ref[torch.Tensor]] = []
     kept = []
@@ -220,7 +218,7 @@ def test_a_run_that_goes_on_frees_the_checkpoint(
     assert tensors and kept == [0]
 
 
-def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_path: Path) -> None:
+def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes, whole, tmp_path):
     """Weights, optimiser, schedule, average and data: as if nothing had happened."""
     origin = RunFolder(whole).checkpoint(20)
     assert loop.run(TASK, settings(shapes, tmp_path, resume=str(origin))) == 0
@@ -240,9 +238,7 @@ def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes: Path, whole: Path, tmp_p
     ]
 
 
-def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(
-    shapes: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(shapes, whole, tmp_path, capsys):
     """The newest attempt may have failed before it saved anything, even all of them; where all
     that was saved is damaged, starting from scratch stays the user's decision."""
     attempts = f"{tmp_path / 'never'},{whole}"
@@ -289,9 +285,7 @@ class Interrupting:
         pytest.param(signal.SIGTERM, 143, 19, id="TERM at the end of an epoch"),
     ],
 )
-def test_a_signal_ends_the_run_with_a_checkpoint(
-    shapes: Path, whole: Path, tmp_path: Path, number: int, code: int, step: int
-) -> None:
+def test_a_signal_ends_the_run_with_a_checkpoint(shapes, whole, tmp_path, number, code, step):
     """The step is finished, saved, and a resume goes on with the next one, bit for bit."""
     with pytest.MonkeyPatch.context() as patch:
         Interrupting(number, step, patch)
@@ -305,8 +299,8 @@ def test_a_signal_ends_the_run_with_a_checkpoint(
 
 
 def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
-    shapes: Path, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    shapes, whole, tmp_path, capsys
+):
     """A run that went down between an epoch's last step and its evaluation is resumed with that
     evaluation: the epoch's line has its numbers and no zeros, and so has the result when there was
     no step left; the weights are those of a run that never stopped."""
@@ -326,9 +320,7 @@ def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
     assert same_weights(whole, tmp_path / "went-on")
 
 
-def test_a_second_interrupt_does_not_wait(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_interrupt_does_not_wait(shapes, tmp_path, monkeypatch):
     """Who presses Ctrl-C twice wants out now."""
     walk = Resampled.training
 
@@ -355,14 +347,8 @@ def test_a_second_interrupt_does_not_wait(
     ],
 )
 def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
-    shapes: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    call: str,
-    signals: tuple[int, ...],
-    code: int | None,
-    newest: int,
-) -> None:
+    shapes, tmp_path, monkeypatch, call, signals, code, newest
+):
     """After one Ctrl-C or any TERM the save is finished; the second Ctrl-C does not wait for it.
     What loads is whole, and nothing else is left."""
     save, abandon = checkpoint.save, checkpoint.BackgroundSaves.abandon
@@ -414,9 +400,7 @@ def signal_after(
     monkeypatch.setattr(os, call, called)
 
 
-def test_a_checkpoint_is_of_its_step_though_training_goes_on(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_of_its_step_though_training_goes_on(shapes, tmp_path, monkeypatch):
     """A save that lasts for three steps has the bits of one after which the run was stopped."""
     with pytest.MonkeyPatch.context() as patch:
         Interrupting(signal.SIGTERM, 3, patch)
@@ -441,14 +425,14 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on(
     assert pack(stopped) == pack(on)
 
 
-def test_minutes_bring_a_checkpoint_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
+def test_minutes_bring_a_checkpoint_within_an_epoch(shapes, tmp_path):
     """A long epoch is saved on the way."""
     config = settings(shapes, tmp_path, epochs=1, save_minutes=1e-9, keep_checkpoints=100)
     assert loop.run(TASK, config) == 0
     assert len(checkpoint.steps_in(tmp_path / "checkpoints")) == 10
 
 
-def test_steps_bring_checkpoints_within_an_epoch(shapes: Path, tmp_path: Path) -> None:
+def test_steps_bring_checkpoints_within_an_epoch(shapes, tmp_path):
     """--save-steps counts through all epochs; an epoch's end has its checkpoint as ever."""
     config = settings(
         shapes, tmp_path, epochs=2, save_steps=4, save_minutes=0, keep_checkpoints=100
@@ -458,15 +442,13 @@ def test_steps_bring_checkpoints_within_an_epoch(shapes: Path, tmp_path: Path) -
     assert steps == [4, 8, 10, 12, 16, 20]
 
 
-def test_a_checkpoint_of_another_model_is_refused(
-    shapes: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused(shapes, whole, tmp_path):
     """The differences are named, and nothing is loaded."""
     with pytest.raises(SaveError, match=r"not a checkpoint of this run: --width 7 here, \d+ in"):
         loop.run(TASK, settings(shapes, tmp_path, width=7, resume=str(whole)))
 
 
-def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> None:
+def test_parts_of_a_batch_make_the_same_step(shapes, tmp_path):
     """--grad-accum-steps changes the memory, not the result."""
     tiny = Task(
         "tiny",
@@ -481,9 +463,7 @@ def test_parts_of_a_batch_make_the_same_step(shapes: Path, tmp_path: Path) -> No
         torch.testing.assert_close(by_one[name], by_four[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_trace_of_chosen_steps_is_written(
-    shapes: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trace_of_chosen_steps_is_written(shapes, tmp_path, capfd):
     """--profile-steps: torch.profiler's events of these steps, whose file the last lines name."""
     config = settings(shapes, tmp_path / "a", epochs=1, profile_steps="3,4")
     assert loop.run(TASK, config) == 0
@@ -496,7 +476,7 @@ def test_a_trace_of_chosen_steps_is_written(
     assert "no trace: this run took no step 99" in capfd.readouterr().out
 
 
-def test_weights_of_classes_change_what_is_learned(shapes: Path, tmp_path: Path) -> None:
+def test_weights_of_classes_change_what_is_learned(shapes, tmp_path):
     """--loss-weights: a class that counts for nothing is not answered; equal ones change no bit."""
     options = {"epochs": 2, "lr": 0.01, "ema_decay": 0.0}
     for name, weights in (("none", ""), ("balanced", "balanced"), ("one", "disc=0")):
@@ -506,13 +486,13 @@ def test_weights_of_classes_change_what_is_learned(shapes: Path, tmp_path: Path)
     assert set(np.load(tmp_path / "one" / "predictions.npz")["predicted"]) == {1}
 
 
-def test_a_loss_that_is_no_number_ends_the_run(shapes: Path, tmp_path: Path) -> None:
+def test_a_loss_that_is_no_number_ends_the_run(shapes, tmp_path):
     """A diverged run says so at once, and what to type."""
     with pytest.raises(Problem, match="type a lower --lr"):
         loop.run(TASK, settings(shapes, tmp_path, lr=1e5, momentum=0.0, ema_decay=0.0))
 
 
-def test_weights_that_are_no_numbers_are_never_saved(shapes: Path, tmp_path: Path) -> None:
+def test_weights_that_are_no_numbers_are_never_saved(shapes, tmp_path):
     """--resume goes on from before, also where saves come more often than lines of the log."""
     options = {"save_steps": 1, "keep_checkpoints": 99, "log_every_steps": 1000}
     growing = {"lr": 1e6, "weight_decay": 1e6, "warmup_epochs": 0.0}
@@ -525,9 +505,7 @@ def test_weights_that_are_no_numbers_are_never_saved(shapes: Path, tmp_path: Pat
         assert all(weight.isfinite().all() for weight in weights)
 
 
-def test_more_than_five_classes_have_a_top_5(
-    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_than_five_classes_have_a_top_5(make_shards, tmp_path, capsys):
     """Top-5 is counted where it says something."""
     data = make_shards(classes=7)
     assert loop.run(TASK, settings(data, tmp_path, epochs=1)) == 0
@@ -536,9 +514,7 @@ def test_more_than_five_classes_have_a_top_5(
     assert "top 5" in capsys.readouterr().out
 
 
-def test_autocast_channels_last_and_determinism_can_be_asked_for(
-    shapes: Path, tmp_path: Path
-) -> None:
+def test_autocast_channels_last_and_determinism_can_be_asked_for(shapes, tmp_path):
     """The options of a GPU work on a CPU too."""
     options = {"precision": "bf16", "channels_last": "on", "deterministic": True, "epochs": 1}
     for name in ("one", "two"):
@@ -547,9 +523,7 @@ def test_autocast_channels_last_and_determinism_can_be_asked_for(
     assert math.isfinite(checkpoint.read(tmp_path / "one" / "final.pt")["accuracy"])
 
 
-def test_an_epoch_says_its_own_speed(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_epoch_says_its_own_speed(shapes, tmp_path, capsys):
     """The images/s at the end of an epoch are those of this epoch, whatever came before."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=3, log_every_steps=1000)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -560,7 +534,7 @@ def test_an_epoch_says_its_own_speed(
         assert abs(int(args.replace(",", "")) - number) <= 1
 
 
-def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) -> None:
+def test_all_pages_say_the_same_speed(shapes, tmp_path, capfd):
     """The last line of a run and its report have one number, not a mean here and a median there."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=2, log_every_steps=3)) == 0
     (speed,) = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
@@ -568,7 +542,7 @@ def test_all_pages_say_the_same_speed(shapes: Path, tmp_path: Path, capfd: Any) 
     assert abs(int(speed.replace(",", "")) - mean_speed(read(tmp_path).train)) <= 1
 
 
-def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes: Path, tmp_path: Path) -> None:
+def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes, tmp_path):
     """Augmented and mixed: the very numbers that the first step computed with."""
     steps: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -595,17 +569,13 @@ def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes: Path, tmp_
     assert "Training images as the model sees them" in (tmp_path / "report.html").read_text()
 
 
-def test_scaling_the_rate_says_what_it_did(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_scaling_the_rate_says_what_it_did(shapes, tmp_path, capsys):
     """A rate that differs from the option is never a surprise."""
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, lr=0.01, scale_lr=True)) == 0
     assert "lr 0.01 for 20 images, 0.01 for 20 (--scale-lr)" in capsys.readouterr().out
 
 
-def test_a_report_that_cannot_be_drawn_fails_no_run(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_cannot_be_drawn_fails_no_run(shapes, tmp_path, capsys):
     """After hours of training final.pt is there; that the page is not is a line."""
     (tmp_path / "report.html").mkdir()
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1)) == 0
@@ -616,9 +586,7 @@ def test_a_report_that_cannot_be_drawn_fails_no_run(
 
 
 @pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=str)
-def test_a_set_without_validation_trains_without_evaluation(
-    make_shards: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: dict[str, Any]
-) -> None:
+def test_a_set_without_validation_trains_without_evaluation(make_shards, tmp_path, capsys, options):
     """train/ and nothing else is a data set, too; that nothing is judged is said in a line."""
     data = make_shards(train=(40,), val=())
     assert loop.run(TASK, settings(data, tmp_path, epochs=2, **options)) == 0
@@ -632,9 +600,7 @@ def test_a_set_without_validation_trains_without_evaluation(
     assert loop.run(TASK, resumed) == 0
 
 
-def test_without_the_best_checkpoint_the_best_of_those_left_is_final(
-    shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_best_checkpoint_the_best_of_those_left_is_final(shapes, tmp_path, capsys):
     """A resumed run that finds no best.pt does not end with worse weights than it still has."""
     assert loop.run(TASK, settings(shapes, tmp_path / "first", epochs=2)) == 0
     path = checkpoint.steps_in(tmp_path / "first" / "checkpoints")[-1]

@@ -8,7 +8,7 @@ from rackrun.training.phases.loss import class_weights, summed_loss
 from rackrun.training.settings.optim import OptimSettings
 
 
-def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:
+def test_the_threshold_of_bce_applies_to_smoothed_targets():
     """As in timm: with 4 classes and smoothing 0.4, a share of 0.18 becomes 0.208 and counts as 1
     above 0.2, and a share of 0.16 becomes 0.196 and counts as 0; the raw shares are both below."""
     shares = torch.tensor([[0.82, 0.18, 0.0, 0.0], [0.0, 0.16, 0.84, 0.0]], dtype=torch.float64)
@@ -23,7 +23,7 @@ def test_the_threshold_of_bce_applies_to_smoothed_targets() -> None:
     assert abs(float(summed_loss(logits, shares, config, weights)) - weighted) < 1e-12
 
 
-def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
+def test_cross_entropy_is_summed_with_weights_and_smoothing():
     """Of labels and of shares: each sample counts by the weight of its classes.
 
     So does what smoothing spreads over all of them.
@@ -46,7 +46,7 @@ def test_cross_entropy_is_summed_with_weights_and_smoothing() -> None:
 
 
 @pytest.mark.parametrize("loss", ["ce", "bce"])
-def test_a_rare_class_is_not_named_for_others(loss: str) -> None:
+def test_a_rare_class_is_not_named_for_others(loss):
     """--loss-weights balanced with smoothing: one sample of a class beside 1,000 of each other
     one, and a class without any: each sample learns its own label."""
     labels = torch.tensor([0, 1, 2])
@@ -61,7 +61,7 @@ def test_a_rare_class_is_not_named_for_others(loss: str) -> None:
     assert logits.argmax(1).tolist() == [0, 1, 2]
 
 
-def test_binary_cross_entropy_of_labels_is_that_of_their_shares() -> None:
+def test_binary_cross_entropy_of_labels_is_that_of_their_shares():
     """A label is its class with share 1; a share that equals the threshold counts as 0."""
     logits = torch.tensor([[0.3, -1.2, 0.5], [-0.4, 0.9, 0.1]], dtype=torch.float64)
     labels = torch.tensor([1, 0])  # no sample of the last class

@@ -31,9 +31,7 @@ def stepped(scale: LossScale, factors: list[float], clip: float, fused: bool | N
 
 @pytest.mark.parametrize("fused", [None, True])
 @pytest.mark.parametrize("clip", [0.0, 0.25])
-def test_overflows_are_skipped_and_all_else_is_as_without_a_scale(
-    clip: float, fused: bool | None
-) -> None:
+def test_overflows_are_skipped_and_all_else_is_as_without_a_scale(clip, fused):
     """Neither weights nor momenta move, by loops over weights or in one kernel; a clipped norm is
     that of the gradients without their scale."""
     scale, plain = LossScale(CPU, True), LossScale(CPU, False)
@@ -43,7 +41,7 @@ def test_overflows_are_skipped_and_all_else_is_as_without_a_scale(
     assert plain.take() is None and plain.state_dict() == {}
 
 
-def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one() -> None:
+def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one():
     """Also one in bfloat16 goes on from it, and one in float16 from a run that had no scale."""
     half, other, whole = (
         TrainingState(nn.Linear(2, 2), Config(), float16=float16) for float16 in (True, True, False)
@@ -58,7 +56,7 @@ def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one() -> None:
     assert half.loss_scale.state_dict()["scale"] == 2**15
 
 
-def test_gradients_that_overflow_for_ever_end_the_run() -> None:
+def test_gradients_that_overflow_for_ever_end_the_run():
     """So does a loss that is no number, with what to type."""
     check_finite(7, Counts(1.0, samples=2), Scaling(SMALLEST_SCALE, 20))
     with pytest.raises(Diverged, match="overflow float16 at any scale.*or --precision fp32"):

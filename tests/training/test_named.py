@@ -65,16 +65,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("timm:hf-hub:someone/theirs", "no such model; "),
     ],
 )
-def test_a_name_that_means_no_model_is_one_line(folder: Path, name: str, says: str) -> None:
+def test_a_name_that_means_no_model_is_one_line(folder, name, says):
     """What is wrong with it, and what to type."""
     with pytest.raises(UsageError, match=says):
         named_model(name, 2, 32)
 
 
 @pytest.mark.parametrize("has_timm", [True, False])
-def test_models_are_listed(
-    has_timm: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_models_are_listed(has_timm, capsys, monkeypatch):
     """By a part of the name or a pattern, with what their published weights have; else a hint."""
     of_libraries = {"torchvision": ["resnet18", "vit_b_16"], "timm": ["vit_base"] * has_timm}
     for module in (list_command, registered):
@@ -96,13 +94,13 @@ def test_models_are_listed(
     assert message == f"did you mean {meant} {called('models')} lists all"
 
 
-def test_what_their_module_lacks_is_their_error(folder: Path) -> None:
+def test_what_their_module_lacks_is_their_error(folder):
     """With the place in the user's own code."""
     with pytest.raises(Problem, match=r"needy_models.py, line 1: .*'a_library_that_is_missing'"):
         named_model("needy_models:Net", 2, 32)
 
 
-def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_is_an_extra(monkeypatch):
     """A model of the real timm has the right classes; without timm, the error names the extra."""
     model = named_model("timm:test_resnet", 5, 32)
     assert model(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
@@ -111,9 +109,7 @@ def test_timm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         named_model("timm:test_resnet", 5, 32)
 
 
-def test_weights_that_timm_publishes_are_found_on_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch):
     """In the cache that `hf download` fills; images are normalised as their training had them."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -139,7 +135,7 @@ def test_weights_that_timm_publishes_are_found_on_the_host(
     assert (result.mean, result.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
-def test_a_users_model_is_trained_and_predicts(folder: Path) -> None:
+def test_a_users_model_is_trained_and_predicts(folder):
     """The file of weights alone does not choose what is imported: --model must say it again."""
     options = "--synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --image-size 32"
     rest = "--device cpu --workers 0 --no-tensorboard --model own_models:Net --run-folder run"

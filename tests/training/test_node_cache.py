@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -29,14 +28,12 @@ from tests.lab.nginx_processes import access_log
     "exact",
     [pytest.param(False, id="resampled", marks=pytest.mark.long), pytest.param(True, id="exact")],
 )
-def test_what_one_run_has_read_the_next_one_does_not_fetch(
-    shapes: Path, tmp_path: Path, exact: bool
-) -> None:
+def test_what_one_run_has_read_the_next_one_does_not_fetch(shapes, tmp_path, exact):
     """Over HTTP only the manifest is asked for again, for training and for validation."""
     shapes.chmod(0o755)
     with access_log() as log, serving(log.site(shapes)) as server:
         options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
-        config = CatDog(**options, cache=str(tmp_path), exact_epochs=exact)  # type: ignore[arg-type]
+        config = CatDog(**options, cache=str(tmp_path), exact_epochs=exact)
         read_everything(config)
         before = Counter(path for path, _, _ in log.requests)
         assert set(before) > {"/dataset.json", "/shapes-train.index.npy"}
@@ -45,7 +42,7 @@ def test_what_one_run_has_read_the_next_one_does_not_fetch(
     assert set(again) == {"/dataset.json"}
 
 
-def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> None:
+def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes):
     """nginx is stopped and starts again while a batch is late: not one is lost or another one."""
     shapes.chmod(0o755)
     with ExitStack() as servers:
@@ -67,7 +64,7 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
                     servers.enter_context(serving(server.site))
 
         options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
-        data = opened(CatDog(**options))  # type: ignore[arg-type]
+        data = opened(CatDog(**options))
         expected = [batch.labels.tolist() for batch in islice(data.training(0), 100)]
         progress = Progress()
         read = data.training(0)
@@ -80,7 +77,7 @@ def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes: Path) -> 
     assert progress.reported[:2] == ["data", "train"]
 
 
-def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves() -> None:
+def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves():
     """Ctrl-C leaves the iterator to whoever holds its traceback last, as a thread that saves."""
 
     class Progress:
@@ -95,9 +92,7 @@ def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves() -> None:
         pool.submit(batches.close).result()
 
 
-def test_readers_of_a_pool_share_one_manifest_and_one_index(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_of_a_pool_share_one_manifest_and_one_index(shapes, tmp_path, monkeypatch):
     """All reader threads of a process read each file once, whether the cache is cold or warm."""
     read = Counter[str]()
 
@@ -115,7 +110,7 @@ def test_readers_of_a_pool_share_one_manifest_and_one_index(
     options = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
     for _ in range(2):
         read.clear()
-        config = CatDog(**options, cache=str(tmp_path), exact_epochs=True)  # type: ignore[arg-type]
+        config = CatDog(**options, cache=str(tmp_path), exact_epochs=True)
         data = opened(config)
         assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
         assert read["index"] == 1

@@ -137,7 +137,7 @@ def weights(run: RunFolder) -> dict[str, torch.Tensor]:
     return result
 
 
-def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path: Path) -> None:
+def test_a_spare_takes_over(net, shapes, tmp_path):
     """One of two hosts is cut off in mid-epoch; a third, new to the run, takes its place: every
     epoch is the data set, and the weights are, bit for bit, those of two ranks to which nothing
     happened."""
@@ -155,9 +155,7 @@ def test_a_spare_takes_over(net: Callable[[int], NetLab], shapes: Path, tmp_path
 
 
 @pytest.mark.long
-def test_a_spare_takes_over_and_then_fewer_go_on(
-    net: Callable[[int], NetLab], shapes: Path, tmp_path: Path
-) -> None:
+def test_a_spare_takes_over_and_then_fewer_go_on(net, shapes, tmp_path):
     """Real torchrun on three of four hosts: one is lost, the spare comes; the first host, with
     rank 0 and the master, is lost, and two go on. Every epoch is the data set, and the loss ends
     where it would have ended, but for what batch norms make of three or two parts of a batch."""
@@ -204,9 +202,7 @@ def two_ranks(data: Path, run: Path, die: dict[str, int], **options: Any) -> lis
 
 
 @pytest.mark.parametrize("norm", [False, True])
-def test_survivors_of_a_lost_rank_keep_the_last_whole_step(
-    norm: bool, make_shards: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_survivors_of_a_lost_rank_keep_the_last_whole_step(norm, make_shards, tmp_path):
     """A rank is killed in step 4, of which the other has run its forward pass: it saves step 3,
     long before a save is due, with the weights of two ranks to which nothing happened. A restart
     passes a spoiled copy over, goes on there, and ends with their weights; every epoch is exact."""

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BASE = sys._base_executable  # type: ignore[attr-defined]
+BASE = sys._base_executable
 HOURS = 3600
 
 
 @pytest.mark.long  # 3 GB from the index, and the tests of this folder once more
 @pytest.mark.timeout(4 * HOURS)
-def test_all_holds_on_the_torch_for_old_gpus(tmp_path: Path) -> None:
+def test_all_holds_on_the_torch_for_old_gpus(tmp_path):
     """It has code for V100, and every test of training passes in an environment made from its lock;
     what only tests need is that of this environment."""
     uv, python = Path(sys.executable).with_name("uv"), tmp_path / "old" / "bin" / "python"

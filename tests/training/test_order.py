@@ -133,7 +133,7 @@ ANY_SIZE = pytest.mark.parametrize("most", [250, pytest.param(3000, marks=pytest
 @ANY_SIZE
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
+def test_an_epoch_is_the_data_set(data, most):
     """Whatever the data set and the machines: each step's samples are those of one rank alone.
     Each rank gets what the cut gives it, of a full step exactly that, and parts of an even cut
     differ by one at most. An epoch has every sample exactly once."""
@@ -157,9 +157,7 @@ def test_an_epoch_is_the_data_set(data: st.DataObject, most: int) -> None:
 @ANY_SIZE
 @given(data=st.data(), raw_start=st.integers(0, 2**32))
 @settings(max_examples=20, deadline=None)
-def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(
-    data: st.DataObject, raw_start: int, most: int
-) -> None:
+def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(data, raw_start, most):
     """From any position, at any other number of ranks and batch size, the very next samples."""
     case = data.draw(cases(most))
     order = case.order(epoch=3)
@@ -172,7 +170,7 @@ def test_the_rest_of_an_epoch_is_what_was_not_yet_trained(
 @ANY_SIZE
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_no_byte_is_read_twice(data: st.DataObject, most: int) -> None:
+def test_no_byte_is_read_twice(data, most):
     """All reads of an epoch together are the bytes of the samples, none of them twice."""
     case = data.draw(cases(most))
     times = np.zeros(case.lengths.size, int)
@@ -190,7 +188,7 @@ def test_no_byte_is_read_twice(data: st.DataObject, most: int) -> None:
     assert (times == 1).all()
 
 
-def test_evening_out_goes_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evening_out_goes_step_by_step(monkeypatch):
     """A long epoch is evened out in portions, and these leave no trace in the result."""
     cut = Cut.even(7)
     whole = list(moves(5, 20_000, 13, Lanes(cut, 960), cut))
@@ -224,7 +222,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
     return peak
 
 
-def test_planning_costs_a_block_eight_bytes_and_a_reader_its_share(large: np.ndarray) -> None:
+def test_planning_costs_a_block_eight_bytes_and_a_reader_its_share(large):
     """An epoch of 1,281,167 samples is planned within 20 MB, and what one of 128 readers has of it
     in 3 MB; one that reads all of it never holds more than a portion."""
     rows = mixture(large["label"], {}).rows(0)
@@ -238,7 +236,7 @@ def test_planning_costs_a_block_eight_bytes_and_a_reader_its_share(large: np.nda
     assert len(pickle.dumps(vars(kept)["_waiting"])) < 40e3
 
 
-def test_reads_are_blocks(large: np.ndarray) -> None:
+def test_reads_are_blocks(large):
     """Ranks that divide the lanes read 2 MiB at a time; with 7 ranks that is nearly so."""
     order = orders.shuffled(large, np.arange(IMAGENET), 0, 1, 256)
     for ranks, least in ((8, 1.9), (64, 1.9), (7, 1.5), (56, 0.8)):
@@ -261,7 +259,7 @@ def clumping(labels: np.ndarray, batch: int) -> float:
         *(pytest.param(2**power, marks=pytest.mark.long) for power in (10, 11, 12, 13, 14)),
     ],
 )
-def test_batches_are_mixed(large: np.ndarray, batch: int) -> None:
+def test_batches_are_mixed(large, batch):
     """Even from shards in class order, a batch of any size has as many samples of each class as a
     random one has, and neighbours in a shard meet in a step no more often than in a random one."""
     order = orders.shuffled(large, np.arange(IMAGENET), 0, 1, batch)
@@ -274,7 +272,7 @@ def test_batches_are_mixed(large: np.ndarray, batch: int) -> None:
     assert np.median(np.abs(np.diff(position_of_row))) > 2 * min(batch, 4096)
 
 
-def test_memory_for_mixing_grows_slower_than_the_batch(large: np.ndarray) -> None:
+def test_memory_for_mixing_grows_slower_than_the_batch(large):
     """Half of each lane's open block, over all ranks: 1 GiB, and 6 GiB for batches of 32,768."""
     for batch, most in ((256, 1.0), (4096, 2.2), (32768, 6.0)):
         lanes = orders.lane_count(IMAGENET, batch)
@@ -284,7 +282,7 @@ def test_memory_for_mixing_grows_slower_than_the_batch(large: np.ndarray) -> Non
         assert lanes * block / 2 < most * 2**30
 
 
-def test_epochs_differ_and_follow_from_the_seed() -> None:
+def test_epochs_differ_and_follow_from_the_seed():
     """The same seed and epoch give the same order, any other numbers another one."""
     index, rows = index_of(np.full(3000, 4096), np.arange(3000) // 100), np.arange(3000)
     order = orders.shuffled(index, rows, 7, 0, 16).rows
@@ -293,7 +291,7 @@ def test_epochs_differ_and_follow_from_the_seed() -> None:
         assert (order == orders.shuffled(index, rows, seed, epoch, 16).rows).mean() < 0.01
 
 
-def test_the_order_stays_what_it_was() -> None:
+def test_the_order_stays_what_it_was():
     """A run of last year goes on with the same order: these are the numbers of version 0.1."""
     index = index_of(np.full(500, 4096), np.arange(500) // 100)
     order = orders.shuffled(index, np.arange(500), 1, 2, 16)
@@ -309,7 +307,7 @@ def test_the_order_stays_what_it_was() -> None:
     assert sums == [2948029754, 2636225220, 1968713849]
 
 
-def test_an_order_is_planned_once_for_a_rank() -> None:
+def test_an_order_is_planned_once_for_a_rank():
     """Loader workers find what the first of them planned, also of chosen rows; they plan again when
     they come to another epoch. A plan that fails keeps no other one out."""
     index, planned = index_of(np.full(3000, 4096), np.arange(3000) // 100), list[int]()
@@ -331,7 +329,7 @@ def test_an_order_is_planned_once_for_a_rank() -> None:
         assert order.samples == 3000
 
 
-def test_an_order_that_was_not_written_to_its_end_is_not_believed() -> None:
+def test_an_order_that_was_not_written_to_its_end_is_not_believed():
     """Nor is the one that was there before: a worker that plans again finds neither."""
     index = index_of(np.full(3000, 4096), np.arange(3000) // 100)
     whole_order, planned = orders.shuffled(index, range(3000), 7, 0, 16), list[int]()
@@ -351,7 +349,7 @@ def test_an_order_that_was_not_written_to_its_end_is_not_believed() -> None:
     assert planned == [0, 1, 0]
 
 
-def test_subsets_and_first_samples() -> None:
+def test_subsets_and_first_samples():
     """A subset of classes and the first N read only the bytes of their samples."""
     index = index_of(np.full(1000, 2048), np.arange(1000) // 100)
     labels = np.arange(1000) % 10
@@ -364,7 +362,7 @@ def test_subsets_and_first_samples() -> None:
 
 @given(st.dictionaries(st.integers(0, 4), st.floats(0, 3), min_size=1), st.integers(1, 200))
 @settings(max_examples=100, deadline=None)
-def test_weights_are_kept_exactly(weights: dict[int, float], samples: int) -> None:
+def test_weights_are_kept_exactly(weights, samples):
     """Epochs are equally long, and over many of them each sample comes as often as its weight
     says, never twice more often than another of its class."""
     labels = np.arange(samples) % 5
@@ -382,7 +380,7 @@ def test_weights_are_kept_exactly(weights: dict[int, float], samples: int) -> No
         assert observed.max() - observed.min() <= 1
 
 
-def test_copies_of_a_sample_keep_apart() -> None:
+def test_copies_of_a_sample_keep_apart():
     """A class of weight 2 is drawn twice; its copies are in different blocks."""
     index = index_of(np.full(4000, 4096), np.arange(4000) // 500)
     rows = mixture(np.arange(4000) % 4, {1: 2.0}).rows(0)
@@ -394,7 +392,7 @@ def test_copies_of_a_sample_keep_apart() -> None:
     assert len(pairs) == 5000
 
 
-def test_resampled_blocks_are_drawn_evenly() -> None:
+def test_resampled_blocks_are_drawn_evenly():
     """With replacement: as many samples as are wanted, in blocks, each sample as likely as any."""
     index, rows = index_of(np.full(4000, 4096), np.arange(4000) // 500), np.arange(4000)
     times = np.zeros(4000, int)

@@ -16,7 +16,7 @@ from PIL import Image
 
 from rackrun.training import checkpoint
 from tests.lab import warm
-from tests.training.conftest import MakeShards, draw
+from tests.training.conftest import draw
 
 ROOT = Path(__file__).parents[2]
 MODELS = """
@@ -115,9 +115,7 @@ def strict(text: str) -> Any:
 
 @pytest.mark.parametrize("more", [(), ("--exact-epochs",)], ids=["drawn", "exact"])
 @pytest.mark.parametrize("model", ["Standardised", "Normed"])
-def test_an_image_that_makes_the_loss_nan_is_named(
-    run: Run, make_shards: MakeShards, model: str, more: tuple[str, ...]
-) -> None:
+def test_an_image_that_makes_the_loss_nan_is_named(run, make_shards, model, more):
     """Before a weight changes by it, with an exit code of its own; a batch norm hides none."""
     data = make_shards(train=(16,), val=(4,), broken={"train_00003": black()})
     ended = run(*options(data, model, "--batch-size", 16, *more))
@@ -125,9 +123,7 @@ def test_an_image_that_makes_the_loss_nan_is_named(
     assert "not finite for shapes-train-000000.tar: train_00003 (step" in ended.stderr
 
 
-def test_an_image_without_an_answer_is_no_class(
-    run: Run, make_shards: MakeShards, tmp_path: Path
-) -> None:
+def test_an_image_without_an_answer_is_no_class(run, make_shards, tmp_path):
     """In the validation, an evaluation and a prediction it is named, and numbers stay numbers."""
     data = make_shards(train=(16,), val=(5,), broken={"val_00003": black()})
     trained = run(*options(data, "Standardised", "--epochs", 2, "--batch-size", 8))
@@ -168,8 +164,8 @@ def test_an_image_without_an_answer_is_no_class(
     ],
 )
 def test_what_torch_would_refuse_later_is_refused_before_the_launch(
-    run: Run, make_shards: MakeShards, model: str, more: tuple[str, ...], says: str
-) -> None:
+    run, make_shards, model, more, says
+):
     """By a step on zeros in the check of the task, with the option to type."""
     data = make_shards(train=(16,), val=(4,))
     task, *rest = options(data, model, "--epochs", 1, "--batch-size", 8, *more)
@@ -183,7 +179,7 @@ def test_what_torch_would_refuse_later_is_refused_before_the_launch(
         assert "--channels-last off" in trained.stderr.splitlines()[-1]
 
 
-def test_unused_layers_are_for_one_rank(run: Run, make_shards: MakeShards) -> None:
+def test_unused_layers_are_for_one_rank(run, make_shards):
     """Several exchange all gradients: the layers are named, with the option that rests them."""
     data = make_shards(train=(16,), val=(4,))
     task, *rest = options(data, "Unused")
@@ -194,7 +190,7 @@ def test_unused_layers_are_for_one_rank(run: Run, make_shards: MakeShards) -> No
     assert json.loads(run(task, "check", *rest, "--freeze", "old_head").stdout)["most_ranks"] == 0
 
 
-def test_a_softmax_at_the_end_is_remarked_on(run: Run, make_shards: MakeShards) -> None:
+def test_a_softmax_at_the_end_is_remarked_on(run, make_shards):
     """Once, at the first step."""
     data = make_shards(train=(16,), val=(4,))
     for model, times in (("Ended", 1), ("Plain", 0)):
@@ -202,9 +198,7 @@ def test_a_softmax_at_the_end_is_remarked_on(run: Run, make_shards: MakeShards) 
         assert (ended.stdout + ended.stderr).count("leave the softmax out") == times
 
 
-def test_published_weights_are_used_as_they_are(
-    run: Run, make_shards: MakeShards, tmp_path: Path
-) -> None:
+def test_published_weights_are_used_as_they_are(run, make_shards, tmp_path):
     """A file that no run has written predicts, is evaluated and exported; its classes are named."""
     data = make_shards(train=(16,), val=(4,))
     assert run(*options(data, "Plain", "--mean", 0.4, "--std", 0.2)).returncode == 0

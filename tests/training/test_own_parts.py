@@ -50,27 +50,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
     ids=str,
 )
-def test_a_part_that_cannot_be_used_is_one_line(
-    folder: Path, options: dict[str, str], says: str
-) -> None:
+def test_a_part_that_cannot_be_used_is_one_line(folder, options, says):
     """What is wrong with it, and what to type."""
     with pytest.raises(UsageError, match=says):
-        config = Config(epochs=1, **options)  # type: ignore[arg-type]
+        config = Config(epochs=1, **options)
         make_optimizer(nn.Linear(2, 2), config)
         make_schedule(config, 10, 1).lr(3)
 
 
-def test_an_own_schedule_has_the_warm_up_and_the_peak_of_the_others(folder: Path) -> None:
+def test_an_own_schedule_has_the_warm_up_and_the_peak_of_the_others(folder):
     """It is asked for the steps after the warm-up of each stage, and gives a share of the rate."""
     options = {"epochs": 3, "head_epochs": 1, "head_lr": 8.0, "lr": 2.0, "warmup_epochs": 0.5}
-    config = Config(lr_schedule="own_parts_here:falling", **options)  # type: ignore[arg-type]
+    config = Config(lr_schedule="own_parts_here:falling", **options)
     schedule = make_schedule(config, 4, 1)
     rates = [schedule.lr(step) for step in range(12)]
     falls = [2 * share / 6 for share in (6, 5, 4, 3, 2, 1)]
     assert rates == pytest.approx([4, 8, 8, 4, 1, 2, *falls])
 
 
-def test_an_own_optimizer_gets_the_groups_of_weights() -> None:
+def test_an_own_optimizer_gets_the_groups_of_weights():
     """With the weight decay of each: the example's Lion takes steps of one length, less decay."""
     model = nn.Linear(3, 2)
     before = [weight.detach().clone() for weight in model.parameters()]
@@ -96,9 +94,7 @@ class Net(torch.nn.Module):
 """
 
 
-def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(
-    tmp_path: Path,
-) -> None:
+def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(tmp_path):
     """Exit code 1, the traceback, then file, line and exception in one line."""
     (tmp_path / "failing_net.py").write_text(FAILING_NET)
     options = "--weights= --synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --device cpu"
@@ -111,7 +107,7 @@ def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(
     assert "internal error" not in ended.stderr
 
 
-def test_the_example_trains_and_resumes_bit_for_bit(tmp_path: Path) -> None:
+def test_the_example_trains_and_resumes_bit_for_bit(tmp_path):
     """Model, optimizer and schedule from the example: its state is in the checkpoint."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     name = "examples.own_parts"

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,9 +23,7 @@ EXAMPLE = ROOT / "examples" / "own_task.py"
 ALONE = ("--device", "cpu", "--workers", "0")
 
 
-def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
-    tmp_path: Path, make_shards: Callable[..., Path]
-) -> None:
+def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(tmp_path, make_shards):
     """A file in another folder, with loader workers; its own option; its weights are of use."""
     (tmp_path / "tasks").mkdir()
     shutil.copy(EXAMPLE, tmp_path / "tasks")
@@ -53,7 +50,7 @@ def test_the_example_trains_on_two_ranks_predicts_and_is_evaluated(
     assert json.loads(evaluations.stdout)["samples"] == 37, evaluations.stderr
 
 
-def test_the_page_shows_the_example() -> None:
+def test_the_page_shows_the_example():
     """Word for word, but for its first line."""
     page = (ROOT / "docs" / "howto" / "own-task.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
@@ -76,14 +73,7 @@ def test_the_page_shows_the_example() -> None:
         ("json", "TASK = 1", UsageError, "Python has another module json, .*; rename yours"),
     ],
 )
-def test_a_task_that_is_incomplete_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    text: str,
-    kind: type[Problem],
-    says: str,
-) -> None:
+def test_a_task_that_is_incomplete_is_one_line(tmp_path, monkeypatch, name, text, kind, says):
     """What is missing in which file; a library that may be on hosts only is no bad usage."""
     right = 'from rackrun.training.config import Config\nRECIPES = {"default": Config}'
     (tmp_path / f"{name}.py").write_text(text.replace("RECIPES = RIGHT", right))
@@ -106,9 +96,7 @@ def test_a_task_that_is_incomplete_is_one_line(
         (", classes))", ", classes), Two())", "returns tuple; return a tensor of logits"),
     ],
 )
-def test_a_mistake_in_a_task_is_one_line(
-    tmp_path: Path, make_shards: Callable[..., Path], right: str, wrong: str, says: str
-) -> None:
+def test_a_mistake_in_a_task_is_one_line(tmp_path, make_shards, right, wrong, says):
     """A default that Python would ignore, a function without `return`, other outputs."""
     two = "\n\nclass Two(nn.Module):\n    def forward(self, x):\n        return x, x\n"
     text = EXAMPLE.read_text()
@@ -123,9 +111,9 @@ def test_a_mistake_in_a_task_is_one_line(
     assert "Traceback" not in done.stderr
 
 
-def test_a_lambda_is_refused_where_workers_would_need_it() -> None:
+def test_a_lambda_is_refused_where_workers_would_need_it():
     """In one line that says how to write it; without workers it is as good as any function."""
-    task = Task("mine", lambda config, classes: None, lambda config, epoch: Transforms(8))  # type: ignore[arg-type,return-value]
+    task = Task("mine", lambda config, classes: None, lambda config, epoch: Transforms(8))
     with pytest.raises(
         UsageError, match="task mine: .* `def` at the top of its file, or type --wor"
     ):

@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import timm
@@ -16,7 +15,6 @@ from rackrun.errors import UsageError
 from rackrun.shards.open import open_source
 from rackrun.training.entry import run_command
 from rackrun.training.models.registered import registered
-from tests.training.conftest import MakeShards
 
 
 def check(*args: str) -> int:
@@ -24,7 +22,7 @@ def check(*args: str) -> int:
     return run_command("catdog", "test", ["check", *args])
 
 
-def test_names_in_the_sources_are_those_that_the_libraries_have() -> None:
+def test_names_in_the_sources_are_those_that_the_libraries_have():
     """No model that exists is refused."""
     assert registered("torchvision") == sorted(
         torchvision.models.list_models(module=torchvision.models)
@@ -38,7 +36,7 @@ def test_names_in_the_sources_are_those_that_the_libraries_have() -> None:
 @pytest.mark.parametrize(
     "model", ["densenet121", "reference", "timm:resnet50.a1_in1k", "timm:tv_resnext50_32x4d", "a:B"]
 )
-def test_models_that_may_exist_are_accepted(model: str) -> None:
+def test_models_that_may_exist_are_accepted(model):
     """Those of the task, of torchvision, of timm by any of its names; the user's own come later."""
     assert check("--model", model, "--data", "http://host/shards") == 0
 
@@ -85,9 +83,7 @@ for Made in (Net,): ...
         ("--weights imagenet --synthetic", ""),
     ],
 )
-def test_what_sources_show_to_be_absent_is_refused(
-    line: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_sources_show_to_be_absent_is_refused(line, says, tmp_path, monkeypatch):
     """What may be made while a module is imported, or be on hosts only, waits for the ranks."""
     (tmp_path / "package").mkdir()
     for file, source in (
@@ -113,9 +109,7 @@ def test_what_sources_show_to_be_absent_is_refused(
         (("--extra-data", "{other}=1"), "has other classes than"),
     ],
 )
-def test_classes_are_held_against_the_data(
-    args: tuple[str, str], says: str, make_shards: MakeShards
-) -> None:
+def test_classes_are_held_against_the_data(args, says, make_shards):
     """A folder on this machine is checked for its classes; other data wait for the ranks."""
     data = make_shards(train=(4, 2), val=(2, 2))
     other = make_shards(train=(4, 2), val=(2, 2), classes=3)
@@ -138,9 +132,7 @@ def test_classes_are_held_against_the_data(
         ("--data /only/on/hosts", ""),
     ],
 )
-def test_a_run_is_resumed_with_what_it_was(
-    line: str, says: str, make_shards: MakeShards, tmp_path: Path
-) -> None:
+def test_a_run_is_resumed_with_what_it_was(line, says, make_shards, tmp_path):
     """Another width or data set are found in its config.json; rates may change."""
     data, other = make_shards(train=(4, 2)), make_shards(train=(4, 2), classes=3)
     run = tmp_path / "run"
@@ -161,7 +153,7 @@ def test_a_run_is_resumed_with_what_it_was(
     assert check("--resume", str(run), *mine) == 0
 
 
-def test_a_check_imports_no_torch() -> None:
+def test_a_check_imports_no_torch():
     """It runs while hosts are reached, and must not be what is waited for."""
     args = ["--model", "resnet51", "--data", "x"]
     ended = subprocess.run(

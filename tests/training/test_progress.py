@@ -31,9 +31,7 @@ def progress(rank: int = 0) -> ProgressReporter:
     return ProgressReporter(Ranks(rank, 2, rank, 2, torch.device("cpu")), schedule, epochs=5)
 
 
-def test_a_report_says_where_a_rank_is(
-    launcher: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_says_where_a_rank_is(launcher, monkeypatch):
     """One JSON object per datagram, with the fields the launcher reads."""
     monkeypatch.setenv("RANK", "1")
     voice = progress(rank=1)
@@ -58,7 +56,7 @@ def test_a_report_says_where_a_rank_is(
     assert "accuracy" not in json.loads(launcher.recv(4096)), "noise has none"
 
 
-def test_steps_are_reported_now_and_then_and_phases_at_once(launcher: socket.socket) -> None:
+def test_steps_are_reported_now_and_then_and_phases_at_once(launcher):
     """A thousand fast steps are a handful of reports; a change of phase is never held back."""
     voice = progress()
     voice.phase("train")
@@ -72,7 +70,7 @@ def test_steps_are_reported_now_and_then_and_phases_at_once(launcher: socket.soc
     assert len(reports) < 100
 
 
-def test_a_launcher_that_does_not_read_or_is_gone_costs_nothing(launcher: socket.socket) -> None:
+def test_a_launcher_that_does_not_read_or_is_gone_costs_nothing(launcher):
     """Reports are dropped when the socket is full, and when no launcher is there."""
     voice = progress()
     for _ in range(5000):
@@ -81,9 +79,7 @@ def test_a_launcher_that_does_not_read_or_is_gone_costs_nothing(launcher: socket
     voice.phase("done")
 
 
-def test_without_a_launcher_rank_0_speaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_launcher_rank_0_speaks(monkeypatch, capsys):
     """Plain lines where the output is no terminal, and from one rank only."""
     monkeypatch.delenv("RACKRUN_REPORTS", raising=False)
     for rank in (0, 1):
@@ -97,6 +93,6 @@ def test_without_a_launcher_rank_0_speaks(
     ]
 
 
-def test_durations_are_read_at_a_glance() -> None:
+def test_durations_are_read_at_a_glance():
     """Minutes and seconds, hours where there are some."""
     assert [duration(seconds) for seconds in (4.4, 75, 3601)] == ["0:04", "1:15", "1:00:01"]

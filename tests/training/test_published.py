@@ -48,7 +48,7 @@ def publish(folder: Path, content: bytes = b"weights") -> str:
     return name
 
 
-def test_every_model_of_torchvision_has_an_address_with_a_digest() -> None:
+def test_every_model_of_torchvision_has_an_address_with_a_digest():
     """The best of its weights, as torchvision says; other names are met with near ones."""
     for name in models.list_models(module=models):
         url = published_url(name)
@@ -58,9 +58,7 @@ def test_every_model_of_torchvision_has_an_address_with_a_digest() -> None:
         published_url("catdog")
 
 
-def test_weights_are_downloaded_once(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_downloaded_once(home, tmp_path, monkeypatch):
     """Into torch's own cache; the second run needs no server."""
     name = publish(tmp_path / "www")
     with served(tmp_path / "www") as address:
@@ -72,9 +70,7 @@ def test_weights_are_downloaded_once(
     assert downloaded_weights("own.pth", "densenet121", ALONE) == Path("own.pth")
 
 
-def test_ranks_meet_while_one_of_them_downloads(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_meet_while_one_of_them_downloads(home, tmp_path, monkeypatch):
     """An exchange has a limit, and a download none: a long one takes several exchanges."""
     name, meetings = publish(tmp_path / "www"), []
     goes_on = Event()
@@ -97,7 +93,7 @@ def test_ranks_meet_while_one_of_them_downloads(
     assert meetings[:3] == [1, 1, 1] and meetings[-2:] == [0, 0]
 
 
-def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:
+def test_what_is_damaged_is_refused(home, tmp_path):
     """On the way and in the cache; nothing of it is left or used."""
     name = publish(tmp_path / "www")
     (tmp_path / "www" / name).write_bytes(b"something else")
@@ -109,7 +105,7 @@ def test_what_is_damaged_is_refused(home: Path, tmp_path: Path) -> None:
         downloaded_weights(f"{address}/{name}", "", ALONE)
 
 
-def test_without_a_network_the_error_says_what_to_bring_where(home: Path) -> None:
+def test_without_a_network_the_error_says_what_to_bring_where(home):
     """Address, host and path: to be copied by hand."""
     url = f"http://127.0.0.1:{free_port('127.0.0.1')}/net-01234567.pth"
     with pytest.raises(SaveError, match=r"download .* \(\[Errno 111\] ") as observed:

@@ -5,7 +5,7 @@ import signal
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,37 +31,37 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> str:
     return output_of("two_ranks.py", tmp_path_factory.mktemp("two"))
 
 
-def test_ranks_agree(held: str) -> None:
+def test_ranks_agree(held):
     """Maxima, sums, bytes and buffers are the same on all ranks after an exchange."""
     assert "holds: ranks_agree" in held
 
 
-def test_norms_share_their_mean_and_get_their_own_back(held: str) -> None:
+def test_norms_share_their_mean_and_get_their_own_back(held):
     """Batch norms of two ranks meet in the mean, and part again as they were."""
     assert "holds: norms_share_their_mean_and_get_their_own_back" in held
 
 
-def test_nodes_that_share_a_disk_write_once(held: str) -> None:
+def test_nodes_that_share_a_disk_write_once(held):
     """One rank writes to each disk, however many nodes see it, and no mark is left there."""
     assert "holds: nodes_that_share_a_disk_write_once" in held
 
 
-def test_no_rank_steps_before_all_have_read(held: str) -> None:
+def test_no_rank_steps_before_all_have_read(held):
     """A rank whose first batch is late holds up the first step of the others."""
     assert "holds: no_rank_steps_before_all_have_read" in held
 
 
-def test_no_step_waits_for_requests(held: str) -> None:
+def test_no_step_waits_for_requests(held):
     """Requests to stop travel while ranks compute."""
     assert "holds: no_step_waits_for_requests" in held
 
 
-def test_gradients_lie_in_the_buckets_that_travel(held: str) -> None:
+def test_gradients_lie_in_the_buckets_that_travel(held):
     """DDP exchanges gradients where they are."""
     assert "holds: gradients_lie_in_the_buckets_that_travel" in held
 
 
-def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name() -> None:
+def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name():
     """Waiting for data has an end, also where nothing that reads them gives up."""
 
     def stuck() -> Iterator[int]:
@@ -74,12 +74,12 @@ def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name() -> None:
             first_batch(stuck(), ranks, 0.1)
 
 
-def test_two_ranks_train_like_one(held: str) -> None:
+def test_two_ranks_train_like_one(held):
     """The same global batches give the same weights: nothing is divided by the world twice."""
     assert "holds: two_ranks_train_like_one" in held
 
 
-def test_a_signal_to_one_rank_stops_both_at_one_step(held: str) -> None:
+def test_a_signal_to_one_rank_stops_both_at_one_step(held):
     """All ranks save and end after the same step, with 143, and going on loses no bit."""
     assert "holds: a_signal_to_one_rank_stops_both_at_one_step" in held
 
@@ -120,9 +120,7 @@ with joined(Config(device="cpu")) as ranks:
 """
 
 
-def test_the_ranks_of_a_host_have_one_index_whatever_the_slots(
-    make_shards: Callable[..., Path],
-) -> None:
+def test_the_ranks_of_a_host_have_one_index_whatever_the_slots(make_shards):
     """Of hosts with slots=1 and slots=2, the second one's ranks map the same memory."""
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     args = ("-c", SHARE, make_shards(train=(20, 10), val=(8, 5)))
@@ -133,7 +131,7 @@ def test_the_ranks_of_a_host_have_one_index_whatever_the_slots(
     assert memory[1] == memory[2] != memory[0]
 
 
-def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Path) -> None:
+def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path):
     """SIGSTOP for one of two ranks: the other ends once its time for collectives is up."""
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1"))}
     world |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -157,13 +155,13 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path: Pat
             rank.wait()
 
 
-def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save() -> None:
+def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save():
     """One that saves slowly is the launcher's business, not a failure of those who wait for it."""
     limit = hangs.PHASE_HANG_FACTORS["save"] * Limits().hang_seconds
     assert COLLECTIVE_TIMEOUT.total_seconds() > limit
 
 
-def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_is_a_world_of_its_own(monkeypatch):
     """Without torchrun there is one rank, and no group that anything could wait for."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RACKRUN_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
@@ -175,7 +173,7 @@ def test_one_process_is_a_world_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert not torch.distributed.is_initialized()
 
 
-def test_a_smaller_world_than_promised_trains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smaller_world_than_promised_trains_nothing(monkeypatch):
     """A host that found no others would train alone and succeed: it ends with 75 instead."""
     monkeypatch.setenv("RACKRUN_WORLD_SIZE", "8")
     with (
@@ -186,7 +184,7 @@ def test_a_smaller_world_than_promised_trains_nothing(monkeypatch: pytest.Monkey
     assert caught.value.exit_code == 75
 
 
-def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_a_gpu_of_its_own_says_so(monkeypatch):
     """More ranks than GPUs on a host is a usage error, not a crash in CUDA."""
     monkeypatch.setenv("LOCAL_RANK", str(torch.cuda.device_count()))
     with pytest.raises(UsageError, match="type --device cpu"), joined(Config(device="cuda")):

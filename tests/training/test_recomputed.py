@@ -29,7 +29,7 @@ def stepped(model: nn.Module, images: torch.Tensor) -> tuple[float, int]:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small"])
-def test_a_step_is_the_same_and_keeps_less(name: str) -> None:
+def test_a_step_is_the_same_and_keeps_less(name):
     """Loss, gradients, dropout and the statistics of norms to the bit, also in a copy (EMA)."""
     torch.manual_seed(3)
     plain = named_model(name, 4, 32)
@@ -70,7 +70,7 @@ class Keyed(nn.Module):
         return images
 
 
-def test_blocks_may_take_keywords() -> None:
+def test_blocks_may_take_keywords():
     """What comes by name has a gradient, too; and so without any gradient."""
     torch.manual_seed(3)
     plain = Keyed()
@@ -84,7 +84,7 @@ def test_blocks_may_take_keywords() -> None:
         assert torch.equal(result(torch.ones(2, 8)), plain(torch.ones(2, 8)))
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_a_model_without_blocks_is_refused():
     """There is nothing to compute again."""
     with pytest.raises(UsageError, match="no blocks of several layers"):
         with_recomputed_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))

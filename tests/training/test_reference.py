@@ -1,7 +1,5 @@
 """The numbers of training are those of a second loop, which notices a list of mistakes."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -9,7 +7,7 @@ from rackrun.imagenet.model import mixed
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.device import seed_step
 from rackrun.training.ranks import Ranks
-from tests.training.mutations import MUTATIONS, Mutation
+from tests.training.mutations import MUTATIONS
 from tests.training.reference_ranks import DIFFERENT, EQUAL, RECIPES, distance
 from tests.training.torchrun import output_of
 
@@ -18,7 +16,7 @@ ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_run_ends_like_the_reference(name: str, tmp_path: Path) -> None:
+def test_a_run_ends_like_the_reference(name, tmp_path):
     """Weights, their average, losses and evaluation of one rank, in parts, to a millionth.
 
     Steps whose gradients overflow move nothing, but the schedule and the average go on.
@@ -28,7 +26,7 @@ def test_a_run_ends_like_the_reference(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The distutils package")  # inductor imports it
-def test_a_compiled_run_ends_like_the_reference(tmp_path: Path) -> None:
+def test_a_compiled_run_ends_like_the_reference(tmp_path):
     """--compile, by inductor: steps are compiled, and the average of their weights is the same."""
     assert distance(ALONE, tmp_path, "sgd", compile=True) < EQUAL
 
@@ -36,9 +34,7 @@ def test_a_compiled_run_ends_like_the_reference(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "args"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
 )
-def test_several_ranks_end_like_the_reference(
-    ranks: int, args: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_several_ranks_end_like_the_reference(ranks, args, tmp_path):
     """So do several, each with its own chance; and they notice what is wrong on several only."""
     held = output_of("reference_ranks.py", tmp_path, *args, ranks=ranks)
     assert "holds: all_end_like_the_reference" in held
@@ -47,13 +43,13 @@ def test_several_ranks_end_like_the_reference(
 
 @pytest.mark.long
 @pytest.mark.parametrize("mutation", MISTAKES, ids=lambda mutation: mutation.name)
-def test_a_mistake_ends_elsewhere(mutation: Mutation, tmp_path: Path) -> None:
+def test_a_mistake_ends_elsewhere(mutation, tmp_path):
     """Each mistake of the list is seen by the comparison with the reference."""
     with mutation.made():
         assert distance(ALONE, tmp_path, mutation.recipe) > DIFFERENT
 
 
-def test_shares_of_mixup_are_drawn_from_beta_by_every_rank() -> None:
+def test_shares_of_mixup_are_drawn_from_beta_by_every_rank():
     """Mean 1/2 and variance 1/(8a + 4) of Beta(a, a), and no two ranks draw the same."""
     config = ImageNet(mixup=0.2)
     images = torch.tensor([0, 1]).view(2, 1, 1, 1)

@@ -115,12 +115,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("line", "says"), REFUSED)
 def test_a_launch_here_is_refused_before_there_is_a_run_folder(
-    line: str,
-    says: str,
-    data: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    line, says, data, capsys, monkeypatch
+):
     """One line says what is wrong, and nothing is started."""
     monkeypatch.setenv("CXX", "no-such-compiler")
     before = sorted(Path("runs").iterdir())
@@ -132,9 +128,7 @@ def test_a_launch_here_is_refused_before_there_is_a_run_folder(
 
 
 @pytest.mark.parametrize("name", ["rackrun.py", "rackrun/__init__.py"])
-def test_a_module_that_hides_ours_is_refused(
-    name: str, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_module_that_hides_ours_is_refused(name, data, capsys):
     """Ranks would run it in place of the training; a script of that name is nobody's trouble."""
     Path(name).parent.mkdir(exist_ok=True)
     Path(name).write_text("")
@@ -164,15 +158,13 @@ def test_a_module_that_hides_ours_is_refused(
         "--nproc 4; catdog --exact-epochs --global-batch 4",
     ],
 )
-def test_what_may_be_right_is_not_refused(
-    line: str, data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_may_be_right_is_not_refused(line, data, capsys):
     """Settings that fit the run, whole files, code whose source leaves it open."""
     options, _, task = line.format(earlier=EARLIER).rpartition(";")
     assert typed(f"--dry-run {options};{task}", data, capsys) == (0, "")
 
 
-def test_weights_are_judged_as_torch_does(tmp_path: Path) -> None:
+def test_weights_are_judged_as_torch_does(tmp_path):
     """Files of torch.save, old and new, with digest or not, and of safetensors pass."""
     tensors = {"weight": torch.zeros(3)}
     torch.save(tensors, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
@@ -183,7 +175,7 @@ def test_weights_are_judged_as_torch_does(tmp_path: Path) -> None:
     assert {why_no_weights(path) for path in tmp_path.iterdir()} == {""}
 
 
-def test_damaged_shards_are_refused(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_shards_are_refused(data, capsys):
     """A manifest that cannot be read ends a launch as it would end a rank, with 65."""
     (data / "dataset.json").write_text("{")
     code, message = typed("catdog", data, capsys)
@@ -191,9 +183,7 @@ def test_damaged_shards_are_refused(data: Path, capsys: pytest.CaptureFixture[st
     assert [path.name for path in Path("runs").iterdir() if path.is_symlink()] == []
 
 
-def test_a_manifest_without_training_samples_is_refused(
-    data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_without_training_samples_is_refused(data, capsys):
     """A folder with val alone can be evaluated on, and not trained on."""
     whole = open_source(str(data)).manifest
     only = replace(whole, splits=(whole.split("val"),))

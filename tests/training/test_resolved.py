@@ -1,7 +1,6 @@
 """The first lines of a run: what runs where, in whole facts."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -77,9 +76,7 @@ LAPTOP = {
     ],
     ids=["cluster", "laptop", "synthetic", "mixed"],
 )
-def test_a_run_says_what_runs_where(
-    facts: dict[str, Any], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_what_runs_where(facts, expected, monkeypatch):
     """Ranks, hosts, GPUs, versions, data, model and folder come first, and fit a terminal."""
     monkeypatch.setenv("RACKRUN_RUN_ID", "3fa81c02" + 24 * "0")
     message = lines(facts, Path("/runs/20260101-000000-imagenet"))
@@ -89,7 +86,7 @@ def test_a_run_says_what_runs_where(
     assert all(len(line) <= 68 for line in message), message
 
 
-def test_a_line_breaks_between_facts_only() -> None:
+def test_a_line_breaks_between_facts_only():
     """What is wider than a line stands alone and is never cut."""
     path = "runs/" + 80 * "x"
     groups = [["aaaa", "bbbb"], ["cc"], ["run 1", path], [""]]
@@ -97,7 +94,7 @@ def test_a_line_breaks_between_facts_only() -> None:
     assert packed(groups, 9) == ["aaaa", "bbbb; cc", "run 1", path]
 
 
-def test_classes_that_training_or_validation_lacks_are_named() -> None:
+def test_classes_that_training_or_validation_lacks_are_named():
     """What --only-classes leaves out is no "each class", and its images bound the accuracy."""
     names = ("blue", "green", "red")
 

@@ -49,9 +49,7 @@ def ended(training: list[warm.Python]) -> None:
     assert [rank.wait(timeout=300) for rank in training] == [0, 0]
 
 
-def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(
-    heavy: Path, tmp_path: Path
-) -> None:
+def test_three_restarts_in_an_epoch_lose_no_sample_and_hardly_a_byte(heavy, tmp_path):
     """The epoch of two ranks is exact, and nginx sent at most 3 % more than without restarts."""
     with access_log() as log, serving(log.site(heavy)) as calm:
         ended(two_ranks(calm.url, tmp_path / "calm"))

@@ -3,7 +3,6 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +12,14 @@ from rackrun.training.schedule import Stage, check_scaled_lr, due, make_schedule
 from rackrun.training.settings.optim import BODY
 
 
-def test_due_is_true_at_every_multiple_and_at_the_last_step() -> None:
+def test_due_is_true_at_every_multiple_and_at_the_last_step():
     """One predicate serves log, evaluate and save, and never forgets the end."""
     assert [step for step in range(1, 11) if due(step, 4, 10)] == [4, 8, 10]
     assert [step for step in range(1, 4) if due(step, 0, 3)] == [3]
     assert [step for step in range(1, 4) if due(step, 1, 3)] == [1, 2, 3]
 
 
-def test_epochs_become_steps_once() -> None:
+def test_epochs_become_steps_once():
     """Everything that is given in epochs is known in steps before the first one."""
     config = Config(
         epochs=6, eval_every_epochs=2, save_every_epochs=3, warmup_epochs=0.5, step_epochs=2
@@ -30,7 +29,7 @@ def test_epochs_become_steps_once() -> None:
     assert (schedule.evaluate, schedule.save, schedule.warmup, schedule.decay) == (20, 30, 5, 20)
 
 
-def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
+def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing():
     """The rate climbs evenly to its peak and then follows half a cosine down."""
     schedule = make_schedule(Config(epochs=10, lr=1.0, warmup_epochs=1), epoch_steps=10, world=1)
     rates = [schedule.lr(step) for step in range(schedule.steps)]
@@ -49,9 +48,7 @@ def test_cosine_rises_in_the_warm_up_and_falls_to_nearly_nothing() -> None:
     ],
     ids=str,
 )
-def test_a_polynomial_follows_the_share_of_steps_to_go(
-    options: dict[str, Any], shares: list[float]
-) -> None:
+def test_a_polynomial_follows_the_share_of_steps_to_go(options, shares):
     """After the warm-up the rate is that share, or its square."""
     schedule = make_schedule(Config(epochs=3, lr=2.0, warmup_epochs=1, **options), 10, 1)
     assert schedule.lr(4) == pytest.approx(1.0)
@@ -59,7 +56,7 @@ def test_a_polynomial_follows_the_share_of_steps_to_go(
     assert rates == pytest.approx([2 * share for share in shares])
 
 
-def test_step_divides_by_ten_and_constant_does_not_move() -> None:
+def test_step_divides_by_ten_and_constant_does_not_move():
     """The two plain schedules do what their names say."""
     stepped = make_schedule(Config(epochs=6, lr=1.0, lr_schedule="step", step_epochs=2), 5, 1)
     assert [stepped.lr(step) for step in (0, 9, 10, 20)] == pytest.approx([1, 1, 0.1, 0.01])
@@ -67,18 +64,18 @@ def test_step_divides_by_ten_and_constant_does_not_move() -> None:
     assert {constant.lr(step) for step in range(30)} == {0.3}
 
 
-def test_the_rate_grows_with_the_ranks_only_when_asked() -> None:
+def test_the_rate_grows_with_the_ranks_only_when_asked():
     """Linear scaling is a choice."""
     assert make_schedule(Config(lr=0.1), 5, world=8).peak == 0.1
     assert make_schedule(Config(lr=0.1, scale_lr=True), 5, world=8).peak == pytest.approx(0.8)
 
 
-def test_a_warm_up_longer_than_the_run_leaves_half_of_it() -> None:
+def test_a_warm_up_longer_than_the_run_leaves_half_of_it():
     """A short trial of a long recipe still reaches its peak."""
     assert make_schedule(Config(epochs=1, warmup_epochs=5), 10, 1).warmup == 5
 
 
-def test_each_stage_has_a_course_of_its_own() -> None:
+def test_each_stage_has_a_course_of_its_own():
     """The last layer first, then all but those that stay frozen: each warms up and falls."""
     config = Config(
         epochs=6, head_epochs=2, head_lr=1.0, lr=0.1, warmup_epochs=1, freeze="stem,", scale_lr=True
@@ -96,7 +93,7 @@ def test_each_stage_has_a_course_of_its_own() -> None:
     assert 0 < schedule.lr(59) < 0.001
 
 
-def test_a_stage_shorter_than_the_warm_up_rises_for_half_of_it() -> None:
+def test_a_stage_shorter_than_the_warm_up_rises_for_half_of_it():
     """Also where the run is long enough; a stage without epochs is none."""
     config = Config(epochs=8, head_epochs=1, head_lr=1.0, warmup_epochs=3, lr_schedule="step")
     schedule = make_schedule(replace(config, step_epochs=1, lr=2.0), 10, 1)
@@ -110,9 +107,7 @@ def test_a_stage_shorter_than_the_warm_up_rises_for_half_of_it() -> None:
     assert only == Stage(0, 8, config.lr, ("a", "b"))
 
 
-def test_a_schedule_of_the_user_gives_the_share_after_the_warm_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_of_the_user_gives_the_share_after_the_warm_up(tmp_path, monkeypatch):
     """It is called with a stage's steps, and what is no share is refused with the step."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -134,7 +129,7 @@ def test_a_schedule_of_the_user_gives_the_share_after_the_warm_up(
         make_schedule(replace(config, lr_schedule="own_rates:rises"), 10, 1)
 
 
-def test_the_first_steps_are_logged_unless_an_interval_was_chosen() -> None:
+def test_the_first_steps_are_logged_unless_an_interval_was_chosen():
     """A small data set shows a loss before its epoch ends."""
     assert [step for step in range(1, 45) if make_schedule(Config(), 50, 1).logs(step, 44)] == [
         *(1, 2, 5, 10, 20, 40, 44)
@@ -144,7 +139,7 @@ def test_the_first_steps_are_logged_unless_an_interval_was_chosen() -> None:
     assert (chosen.epoch(25), chosen.log) == (0.5, 30)
 
 
-def test_a_scaled_rate_has_a_limit() -> None:
+def test_a_scaled_rate_has_a_limit():
     """SGD's rate is multiplied up to 3.2, for 8,192 images per step: what to type is said."""
     scaled = Config(batch_size=256, scale_lr=True)
     check_scaled_lr(scaled, 3.2, 8192)
@@ -176,7 +171,7 @@ def test_a_scaled_rate_has_a_limit() -> None:
         ({"scale_lr": False, "global_batch": 48, "exact_epochs": True}, 48),
     ],
 )
-def test_the_most_ranks_follow_from_rate_and_batch(options: dict[str, Any], most: int) -> None:
+def test_the_most_ranks_follow_from_rate_and_batch(options, most):
     """As many as a step has samples, and as keep --scale-lr where it is known to hold."""
     limit, why = most_ranks(Config(**options))
     assert limit == most

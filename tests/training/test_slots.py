@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ ONE_BYTE = (1, 1, 1)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long), 3])
-def test_a_batch_is_its_samples_each_prepared_alone(shapes: Path, workers: int) -> None:
+def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
     """Over an epoch's short last step, with two batches in hand: every image and label is right."""
     config = CatDog(
         data=str(shapes), image_size=16, batch_size=48, workers=workers, device="cpu",
@@ -79,7 +78,7 @@ class Ahead(IterableDataset[int | Problem]):
             yield number
 
 
-def test_no_batch_that_is_held_is_overwritten() -> None:
+def test_no_batch_that_is_held_is_overwritten():
     """However far ahead workers are, and when one has failed: the last three batches are whole."""
     slots = Slots(AHEAD * WORKERS + HELD, 1, ALONE.device)
     begun, last = shared_bytes(WORKERS), 40
@@ -87,7 +86,7 @@ def test_no_batch_that_is_held_is_overwritten() -> None:
     for number in range(last):
         assert next(made) == number
         furthest = min(number + AHEAD * WORKERS, last)
-        until(lambda limit=furthest: int(begun.max()) >= limit)  # type: ignore[misc]
+        until(lambda limit=furthest: int(begun.max()) >= limit)
         assert int(begun.max()) == furthest
         held = range(max(number - HELD + 1, 0), number + 1)
         assert [int(slots.images(batch, 1, ONE_BYTE)) for batch in held] == list(held)
@@ -110,7 +109,7 @@ class Cudart:
         self.asked.append(("release", 0))
 
 
-def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch):
     """All of the memory at once, for as long as it is used; a refusal names what to type."""
     runtime = Cudart(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
@@ -129,7 +128,7 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch: pytest.MonkeyPatch) ->
         Slots(4, 600, torch.device("cuda"))
 
 
-def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path: Path) -> None:
+def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path):
     """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
     program = (
         "import torch, sys; from rackrun.training.data.slots import Slots\n"
@@ -166,7 +165,7 @@ print(faults())
 """
 
 
-def test_a_group_of_images_takes_the_memory_of_the_one_before() -> None:
+def test_a_group_of_images_takes_the_memory_of_the_one_before():
     """Of 3,400 pages, a loader worker asks the kernel for few again; another process for all."""
     kept, usual = (
         int(subprocess.check_output([sys.executable, "-c", FREED.format(keeps=keeps)]))

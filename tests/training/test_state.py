@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def stepped(state: TrainingState, steps: int) -> TrainingState:
     return state
 
 
-def test_weight_decay_leaves_norms_and_biases_alone() -> None:
+def test_weight_decay_leaves_norms_and_biases_alone():
     """Only matrices and kernels decay."""
     decayed, spared = make_optimizer(net(), Config(weight_decay=0.1)).param_groups
     assert decayed["weight_decay"] == 0.1
@@ -47,7 +47,7 @@ class OnGpu(nn.Linear):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_on_a_gpu_one_kernel_updates_all_weights(optimizer: Literal["sgd", "adamw"]) -> None:
+def test_on_a_gpu_one_kernel_updates_all_weights(optimizer):
     """Optimizers are fused there, and left to torch on a CPU."""
     for model, fused in ((OnGpu(2, 2), True), (nn.Linear(2, 2), None)):
         groups = make_optimizer(model, Config(optimizer=optimizer)).param_groups
@@ -72,7 +72,7 @@ class Tokens(nn.Module):
         return ["special", "inner.weight", "outer"]
 
 
-def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone() -> None:
+def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone():
     """And whatever the model names itself, as timm's models do."""
     model = Tokens()
     decayed, spared = make_optimizer(model, Config(weight_decay=0.1)).param_groups
@@ -80,7 +80,7 @@ def test_weight_decay_leaves_tokens_embeddings_tables_and_scales_alone() -> None
     assert len(spared["params"]) == 10 and spared["weight_decay"] == 0
 
 
-def test_layers_nearer_to_the_image_learn_more_slowly() -> None:
+def test_layers_nearer_to_the_image_learn_more_slowly():
     """--layer-decay counts blocks; a norm counts with the layer before it."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Sequential(nn.Linear(4, 4)))
     model.append(nn.Linear(4, 2))
@@ -92,7 +92,7 @@ def test_layers_nearer_to_the_image_learn_more_slowly() -> None:
     assert [rates[weight] for weight in model.parameters()] == [0.2] * 4 + [0.4] * 2 + [0.8] * 2
 
 
-def test_a_checkpoint_with_other_groups_is_refused() -> None:
+def test_a_checkpoint_with_other_groups_is_refused():
     """Another --layer-decay has other groups; the message names the option."""
     with pytest.raises(SaveError, match="type the run's --layer-decay"):
         TrainingState(net(), Config(layer_decay=0.5)).load_state_dict(
@@ -101,7 +101,7 @@ def test_a_checkpoint_with_other_groups_is_refused() -> None:
 
 
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_momentum_is_nesterovs_or_plain(nesterov: bool) -> None:
+def test_momentum_is_nesterovs_or_plain(nesterov):
     """Three steps at 0.1 with gradient 1: torch's rule, typed out."""
     weight = nn.Linear(1, 1, bias=False)
     state = TrainingState(weight, Config(momentum=0.9, nesterov=nesterov, weight_decay=0.0))
@@ -119,12 +119,12 @@ def lamb(weight: list[float], **options: float) -> tuple[TrainingState, nn.Param
     """Return a layer of two weights, which LAMB trains with a lr of 0.1."""
     model = nn.Linear(2, 1, bias=False).double()
     model.weight.data = torch.tensor([weight], dtype=torch.float64)
-    state = TrainingState(model, Config(optimizer="lamb", **options))  # type: ignore[arg-type]
+    state = TrainingState(model, Config(optimizer="lamb", **options))
     state.set_lr(0.1)
     return state, model.weight
 
 
-def test_lamb_takes_a_step_as_long_as_the_weights() -> None:
+def test_lamb_takes_a_step_as_long_as_the_weights():
     """By hand: an update of (1, -1) + decay (1.5, 2), brought to the length 5 of (3, 4).
 
     Without weight decay the step is Adam's; so it is where weights of 0 have no length.
@@ -141,7 +141,7 @@ def test_lamb_takes_a_step_as_long_as_the_weights() -> None:
         assert result[0].tolist() == pytest.approx(moved, abs=1e-6)
 
 
-def test_lamb_follows_the_published_algorithm() -> None:
+def test_lamb_follows_the_published_algorithm():
     """You et al., algorithm 2, typed out for some steps; after a restart it goes on with them."""
     state, result = lamb([3.0, -4.0], weight_decay=0.02)
     weight, mean, square = [torch.tensor([[3.0, -4.0]], dtype=torch.float64)] + [
@@ -165,9 +165,7 @@ def test_lamb_follows_the_published_algorithm() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
-    optimizer: Literal["sgd", "adamw"],
-) -> None:
+def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(optimizer):
     """One made on a GPU goes on here with its momenta and counts, in the loops of this device."""
     config = Config(optimizer=optimizer)
     fused, state = TrainingState(net(), config), TrainingState(net(), config)
@@ -183,9 +181,9 @@ def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
+def test_a_state_goes_on_as_if_nothing_had_happened(optimizer):
     """Weights, momentum, average, counters: after a round trip the next steps are the same bits."""
-    config = Config(optimizer=optimizer, lr=0.01, ema_decay=0.9)  # type: ignore[arg-type]
+    config = Config(optimizer=optimizer, lr=0.01, ema_decay=0.9)
     lab = stepped(TrainingState(net(), config), 3)
     other = TrainingState(net(), config)
     other.load_state_dict(checkpoint.unpack(checkpoint.pack(lab.state_dict())))
@@ -196,17 +194,17 @@ def test_a_state_goes_on_as_if_nothing_had_happened(optimizer: str) -> None:
         assert torch.equal(tensor, other.evaluated.state_dict()[name])
 
 
-def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
+def test_the_average_follows_slowly_and_is_what_is_judged():
     """Between where it was and where the model is; buffers are the model's own."""
     state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99))
     assert state.average is not None
     assert not any(weight.requires_grad for weight in state.average.model.parameters())
-    start = state.average.model[3].weight.clone()  # type: ignore[index]
+    start = state.average.model[3].weight.clone()
     stepped(state, 30)
-    moved = (state.model[3].weight - start).abs().sum()  # type: ignore[index]
-    followed = (state.evaluated[3].weight - start).abs().sum()  # type: ignore[index]
+    moved = (state.model[3].weight - start).abs().sum()
+    followed = (state.evaluated[3].weight - start).abs().sum()
     assert 0 < followed < moved
-    assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)  # type: ignore[index]
+    assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)
     state.start_average()
     for name, tensor in state.model.state_dict().items():
         assert torch.equal(tensor, state.evaluated.state_dict()[name])
@@ -214,20 +212,20 @@ def test_the_average_follows_slowly_and_is_what_is_judged() -> None:
     assert TrainingState(net(), Config()).average is None
 
 
-def test_the_average_moves_every_few_steps() -> None:
+def test_the_average_moves_every_few_steps():
     """--ema-steps 3: after steps 1, 4, 7, and so much each time as if there were no others."""
     state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99, ema_steps=3))
     assert state.average is not None
-    expected = state.average.model[3].weight.clone()  # type: ignore[index]
+    expected = state.average.model[3].weight.clone()
     for step in range(7):
         stepped(state, 1)
         if step % 3 == 0:
             share = 1 - min(0.99, (1 + step // 3) / (10 + step // 3))
-            expected.lerp_(state.model[3].weight.detach(), share)  # type: ignore[index]
-        assert torch.equal(state.evaluated[3].weight, expected)  # type: ignore[index]
+            expected.lerp_(state.model[3].weight.detach(), share)
+        assert torch.equal(state.evaluated[3].weight, expected)
 
 
-def test_the_best_epoch_is_known() -> None:
+def test_the_best_epoch_is_known():
     """An epoch is the best when its evaluation is at least as good as all before."""
     state = TrainingState(net(), Config())
     samples = [
@@ -238,7 +236,7 @@ def test_the_best_epoch_is_known() -> None:
     assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)
 
 
-def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> None:
+def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory():
     """Tensors in dictionaries and lists are copied; what torch keeps beside them is kept."""
     model, snapshot = net(), Snapshot()
     content: dict[str, Any] = {
@@ -249,7 +247,7 @@ def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> 
     taken = snapshot.take(content)
     first, rest = taken["model"]["3.weight"], taken["rest"][0]
     expected = first.clone()
-    model[3].weight.data.zero_()  # type: ignore[index]
+    model[3].weight.data.zero_()
     content["rest"][0].zero_()
     assert torch.equal(first, expected) and rest.tolist() == [1, 1]
     assert (taken["rest"][1], taken["name"]) == (3, "net")
@@ -263,7 +261,7 @@ def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory() -> 
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_a_weight_that_is_no_number_is_found(value: float) -> None:
+def test_a_weight_that_is_no_number_is_found(value):
     """Wherever it is among the weights."""
     state = TrainingState(net(), Config())
     assert state.is_finite
@@ -271,7 +269,7 @@ def test_a_weight_that_is_no_number_is_found(value: float) -> None:
     assert not state.is_finite
 
 
-def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took() -> None:
+def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took():
     """Groups that a user's optimizer has made have no share of their own."""
     state = TrainingState(net(), Config(layer_decay=0.5))
     state.improvement.lr_factor = 0.1

@@ -92,7 +92,7 @@ class SimulatedMax:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_all_ranks_follow_requests_after_the_same_step(seed: int) -> None:
+def test_all_ranks_follow_requests_after_the_same_step(seed):
     """However long exchanges take on each rank, and whoever has a request; none is lost."""
     random = Random(seed)
     slowest = random.choice((0, 1, 3, 40))
@@ -112,7 +112,7 @@ def test_all_ranks_follow_requests_after_the_same_step(seed: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7, 100])
-def test_no_step_waits_once_the_duration_of_exchanges_is_known(steps: int) -> None:
+def test_no_step_waits_once_the_duration_of_exchanges_is_known(steps):
     """The lag doubles until it is long enough, and stays, although some ranks are faster."""
     network = Network(lambda rank, step: steps // (1 + rank % 2))
     for _ in network.requests_followed(3000, lambda rank, step: NOTHING):
@@ -122,7 +122,7 @@ def test_no_step_waits_once_the_duration_of_exchanges_is_known(steps: int) -> No
 
 
 @pytest.mark.parametrize("steps", [0, 3, 25])
-def test_a_request_is_followed_soon(steps: int) -> None:
+def test_a_request_is_followed_soon(steps):
     """After two exchanges at most, each of which is read after twice the steps that it takes."""
     network = Network(lambda rank, step: steps)
     pending: Requests = lambda rank, step: STOP * (rank == 2 and step >= 500)  # noqa: E731
@@ -132,7 +132,7 @@ def test_a_request_is_followed_soon(steps: int) -> None:
     assert 500 <= first <= 500 + 4 * steps + 1
 
 
-def test_requests_are_followed_in_their_own_step_when_exchanges_are_fast_again() -> None:
+def test_requests_are_followed_in_their_own_step_when_exchanges_are_fast_again():
     """A slow network is remembered for some exchanges only."""
     network = Network(lambda rank, step: 10 if 100 <= step < 200 else 0)
     begun = 200 + 21 * (RECENT + 2)

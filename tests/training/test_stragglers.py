@@ -23,7 +23,7 @@ def late(times: np.ndarray, rank: int, part: int, seconds: float, every: int = 1
 
 
 @pytest.mark.parametrize(("part", "why"), [(0, "data"), (1, "compute")])
-def test_a_rank_that_is_always_late_is_named_with_the_reason(part: int, why: str) -> None:
+def test_a_rank_that_is_always_late_is_named_with_the_reason(part, why):
     """Seven ranks wait 12 ms a step for the eighth; what it takes stands beside the others'."""
     observed = times(8)
     late(observed, 5, part, 0.012)
@@ -35,7 +35,7 @@ def test_a_rank_that_is_always_late_is_named_with_the_reason(part: int, why: str
     assert "the others wait for rank 5 " in result.text() and f"its {why} takes" in result.text()
 
 
-def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
+def test_a_rank_that_is_late_now_and_then_is_found_among_others():
     """Means over steps hide one that stalls for half a second in every fiftieth step; this not."""
     observed = times(4)
     late(observed, 2, 0, 0.5, every=50)
@@ -45,7 +45,7 @@ def test_a_rank_that_is_late_now_and_then_is_found_among_others() -> None:
     assert result.waited == pytest.approx(0.01, rel=0.1)
 
 
-def test_a_slow_network_names_no_rank() -> None:
+def test_a_slow_network_names_no_rank():
     """Where all ranks wait, none is named."""
     observed = times(4)
     observed[:, :, 2] += 0.05
@@ -54,7 +54,7 @@ def test_a_slow_network_names_no_rank() -> None:
     assert "rank" not in result.text()
 
 
-def test_ranks_that_keep_step_are_no_news() -> None:
+def test_ranks_that_keep_step_are_no_news():
     """Nothing is said where nothing is to be won."""
     assert straggler_in(times(4)).text() == ""
 
@@ -72,7 +72,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, 
 
 
 @pytest.mark.parametrize("why", ["data", "compute"])
-def test_the_rank_that_sleeps_is_found(why: str, lines: dict[str, list[dict[str, object]]]) -> None:
+def test_the_rank_that_sleeps_is_found(why, lines):
     """Two real ranks, of which one sleeps in its data or in its forward: both reports say so."""
     assert len(lines[why]) == 2
     for line in lines[why]:
@@ -82,8 +82,6 @@ def test_the_rank_that_sleeps_is_found(why: str, lines: dict[str, list[dict[str,
     assert f"its {why} takes" in str(lines["said"])
 
 
-def test_stragglers_are_only_searched_on_request(
-    lines: dict[str, list[dict[str, object]]],
-) -> None:
+def test_stragglers_are_only_searched_on_request(lines):
     """--straggler-steps 0 writes nothing."""
     assert lines["off"] == []

@@ -35,7 +35,7 @@ def numbered(asked: list[int]) -> Iterator[Batch]:
         yield Batch(torch.full((2, 3, 4, 4), number, dtype=torch.uint8), torch.full((2,), number))
 
 
-def test_every_batch_arrives_in_order_and_the_next_one_is_on_its_way() -> None:
+def test_every_batch_arrives_in_order_and_the_next_one_is_on_its_way():
     """While a step works on a batch, the next one is already there."""
     asked: list[int] = []
     for number, batch in enumerate(on_device(numbered(asked), CPU)):
@@ -44,7 +44,7 @@ def test_every_batch_arrives_in_order_and_the_next_one_is_on_its_way() -> None:
     assert asked == list(range(5))
 
 
-def test_a_single_batch_and_none_at_all_arrive_too() -> None:
+def test_a_single_batch_and_none_at_all_arrive_too():
     """The end of the batches is the end of the copies."""
     assert len(list(on_device(islice(numbered([]), 1), CPU))) == 1
     assert list(on_device(iter(()), CPU)) == []
@@ -66,7 +66,7 @@ SHORT = (("default", 1), ("timm-a3", 0))
         for number, step in enumerate(STEPS)
     ],
 )
-def test_a_step_asks_the_device_for_nothing(recipe: str, options: dict[str, Any]) -> None:
+def test_a_step_asks_the_device_for_nothing(recipe, options):
     """All of a step, mixing, clipping and the average included, runs where tensors have no values.
 
     So no step but the first, whose outputs are looked at, waits for the device between two lines of

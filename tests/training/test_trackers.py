@@ -67,9 +67,7 @@ def inode(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("begun")
-def test_two_trackers_get_a_run_and_what_goes_on_from_it(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_two_trackers_get_a_run_and_what_goes_on_from_it(shapes, tmp_path, monkeypatch, capfd):
     """One run each: settings, every line once, the result and the report; no warning."""
     monkeypatch.setenv("RACKRUN_RUN_ID", "0123abcd")
     monkeypatch.setenv("RACKRUN_COMMIT", "feed" * 10)
@@ -99,7 +97,7 @@ def test_two_trackers_get_a_run_and_what_goes_on_from_it(
     assert curves(second) == steps
 
 
-def test_what_was_sent_names_no_place_of_its_own(tmp_path: Path) -> None:
+def test_what_was_sent_names_no_place_of_its_own(tmp_path):
     """The file may be a host's: a server that it names would get the user's password for theirs."""
     runs = tmp_path / "my runs"
     run, files = runs / "20260102-030405-b", "mlruns"
@@ -123,7 +121,7 @@ def test_what_was_sent_names_no_place_of_its_own(tmp_path: Path) -> None:
         assert str(refused.value).isprintable()
 
 
-def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: Path) -> None:
+def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path):
     """Its file stays with it: sent from here, a run is a new one, with all of its steps."""
     remote, local = a_run(tmp_path / "there"), tmp_path / "here"
     local.mkdir()
@@ -141,7 +139,7 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path: P
 
 
 @pytest.mark.parametrize("below", ["figures", "../20260102-030405-b"])
-def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Path) -> None:
+def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below, tmp_path):
     """On a disk that hosts share they can write wandb/settings: it would get the user's key."""
     runs = tmp_path / "project" / "runs"
     runs.mkdir(parents=True)
@@ -167,7 +165,7 @@ def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below: str, tmp_path: Pa
         assert ("server: http://mine.example\n" in sent.stdout) == obeyed
 
 
-def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) -> None:
+def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path):
     """In there stands where their artifacts lie, which could be any place."""
     remote, local = a_run(tmp_path / "there"), tmp_path / "here"
     local.mkdir()
@@ -194,9 +192,7 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path: Path) 
         ("tracker-wandb.json", b"", 1 << 40, "longer than 65536 bytes; remove it to begin a new"),
     ],
 )
-def test_what_a_host_has_made_large_or_damaged_is_one_line(
-    name: str, begins: bytes, size: int, message: str, tmp_path: Path
-) -> None:
+def test_what_a_host_has_made_large_or_damaged_is_one_line(name, begins, size, message, tmp_path):
     """On a shared disk ranks write these files: a terabyte of zeros is not read into memory."""
     run = a_run(tmp_path / "run")
     (run / name).write_bytes(begins)
@@ -207,7 +203,7 @@ def test_what_a_host_has_made_large_or_damaged_is_one_line(
     assert line.startswith(f"error: {run / name}: {message}")
 
 
-def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path: Path) -> None:
+def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path):
     """Each line once, also when a piece ends in the middle of one, or the run is still writing."""
     run = a_run(tmp_path / "run")
     path = run / "metrics.jsonl"
@@ -224,7 +220,7 @@ def test_a_file_of_many_pieces_is_read_line_by_line(tmp_path: Path) -> None:
     assert reader.next_lines() == lines[-1:] and reader.next_lines() == []
 
 
-def test_the_summary_of_pieces_is_that_of_all_lines() -> None:
+def test_the_summary_of_pieces_is_that_of_all_lines():
     """The last accuracy, and the best before or in the newest lines."""
     evaluations = [{"kind": "evaluate", "top1": top1} for top1 in (0.5, 0.9, 0.7, 0.8)]
     result = dict[str, float]()
@@ -234,7 +230,7 @@ def test_the_summary_of_pieces_is_that_of_all_lines() -> None:
     assert summary([], {}) == {}
 
 
-def test_another_server_gets_all_steps(tmp_path: Path) -> None:
+def test_another_server_gets_all_steps(tmp_path):
     """What one of them has says nothing of another."""
     run = a_run(tmp_path / "run")
     for server in (tmp_path / "run" / "mlruns", tmp_path / "mlruns"):
@@ -317,9 +313,7 @@ print(json.dumps({
 """
 
 
-def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
-    shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_a_tracker_that_hangs_costs_a_moment_at_the_end(shapes, tmp_path, deaf, monkeypatch, capfd):
     """wandb would wait for its server without end: the run ends well, and names the rest."""
     monkeypatch.setattr(metrics, "END_SECONDS", 0.5)
     monkeypatch.setenv("WANDB_BASE_URL", deaf)
@@ -331,9 +325,7 @@ def test_a_tracker_that_hangs_costs_a_moment_at_the_end(
     assert (tmp_path / "run" / "final.pt").exists()
 
 
-def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
-    shapes: Path, tmp_path: Path, deaf: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(shapes, tmp_path, deaf, monkeypatch):
     """The run saves and ends with 130; the tracker ends with it."""
     monkeypatch.setattr(metrics, "STOPPED_SECONDS", 0.5)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", deaf)
@@ -353,9 +345,7 @@ def test_ctrl_c_is_as_quick_beside_a_tracker_that_hangs(
 
 @pytest.mark.long  # a tracker that hangs, above, and what is sent later by both
 @pytest.mark.usefixtures("begun")
-def test_a_tracker_that_fails_is_one_line(
-    shapes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
-) -> None:
+def test_a_tracker_that_fails_is_one_line(shapes, tmp_path, monkeypatch, capfd):
     """Nothing listens at its address; what was not sent goes to another one from a resumed run."""
     run = tmp_path / "run"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
@@ -369,7 +359,7 @@ def test_a_tracker_that_fails_is_one_line(
     assert (output["steps"], output["status"], output["report"]) == ([5, 10], "FINISHED", True)
 
 
-def test_what_is_not_installed_or_no_tracker_is_one_line() -> None:
+def test_what_is_not_installed_or_no_tracker_is_one_line():
     """A name has to be known; a known one that is missing names its extra."""
     with pytest.raises(UsageError, match=r"--track wandbb: no such tracker; did you mean wandb\?"):
         settings(Path(), Path(), track="mlflow,wandbb")

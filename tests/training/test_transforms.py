@@ -33,7 +33,7 @@ def jpeg(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("pictures", [4, 0])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_normalised_colour_by_colour(channels: int, pictures: int) -> None:
+def test_images_are_normalised_colour_by_colour(channels, pictures):
     """(pixel / 255 - mean) / deviation, whatever the layout in memory; no images stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
     transforms = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
@@ -48,7 +48,7 @@ def test_images_are_normalised_colour_by_colour(channels: int, pictures: int) ->
         torch.testing.assert_close(result, expected)
 
 
-def test_models_see_the_normalisation_of_their_published_weights() -> None:
+def test_models_see_the_normalisation_of_their_published_weights():
     """Every model of torchvision gets the mean and deviation that torchvision publishes with its
     weights; those of ImageNet are the default, of timm's as of ours. Torchvision's googlenet and
     inception_v3 turn ImageNet's back into (x - 0.5) / 0.5 themselves, which ours get at once."""
@@ -66,7 +66,7 @@ def test_models_see_the_normalisation_of_their_published_weights() -> None:
         assert (ours.mean, ours.deviation) == expected, name
 
 
-def test_published_weights_bring_size_crop_and_kernel() -> None:
+def test_published_weights_bring_size_crop_and_kernel():
     """What is typed counts more; weights of one's own, and none, see 224 of 256 pixels."""
     for name in ("resnet50", "efficientnet_b3", "vit_h_14", "inception_v3"):
         preset = torchvision.models.get_model_weights(name).DEFAULT.transforms()
@@ -84,7 +84,7 @@ def test_published_weights_bring_size_crop_and_kernel() -> None:
         assert classify.transforms(config, 0) == Transforms(224, 0, 3, 256, crop_area=0.35)
 
 
-def test_mean_and_std_are_typed_for_any_model() -> None:
+def test_mean_and_std_are_typed_for_any_model():
     """A number for each channel or for all; what cannot be right, or is not used, is refused."""
     config = Classify(model="my_models:Net", mean="0.5", std="0.1,0.2,0.3")
     transforms = classify.transformed(config, 0)
@@ -108,7 +108,7 @@ def test_mean_and_std_are_typed_for_any_model() -> None:
             Classify(mean=mean, std=std)
 
 
-def test_gray_tasks_see_their_published_normalisation() -> None:
+def test_gray_tasks_see_their_published_normalisation():
     """MNIST's mean and deviation are those of its 60,000 training images, gray cats and dogs have
     one channel's."""
     digits = mnist_task.transforms(Mnist(), 0)
@@ -117,7 +117,7 @@ def test_gray_tasks_see_their_published_normalisation() -> None:
     assert (gray.mean, gray.deviation) == ((0.45,), (0.25,))
 
 
-def test_random_crops_and_erased_rectangles_have_their_published_bounds() -> None:
+def test_random_crops_and_erased_rectangles_have_their_published_bounds():
     """Inception's crops: 8 to 100 % of the area, 3:4 to 4:3. Random Erasing: 2 to 33 % of the area,
     0.3 to 3.3, as torchvision draws it."""
     from inspect import signature
@@ -133,7 +133,7 @@ def test_random_crops_and_erased_rectangles_have_their_published_bounds() -> Non
     assert erasing["ratio"].default == ERASED_SHAPE == (0.3, 3.3)
 
 
-def test_evaluation_sees_the_whole_image_or_its_centre() -> None:
+def test_evaluation_sees_the_whole_image_or_its_centre():
     """Squeezed to the square, or cut out of it after resizing the shorter side."""
     data = jpeg(200, 120)
     squeezed = Transforms(size=32).for_evaluation(data)
@@ -145,7 +145,7 @@ def test_evaluation_sees_the_whole_image_or_its_centre() -> None:
     assert not np.array_equal(cut, squeezed)
 
 
-def test_gray_is_what_pillow_calls_gray() -> None:
+def test_gray_is_what_pillow_calls_gray():
     """One channel, weighted as the standard says."""
     data = jpeg(100, 100)
     colour = Transforms(size=40).for_evaluation(data)
@@ -154,7 +154,7 @@ def test_gray_is_what_pillow_calls_gray() -> None:
     assert np.array_equal(gray[:, :, 0], np.asarray(Image.fromarray(colour).convert("L")))
 
 
-def test_training_crops_and_mirrors_by_chance_and_can_be_repeated() -> None:
+def test_training_crops_and_mirrors_by_chance_and_can_be_repeated():
     """The same random numbers give the same crop; without crops only the mirror is left."""
     data = jpeg(120, 80)
     transforms = Transforms(size=24, crop_area=0.5)

@@ -16,9 +16,7 @@ ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 TWO = Ranks(0, 2, 0, 2, torch.device("cpu"))
 
 
-def test_models_that_exchange_more_than_gradients_take_the_even_way(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_models_that_exchange_more_than_gradients_take_the_even_way(monkeypatch):
     """SyncBatchNorm, and torch's own check of collectives, cannot be served by Join."""
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     synced = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
@@ -33,7 +31,7 @@ def statistics(norm: nn.Module) -> torch.Tensor:
     return torch.cat([norm.get_buffer(name).clone() for name in ("running_mean", "running_var")])
 
 
-def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None:
+def test_a_norm_with_one_value_per_channel_uses_its_running_statistics():
     """The norm of a convolution trains on a single image all the same; no images change nothing."""
     model = nn.Sequential(
         *(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
@@ -54,9 +52,7 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics() -> None
         ] == changed
 
 
-def test_statistics_are_shared_before_a_rank_has_a_single_image(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_statistics_are_shared_before_a_rank_has_a_single_image(monkeypatch):
     """Or none. Norms that exchange theirs need nothing, and neither does a model without any."""
     shared: list[nn.Module] = []
     monkeypatch.setattr(Ranks, "ddp", lambda ranks, model: model)
@@ -70,28 +66,28 @@ def test_statistics_are_shared_before_a_rank_has_a_single_image(
     assert shared == [model] * 2
 
 
-def test_a_rank_alone_and_full_steps_need_nothing() -> None:
+def test_a_rank_alone_and_full_steps_need_nothing():
     """Join comes in only where some ranks have no samples."""
     model = nn.Linear(2, 2)
 
     class Holder:
         optimizer = make_optimizer(model, Config())
 
-    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
+    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())
     with tail.at(3):
         pass
     assert tail.computes(1) and not tail.computes(0)
     assert tail.remark(2) == ""
 
 
-def test_the_even_way_is_said_once_with_its_reason() -> None:
+def test_the_even_way_is_said_once_with_its_reason():
     """One sentence at the start of a run, if its epochs end with fewer samples than ranks."""
     model = nn.Sequential(nn.Linear(2, 2), nn.SyncBatchNorm(2))
 
     class Holder:
         optimizer = make_optimizer(model, Config())
 
-    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())  # type: ignore[arg-type]
+    tail = UnevenInputs(Ranks(0, 3, 0, 3, torch.device("cpu")), model, Holder())
     assert tail.remark(3) == ""
     assert tail.remark(2) == (
         "the last step of an epoch has 2 samples for 3 ranks; it runs the even way, without Join:"

@@ -1,6 +1,5 @@
 """Models by name, and weights from files."""
 
-from pathlib import Path
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
@@ -19,7 +18,7 @@ def net(classes: int, width: int = 4) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, width, 3), nn.Flatten(), nn.Linear(width, classes))
 
 
-def test_an_unknown_model_gets_its_near_names() -> None:
+def test_an_unknown_model_gets_its_near_names():
     """The name is looked up, never evaluated, and a slip is answered with the nearest names."""
     with pytest.raises(UsageError, match=r"--model resnet51: no such model; .*resnet50"):
         torchvision_model("resnet51", 10, 224)
@@ -30,14 +29,14 @@ def test_an_unknown_model_gets_its_near_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenet_v3_small", "googlenet", "vit_b_16"])
-def test_a_model_of_torchvision_has_the_classes_and_size_of_the_task(name: str) -> None:
+def test_a_model_of_torchvision_has_the_classes_and_size_of_the_task(name):
     """Also those that answer with more than one tensor, or for one size only."""
     with torch.device("meta"):
         model = torchvision_model(name, classes=7, size=64)
         assert model.train()(torch.zeros(2, 3, 64, 64)).shape == (2, 7)
 
 
-def test_a_size_that_a_model_cannot_have_is_refused() -> None:
+def test_a_size_that_a_model_cannot_have_is_refused():
     """By the size, not in the first step; a larger one that it can have works."""
     for name, size in (("vit_h_14", 225), ("maxvit_t", 192)):
         with pytest.raises(UsageError, match=f"--image-size {size}: --model {name} .*; type --im"):
@@ -50,7 +49,7 @@ def test_a_size_that_a_model_cannot_have_is_refused() -> None:
 @pytest.mark.parametrize(
     "per_family", [1, pytest.param(99, marks=pytest.mark.long)], ids=["one of each", "all"]
 )
-def test_every_classification_model_can_be_built(per_family: int) -> None:
+def test_every_classification_model_can_be_built(per_family):
     """Nothing in the registry needs an argument that we do not give."""
     families: dict[str, list[str]] = {}
     for name in torchvision.models.list_models(module=torchvision.models):
@@ -65,7 +64,7 @@ def test_every_classification_model_can_be_built(per_family: int) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod."])
-def test_weights_are_taken_up_whatever_wrapped_them(tmp_path: Path, prefix: str) -> None:
+def test_weights_are_taken_up_whatever_wrapped_them(tmp_path, prefix):
     """DDP's and torch.compile's prefixes do not matter."""
     old, new = net(2), net(2)
     path = tmp_path / "weights.pth"
@@ -73,10 +72,10 @@ def test_weights_are_taken_up_whatever_wrapped_them(tmp_path: Path, prefix: str)
     said = load_weights(new, path, ("cat", "dog"))
     kept = "keeps its 2 rows: the file does not say of which classes"
     assert said == f"weights from {path}; the last layer (2.weight, 2.bias) {kept}"
-    assert torch.equal(new[0].weight, old[0].weight)  # type: ignore[index]
+    assert torch.equal(new[0].weight, old[0].weight)
 
 
-def test_weights_are_found_in_our_own_files(tmp_path: Path) -> None:
+def test_weights_are_found_in_our_own_files(tmp_path):
     """In a final.pt, and in a checkpoint the average if there is one."""
     old, averaged = net(2).state_dict(), net(2).state_dict()
     contents = {
@@ -91,7 +90,7 @@ def test_weights_are_found_in_our_own_files(tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()["2.weight"], old["2.weight"])
 
 
-def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
+def test_a_last_layer_of_another_size_starts_afresh(tmp_path):
     """Transfer to another number of classes keeps all but the head, and says so."""
     old, new = net(1000), net(2)
     torch.save(old.state_dict(), tmp_path / "w.pth")
@@ -112,9 +111,7 @@ def test_a_last_layer_of_another_size_starts_afresh(tmp_path: Path) -> None:
         ("cat dog emu", "had other classes (red, green, blue) and starts afresh", [None] * 3),
     ],
 )
-def test_rows_of_the_last_layer_follow_their_classes(
-    tmp_path: Path, classes: str, said: str, rows: list[int | None]
-) -> None:
+def test_rows_of_the_last_layer_follow_their_classes(tmp_path, classes, said, rows):
     """By name, whatever their order and number; a row of another class is never kept."""
     names = classes.split()
     old, new = net(3), net(len(names))
@@ -129,7 +126,7 @@ def test_rows_of_the_last_layer_follow_their_classes(
         assert torch.equal(new.state_dict()["2.weight"][number], source)
 
 
-def test_another_normalization_of_weights_is_said(tmp_path: Path) -> None:
+def test_another_normalization_of_weights_is_said(tmp_path):
     """Those of a run know theirs: a model that is fed otherwise answers wrongly."""
     content = {
         "model": net(2).state_dict(),
@@ -141,7 +138,7 @@ def test_another_normalization_of_weights_is_said(tmp_path: Path) -> None:
     assert line.endswith("another normalization: type --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5")
 
 
-def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(tmp_path):
     """A difference anywhere but in the last layer is no transfer; each is named."""
     torch.save(net(2, width=5).state_dict(), tmp_path / "w.pth")
     model = net(2)
@@ -151,7 +148,7 @@ def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     assert torch.equal(model.state_dict()["0.weight"], before)
 
 
-def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_weights_is_refused(tmp_path):
     """Missing, garbage, or something else: one line and 74."""
     with pytest.raises(SaveError, match="cannot be read"):
         load_weights(net(2), tmp_path / "absent.pth", ("cat", "dog"))
@@ -184,9 +181,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
     ],
     ids=["empty", "text", "page", "GGUF", "safetensors", "zip", "code", "short", "F4"],
 )
-def test_a_file_of_another_kind_is_named_in_our_own_words(
-    tmp_path: Path, data: bytes, says: str
-) -> None:
+def test_a_file_of_another_kind_is_named_in_our_own_words(tmp_path, data, says):
     """No traceback, and not torch's advice to let the code in it run."""
     path = tmp_path / "weights"
     path.write_bytes(data)
@@ -196,7 +191,7 @@ def test_a_file_of_another_kind_is_named_in_our_own_words(
     assert "weights_only" not in str(observed.value)
 
 
-def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
+def test_a_table_that_holds_itself_has_no_weights(tmp_path):
     """A pickle may hold itself; the search for weights ends all the same."""
     table: dict[str, object] = {}
     table["state"] = {"model": table}
@@ -205,7 +200,7 @@ def test_a_table_that_holds_itself_has_no_weights(tmp_path: Path) -> None:
         load_weights(net(2), tmp_path / "round.pth", ("cat", "dog"))
 
 
-def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path):
     """torch stores tensors uncompressed: packed zeros are an attack on memory."""
     torch.save({"a": torch.zeros(1 << 20)}, tmp_path / "plain.pth")
     with (
@@ -219,7 +214,7 @@ def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path: Path) -> No
         load_weights(net(2), tmp_path / "bomb.pth", ("cat", "dog"))
 
 
-def test_names_of_tensors_cannot_play_with_the_terminal(tmp_path: Path) -> None:
+def test_names_of_tensors_cannot_play_with_the_terminal(tmp_path):
     """They are shown in the differences, cleaned and cut."""
     torch.save({"\x1b]0;owned\x07" + "x" * 9999: torch.zeros(1)}, tmp_path / "w.pth")
     with pytest.raises(SaveError, match="\u241b]0;owned\u2407x+ is") as observed:

@@ -93,17 +93,13 @@ def of(rows: Rows, problem: str) -> set[tuple[str, str, str]]:
     }
 
 
-def test_nothing_is_found_where_nothing_is(
-    examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_found_where_nothing_is(examine, capsys):
     """Forty parts of two photographs, cut side by side: no finding, and the command says so."""
     assert examine(clean_set()) == []
     assert "nothing found" in capsys.readouterr().out
 
 
-def test_exact_copies_are_named_by_what_they_spoil(
-    tmp_path: Path, examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exact_copies_are_named_by_what_they_spoil(tmp_path, examine, capsys):
     """Of a leak the training image goes, of a copy one stays, two classes are for a person; the
     output has the counts and the command that drops, also of a version by its number."""
     files = clean_set()
@@ -134,7 +130,7 @@ CHANGES: dict[str, Callable[[Image.Image], bytes]] = {
 }
 
 
-def test_near_copies_are_found_however_they_were_made(examine: Callable[..., Rows]) -> None:
+def test_near_copies_are_found_however_they_were_made(examine):
     """Encoded anew, scaled, squeezed, cropped, mirrored, darker, gray: each is found beside its
     original; the smaller goes, in train rather than in val; of two classes, a person decides."""
     files, images = clean_set(), parts()
@@ -161,7 +157,7 @@ def test_near_copies_are_found_however_they_were_made(examine: Callable[..., Row
     assert pairs[frozenset(("other", "38"))][1] == ""
 
 
-def test_images_of_one_kind_are_not_copies_of_one_another() -> None:
+def test_images_of_one_kind_are_not_copies_of_one_another():
     """Of 300 real digits, many of which look alike, four pairs at most are taken for copies; a
     darker copy of one is found."""
     images = [Image.fromarray(pixels) for pixels in digits()[0][:300]]
@@ -172,7 +168,7 @@ def test_images_of_one_kind_are_not_copies_of_one_another() -> None:
     assert (7, 300) in {pair[:2] for pair in pairs}
 
 
-def test_a_neighbour_is_the_fifth_nearest_of_the_others() -> None:
+def test_a_neighbour_is_the_fifth_nearest_of_the_others():
     """By 1 - correlation, an image itself left out; at most a quarter off the median of all."""
     thumbs = np.random.default_rng(5).integers(256, size=(60, 16, 16)).astype(np.uint8)
     thumbs[1:9] = thumbs[0]  # many copies: their fifth-nearest is a copy, too
@@ -184,7 +180,7 @@ def test_a_neighbour_is_the_fifth_nearest_of_the_others() -> None:
     assert np.allclose(neighbour_distances(thumbs), expected, atol=1e-5)
 
 
-def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_image_is_compared_with_every_other(monkeypatch):
     """Pairs are found wherever their rows fall among the blocks that are compared at once."""
     monkeypatch.setattr("rackrun.convert.doctor.near_copies.ROWS", 4)
     monkeypatch.setattr("rackrun.convert.doctor.near_copies.COLUMNS", 8)
@@ -200,7 +196,7 @@ def test_every_image_is_compared_with_every_other(monkeypatch: pytest.MonkeyPatc
     assert pairs == expected
 
 
-def test_images_and_classes_that_stand_out_are_named(examine: Callable[..., Rows]) -> None:
+def test_images_and_classes_that_stand_out_are_named(examine):
     """An empty image goes; a strip, a thumbnail, a small class, two classes of one name in two
     spellings are for a person."""
     files = clean_set()
@@ -218,9 +214,7 @@ def test_images_and_classes_that_stand_out_are_named(examine: Callable[..., Rows
     assert ("similar classes", "pine", "alike: 'Pine'") in classes
 
 
-def test_a_damaged_image_is_counted_and_the_rest_is_looked_at(
-    tmp_path: Path, examine: Callable[..., Rows]
-) -> None:
+def test_a_damaged_image_is_counted_and_the_rest_is_looked_at(tmp_path, examine):
     """A flipped byte in a shard: its image is named and left alone, and a copy elsewhere is still
     found; a shard that ends early hides its images, and the doctor says so."""
     files = clean_set()
@@ -249,15 +243,13 @@ def test_a_damaged_image_is_counted_and_the_rest_is_looked_at(
     ],
     ids=["cut", "empty", "header", "strip", "scans"],
 )
-def test_what_cannot_be_decoded_is_marked(data: bytes) -> None:
+def test_what_cannot_be_decoded_is_marked(data):
     """Whatever the bytes are, the look says so and nothing is raised."""
     assert fingerprint(data)["state"] == UNDECODED
     assert fingerprint(jpeg(parts(1)[0]))["state"] == SOUND
 
 
-def test_names_of_strangers_stay_text(
-    tmp_path: Path, examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_strangers_stay_text(tmp_path, examine, capsys):
     """A class whose name is HTML is shown as text, in a page without scripts or addresses."""
     evil = "<img src=x onerror=alert(1)>"
     files = {name.replace("/pine/", f"/{evil}/"): data for name, data in clean_set().items()}
@@ -270,9 +262,7 @@ def test_names_of_strangers_stay_text(
     assert page.count("data:image/jpeg") == 2
 
 
-def test_no_name_of_a_stranger_is_a_formula_in_a_spreadsheet(
-    tmp_path: Path, examine: Callable[..., Rows]
-) -> None:
+def test_no_name_of_a_stranger_is_a_formula_in_a_spreadsheet(tmp_path, examine):
     """A cell with what would be computed begins with an apostrophe; `drop` knows the sample."""
     evil = "=1+cmd|' C calc'!A0"
     files = {name.replace("/pine/", f"/{evil}/"): data for name, data in clean_set().items()}
@@ -284,9 +274,7 @@ def test_no_name_of_a_stranger_is_a_formula_in_a_spreadsheet(
     assert open_source(str(tmp_path / "out")).manifest.change == {"dropped": 1}
 
 
-def test_a_table_that_was_worked_on_is_not_replaced(
-    tmp_path: Path, examine: Callable[..., Rows], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_was_worked_on_is_not_replaced(tmp_path, examine, capsys):
     """The next doctor writes beside it, and prints the commands with the new name; a table that
     nobody has changed is replaced."""
     files = clean_set()
@@ -311,11 +299,7 @@ def test_a_table_that_was_worked_on_is_not_replaced(
     assert f"drop {tmp_path / 'out'} {tmp_path / 'doctor-2.csv'}" in printed.out
 
 
-def test_without_the_extra_the_rest_is_found(
-    examine: Callable[..., Rows],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_the_extra_the_rest_is_found(examine, monkeypatch, capsys):
     """Where imagehash is not installed, exact copies are found, and the output names the extra."""
     monkeypatch.setattr(command, "HAS_HASHES", False)
     monkeypatch.setattr("rackrun.convert.doctor.fingerprints.HAS_HASHES", False)
@@ -326,9 +310,7 @@ def test_without_the_extra_the_rest_is_found(
     assert "doctor]" in capsys.readouterr().err
 
 
-def test_a_served_folder_is_looked_at_like_one_here(
-    tmp_path: Path, examine: Callable[..., Rows]
-) -> None:
+def test_a_served_folder_is_looked_at_like_one_here(tmp_path, examine):
     """Over HTTP the same rows are found."""
     files = clean_set()
     files["train/oak/again.jpg"] = files["train/oak/2.jpg"]
@@ -349,15 +331,13 @@ def test_a_served_folder_is_looked_at_like_one_here(
         (("--out", "nowhere"), "type: mkdir -p nowhere"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_read(
-    tmp_path: Path, args: tuple[str, ...], says: str
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_read(tmp_path, args, says):
     """The message has what to type, though there are no data either."""
     with pytest.raises(UsageError, match=re.escape(says)):
         main([str(tmp_path), *args])
 
 
-def test_ctrl_c_leaves_no_file_and_no_worker(tmp_path: Path, convert: Convert) -> None:
+def test_ctrl_c_leaves_no_file_and_no_worker(tmp_path, convert):
     """Interrupted while it looks, the command ends with 130; nothing is written, nobody stays."""
     noise = [jpeg(Image.effect_noise((1500, 1500), 60)) for _ in range(3)]
     files = {f"train/{n % 2}/{n}.jpg": noise[n % 3] + bytes([n]) for n in range(120)}
@@ -391,12 +371,12 @@ def group(leader: int) -> list[int]:
     return workers
 
 
-def test_a_look_is_small() -> None:
+def test_a_look_is_small():
     """100,000 images take 35 MB: what is kept of each has a fixed size."""
     assert FINGERPRINT.itemsize <= 350
 
 
-def test_the_gravest_come_first_and_of_each_problem_the_surest() -> None:
+def test_the_gravest_come_first_and_of_each_problem_the_surest():
     """A person who looks at a few rows only looks at those that matter most."""
     findings = [Finding(LABEL, None, 0, "", score=score) for score in (0.2, 0.9, 0.5)]
     by_gravity = ordered([*findings, Finding(LEAK, None, 0, "")])

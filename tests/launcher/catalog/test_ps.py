@@ -31,7 +31,7 @@ from rackrun.runs import Run, find_run, run_folder
 from rackrun.training.run import resume
 from rackrun.units import age
 from tests.lab import warm
-from tests.lab.detached import SHORT, WAIT, DetachedLab
+from tests.lab.detached import SHORT, WAIT
 
 ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
@@ -53,13 +53,13 @@ def ended(job: Job, verdict: str, code: int, step: int) -> Result:
     nothing = {"host": None, "rank": None, "log": None, "advice": "", "traceback": ""}
     return Result(
         verdict, code, "", codes={0: code}, hosts={}, seconds=1.0, report=report,
-        folder=job.folder.path, **nothing,  # type: ignore[arg-type]
+        folder=job.folder.path, **nothing,
     )  # fmt: skip
 
 
 def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     """One that runs, one that is done, one that failed, one that was killed; damage is left out."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
@@ -95,9 +95,7 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     remote.plan.close()
 
 
-def test_an_attached_run_is_found_by_the_start_of_its_id(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_attached_run_is_found_by_the_start_of_its_id(tmp_path, monkeypatch, capfd):
     """It has a folder in runs/; where its hosts are not known, those of this folder are not asked.
 
     The one of this machine is looked for on this machine.
@@ -133,13 +131,13 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(
         stop(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
 
 
-def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> None:
+def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
     """Its launcher ends it, also one that ignores Ctrl-C as in the background of a script; then
     its hosts are looked at, and not those of this folder."""
     args = (*SHORT[:-2], detached.hosts, "--", sys.executable, "-c", PID)
     home = {"cwd": detached.home, "env": {"HOME": str(detached.home)}, "before": WITHOUT_CTRL_C}
     for how in ("its launcher lives", "its launcher was killed"):
-        launcher = detached.lab.run_ssh(*args, **home)  # type: ignore[arg-type]
+        launcher = detached.lab.run_ssh(*args, **home)
         assert launcher.stdout is not None
         ranks = [launcher.stdout.readline().split()[-1] for _ in range(3)]
         (detached.home / "hosts.txt").write_text("127.0.0.99\n")
@@ -164,9 +162,7 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached: DetachedLab) -> N
             launcher.communicate()
 
 
-def test_a_folder_is_found_by_the_name_of_its_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_found_by_the_name_of_its_run(tmp_path, monkeypatch):
     """Where a run is asked for, its name or the start of its id does; a path stays what it is."""
     monkeypatch.chdir(tmp_path)
     job, files = written(tmp_path / "runs", "night")
@@ -193,9 +189,7 @@ def test_a_folder_is_found_by_the_name_of_its_run(
     assert (meant / "report.html").exists()
 
 
-def test_a_run_resumes_from_the_one_that_was_the_latest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_from_the_one_that_was_the_latest(tmp_path, monkeypatch):
     """Its own folder becomes the latest before its ranks read the option."""
     monkeypatch.chdir(tmp_path)
     before = Path("runs") / new_run_folder(tmp_path / "runs", "one").path.name
@@ -208,7 +202,7 @@ def test_a_run_resumes_from_the_one_that_was_the_latest(
         assert " ".join(work.options[:-2]) == meant.replace("runs/latest", str(before))
 
 
-def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path: Path) -> None:
+def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_path):
     """Our link is replaced in one step; a user's folder or link stays."""
     first, second = (new_run_folder(tmp_path, name).path for name in ("one", "two"))
     assert (tmp_path / "latest").readlink().name == second.name
@@ -234,25 +228,21 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
         ("rack[1,3]-a", [("rack1-a", None), ("rack3-a", None)]),
     ],
 )
-def test_hosts_are_listed_as_in_other_launchers(
-    listed: str, lines: list[tuple[str, int | None]]
-) -> None:
+def test_hosts_are_listed_as_in_other_launchers(listed, lines):
     """`-H` takes names, ranges and numbers of processes."""
     paths = hosts_named(Path("no-such-file"), listed)
     assert [(host.name, host.slots) for host in paths] == lines
 
 
 @pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu0[1-2],gpu01", "a b"])
-def test_a_list_of_hosts_is_held_to_the_grammar_of_the_host_file(listed: str) -> None:
+def test_a_list_of_hosts_is_held_to_the_grammar_of_the_host_file(listed):
     """The message names the place in the list."""
     with pytest.raises(UsageError, match="-H:") as error:
         hosts_named(Path("no-such-file"), listed)
     assert "hosts.txt" not in str(error.value)
 
 
-def test_runs_are_called_by_id_prefix_or_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_called_by_id_prefix_or_name(tmp_path, monkeypatch):
     """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     host, other_host = [Host("gpu01")], [Host("gpu02")]
@@ -276,9 +266,7 @@ def test_runs_are_called_by_id_prefix_or_name(
         run_folder("lr-tenth")
 
 
-def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monkeypatch):
     """Also where one is detached: a folder with its result shows that the other is over."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
@@ -303,12 +291,12 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(
 @pytest.mark.parametrize(
     ("seconds", "message"), [(7.9, "7s"), (720, "12m"), (11100, "3h05m"), (352800, "4d02h")]
 )
-def test_an_age_has_two_units(seconds: float, message: str) -> None:
+def test_an_age_has_two_units(seconds, message):
     """As short as a column allows."""
     assert age(seconds) == message
 
 
-def test_the_task_is_that_of_the_command() -> None:
+def test_the_task_is_that_of_the_command():
     """Of a program of the user's own it is the script."""
     assert (
         task_of(["/v/python", "-u", "-m", "rackrun.training", "imagenet", "--epochs"]) == "imagenet"
@@ -317,7 +305,7 @@ def test_the_task_is_that_of_the_command() -> None:
     assert task_of([]) == ""
 
 
-def test_names_of_hosts_move_no_cursor() -> None:
+def test_names_of_hosts_move_no_cursor():
     """A list of runs is one line for each, whatever hosts say."""
     run = ListedRun(
         "3fa81c02",
@@ -337,8 +325,8 @@ def test_names_of_hosts_move_no_cursor() -> None:
 
 
 def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, monkeypatch, capsys
+):
     """It was not named: a note, the state stays unknown, and the exit code is 0."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
@@ -351,7 +339,7 @@ def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
     assert captured.err.count("not asked: 127.0.0.1") == 1
 
 
-def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: DetachedLab) -> None:
+def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached):
     """Those that run and those that are over, from a machine that has started none of them."""
     over = detached.detach("--name", "short", detached.hosts, *OTHER)
     again = (
@@ -396,7 +384,7 @@ def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached: Detac
     assert listed[0] == 0 and run in listed[1] and over in listed[1]
 
 
-def test_a_run_is_listed_once(tmp_path: Path) -> None:
+def test_a_run_is_listed_once(tmp_path):
     """The id of a detached run begins those of its attempts; its folder here is shown."""
     on_hosts = ListedRun(
         "3fa81c02", "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "gpu01:/r/x", detached=True

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -34,7 +33,7 @@ def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
     return PlantedRack(start_lab(0), (2, 2, 0))
 
 
-def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
+def test_the_table_has_runs_queue_and_health(rack):
     """Which GPUs are used, by whom, since when, for which run; who waits; what is sick."""
     rack.set_gpu("gpu02", 1, OLDER)
     hosts = str(rack.hosts)
@@ -61,9 +60,7 @@ def test_the_table_has_runs_queue_and_health(rack: PlantedRack) -> None:
         process.communicate(timeout=120)
 
 
-def test_a_host_that_root_has_drained_is_refused_with_the_reason(
-    start_lab: Callable[[int], Lab],
-) -> None:
+def test_a_host_that_root_has_drained_is_refused_with_the_reason(start_lab):
     """The first line of /etc/rackrun/drained there: --check and launches end with 78."""
     rack = PlantedRack(start_lab(0), (2, 2), drained="gpu02", why="fan is \x1b[2J broken")
     hosts = str(rack.hosts)
@@ -85,7 +82,7 @@ def test_a_host_that_root_has_drained_is_refused_with_the_reason(
     assert [host["name"] for host in json.loads(out)["hosts"]] == ["gpu01"], err
 
 
-def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) -> None:
+def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack):
     """It shows what has changed meanwhile; Ctrl-C is a good end, without a traceback, and leaves
     the last table in the terminal."""
     leading, following = pty.openpty()
@@ -119,9 +116,7 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack: PlantedRack) 
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_a_terminal_whatever_has_happened(
-    monkeypatch: pytest.MonkeyPatch, width: int
-) -> None:
+def test_the_table_fits_a_terminal_whatever_has_happened(monkeypatch, width):
     """A row takes few lines; what is wrong with a host has the whole width, below the table."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
@@ -146,9 +141,7 @@ STATE = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [],
 
 @pytest.mark.parametrize("lines", [10, 24, 40])
 @pytest.mark.parametrize("width", [80, 140])
-def test_more_hosts_than_a_screen_has_lines_are_counted(
-    monkeypatch: pytest.MonkeyPatch, lines: int, width: int
-) -> None:
+def test_more_hosts_than_a_screen_has_lines_are_counted(monkeypatch, lines, width):
     """The first ones are shown, some of those with troubles, and always what there is in all."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
@@ -180,7 +173,7 @@ def test_more_hosts_than_a_screen_has_lines_are_counted(
         (("nowhere.txt",), "nowhere.txt: No such file"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_meant_is_refused(tmp_path, args, says):
     """64, in one line, before a host is asked."""
     (tmp_path / "hosts.txt").write_text("gpu01\n")
     arguments = [sys.executable, "-m", "rackrun", "rack", *args]

@@ -21,11 +21,11 @@ def begun(folder: Path, *args: str, **more: object) -> "subprocess.Popen[str]":
     (folder / "here").mkdir(exist_ok=True)
     streams = {"stdin": subprocess.DEVNULL} | dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     options: dict[str, object] = {"cwd": folder / "here", "text": True, **streams, **more}
-    return subprocess.Popen([*DOOR, *args], **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.Popen([*DOOR, *args], **options)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_scripts_start_the_command_of_these_tests(name: str) -> None:
+def test_scripts_start_the_command_of_these_tests(name):
     """So what is shown below holds for them."""
     last = (ROOT / name).read_text().splitlines()[-1]
     assert last == 'venv_rackrun "$0" "$@"'
@@ -35,9 +35,7 @@ def test_scripts_start_the_command_of_these_tests(name: str) -> None:
     ("number", "code", "says"),
     [(signal.SIGINT, 130, "interrupted\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n")],
 )
-def test_a_signal_while_a_command_is_imported(
-    tmp_path: Path, number: int, code: int, says: str
-) -> None:
+def test_a_signal_while_a_command_is_imported(tmp_path, number, code, says):
     """One line and the code, no traceback."""
     slow = "import pathlib, time\npathlib.Path('begun').touch()\ntime.sleep(60)\n"
     (tmp_path / "secrets.py").write_text(slow)
@@ -48,7 +46,7 @@ def test_a_signal_while_a_command_is_imported(
     assert process.returncode == code
 
 
-def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None:
+def test_what_lies_in_the_current_folder_is_not_imported(tmp_path):
     """A1, A4: a queue.py and a typing.py in the current folder do not run in the launcher."""
     (tmp_path / "here").mkdir()
     for name in ("queue", "typing", "launcher", "signal"):
@@ -61,7 +59,7 @@ def test_what_lies_in_the_current_folder_is_not_imported(tmp_path: Path) -> None
     assert "imported" not in err
 
 
-def test_errors_are_text_and_no_orders_to_the_terminal(tmp_path: Path) -> None:
+def test_errors_are_text_and_no_orders_to_the_terminal(tmp_path):
     """Escape sequences in a foreign error message do not reach the terminal."""
     process = begun(tmp_path, "ssh", "no\x1b]0;PWNED\x07such", "--", "true")
     _, err = process.communicate()
@@ -73,7 +71,7 @@ def test_errors_are_text_and_no_orders_to_the_terminal(tmp_path: Path) -> None:
 CLOSED = (">&-", "<&- 2>&-", "<&- >&- 2>&-")
 
 
-def test_closed_streams_are_no_error(tmp_path: Path) -> None:
+def test_closed_streams_are_no_error(tmp_path):
     """The run is done, and no output for a closed stream is in its log and files."""
     running = []
     for number, closed in enumerate(CLOSED):

@@ -1,7 +1,6 @@
 """`launch` calls a function on every rank, and returns what each of them returned."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +14,8 @@ from rackrun.launcher.run.python_launch import function_call
 from rackrun.user_code.call import as_json
 from tests.lab import warm
 from tests.lab.fake_host import TrackedTransport
-from tests.lab.hosts import ROOT, Lab
+from tests.lab.hosts import ROOT
 from tests.launcher.files.test_download import plan
-
-Labs = Callable[[int], Lab]
 
 MODULE = """
 import os
@@ -52,7 +49,7 @@ def top_level() -> None:
     """Do nothing: a function that ranks can import."""
 
 
-def test_each_rank_returns_a_value_of_the_declared_shape(start_lab: Labs) -> None:
+def test_each_rank_returns_a_value_of_the_declared_shape(start_lab):
     """Four ranks on two hosts that share nothing; by import path, too, without its shape."""
     lab = start_lab(2)
     for name in (".", "there-1", "there-2"):
@@ -85,7 +82,7 @@ def test_each_rank_returns_a_value_of_the_declared_shape(start_lab: Labs) -> Non
     assert lines[3].endswith("it: str in place of int")
 
 
-def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path: Path) -> None:
+def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path):
     """Neither the result of another host's rank, nor one beyond the limit."""
     (tmp_path / "there" / "returned").mkdir(parents=True)
     for name, size in (("rank-0", 3), ("rank-2", 3), ("rank-3", 1_000_001), ("other", 3)):
@@ -97,7 +94,7 @@ def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path: Path) -> N
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["rank-2.json"]
 
 
-def test_what_ranks_cannot_import_is_refused() -> None:
+def test_what_ranks_cannot_import_is_refused():
     """A function of a notebook, a lambda, one with arguments bound; arguments that are no JSON."""
     local = function_call([top_level, 1, "two"])
     assert local
@@ -114,7 +111,7 @@ def test_what_ranks_cannot_import_is_refused() -> None:
         function_call(["my_module:train", "x" * 100_000])
 
 
-def test_what_is_returned_is_json_within_limits() -> None:
+def test_what_is_returned_is_json_within_limits():
     """Dataclasses and scalars of NumPy are plain data; anything else says what may be returned."""
     assert as_json("train", [Answer(True, np.float32(0.5))]) == b'[{"right": true, "share": 0.5}]'
     for value in (object(), float("nan"), np.zeros(3)):

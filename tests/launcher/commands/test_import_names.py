@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from tests.lab import warm
 from tests.lab.drawn import drawn
-from tests.lab.hosts import ROOT, Lab
+from tests.lab.hosts import ROOT
 
 NAMES = (*PLATFORM, *(TASKS.keys() - PACKAGES.keys()))
 OWN = ("convert", "launcher", "nginx", "shards", "training")
@@ -53,16 +52,14 @@ def typed(project: Path, *words: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_package_refuses_its_bare_name(name: str) -> None:
+def test_a_package_refuses_its_bare_name(name):
     """In a clone Python finds the folder; its classes would not be those of rackrun."""
     done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True)
     assert done.returncode == 1
     assert f"ImportError: import rackrun.{name}, not {name}" in done.stderr.decode()
 
 
-def test_a_project_keeps_its_modules_of_these_names(
-    project: Path, start_lab: Callable[[int], Lab]
-) -> None:
+def test_a_project_keeps_its_modules_of_these_names(project, start_lab):
     """Conversions, tasks and functions run from its folder, and --sync brings it to a host."""
     run_local, python = str(ROOT / "run-local"), str(warm.interpreter())
     typed(project, run_local, "convert", "folder", "pictures", "out", "--test-percent", "20")

@@ -108,7 +108,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("gpu01 port=2299 user=root", "port= is not a setting; write user@gpu01:2299"),
     ],
 )
-def test_a_host_file(content: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_file(content, says, capsys):
     """The line, the column, and how it is written: before any host is contacted."""
     Path("mine.txt").write_text(content)
     code, message = answer("./run-ssh mine.txt -- true", capsys)
@@ -263,9 +263,7 @@ USAGE = [
 
 
 @pytest.mark.parametrize(("typed", "says"), USAGE)
-def test_a_command_line(
-    typed: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_line(typed, says, folder, capsys):
     """One line, code 64, and nothing is made or contacted."""
     before = sorted(folder.rglob("*"))
     code, message = answer(typed, capsys)
@@ -288,9 +286,7 @@ OTHERWISE = [
 
 
 @pytest.mark.parametrize(("typed", "expected", "says"), OTHERWISE)
-def test_a_failure_that_is_no_mistake_in_the_words(
-    typed: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_that_is_no_mistake_in_the_words(typed, expected, says, capsys):
     """What the machine or the data refuse has an exit code of its own, and no traceback."""
     code, message = answer(typed, capsys)
     assert says in message
@@ -299,7 +295,7 @@ def test_a_failure_that_is_no_mistake_in_the_words(
 
 
 @pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])
-def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_others_are_taken(learning_rate, capsys):
     """Other launchers' names of options mean the same here."""
     line = f"catdog {learning_rate} 0.1 --batch_size 8 --num-workers=2 --wd 0 --data x"
     code, needs = answer(line, capsys)
@@ -307,7 +303,7 @@ def test_names_of_others_are_taken(learning_rate: str, capsys: pytest.CaptureFix
     assert json.loads(needs)["batch_size"] == 8
 
 
-def test_underscores_are_dashes_wherever_options_are_split() -> None:
+def test_underscores_are_dashes_wherever_options_are_split():
     """A switch takes no word for its value, and a typed option replaces that of a file."""
     words = ["--dry_run", "--sync_untracked=a_b", "--include", "n_1", "catdog", "--batch_size", "4"]
     ours, rest = split(words, SshOptions)
@@ -316,7 +312,7 @@ def test_underscores_are_dashes_wherever_options_are_split() -> None:
     assert typed_options(rest) == {"batch-size"}
 
 
-def test_no_option_belongs_to_the_launcher_and_to_a_task() -> None:
+def test_no_option_belongs_to_the_launcher_and_to_a_task():
     """So one behind a task is surely misplaced, whichever way of launching it is."""
     doors = (LocalOptions, SshOptions, RayOptions, NodeOptions)
     launchers = set(ELSEWHERE).union(*map(names_of, doors))
@@ -366,16 +362,14 @@ UNFIT = [
 
 
 @pytest.mark.parametrize(("settings", "expected", "says"), UNFIT)
-def test_a_host_that_does_not_fit(
-    lab: Lab, settings: str, expected: int, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_host_that_does_not_fit(lab, settings, expected, says, capsys):
     """A line of the host file that is well-formed and invalid: named before the start."""
     code, message = launched(lab, "--dry-run HOSTS -- true", capsys, settings)
     assert says in message
     assert code == expected
 
 
-def test_a_host_without_torch(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_without_torch(lab, capsys):
     """The interpreter is named, and both ways out."""
     bare = lab.cheap_python(torch="", name="bare")
     code, message = launched(lab, "--dry-run HOSTS -- true", capsys, f"python={bare}")
@@ -391,9 +385,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "says"), KEYS)
-def test_a_key_that_opens_nothing(
-    lab: Lab, key: str, says: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_opens_nothing(lab, key, says, folder, capsys):
     """What is wrong with the login, and the command that mends it."""
     if key != "none":
         secret = "word" if key == "locked" else ""
@@ -410,7 +402,7 @@ def test_a_key_that_opens_nothing(
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_host_key(lab: Lab, changed: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_key(lab, changed, capsys):
     """Unknown: the fingerprint and what to type; changed: said loudly, also with --accept-new."""
     first = lab.hosts[0]
     known_hosts = f"{first.known_as} {lab.hosts[1].public_key}\n" if changed else ""
@@ -425,9 +417,7 @@ def test_a_host_key(lab: Lab, changed: bool, capsys: pytest.CaptureFixture[str])
     assert code == 77
 
 
-def test_a_folder_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_is_gone(tmp_path, monkeypatch, capsys):
     """Removed under the shell: no traceback, but a line."""
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -441,9 +431,7 @@ def test_a_folder_that_is_gone(
     )
 
 
-def test_what_sync_would_bring_is_no_reason_to_refuse(
-    lab: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_sync_would_bring_is_no_reason_to_refuse(lab, folder, capsys):
     """Without --sync other code is named; with it, --check and --dry-run look past it."""
     for args in (["init", "-q"], ["add", "train.py"]):
         subprocess.run(["git", "-C", folder, *args], check=True)
@@ -457,9 +445,7 @@ def test_what_sync_would_bring_is_no_reason_to_refuse(
     assert "hosts.txt" not in message
 
 
-def test_a_look_without_a_task_asks_for_no_data(
-    lab: Lab, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_look_without_a_task_asks_for_no_data(lab, folder, capsys):
     """--check is green on a fresh clone, and --dry-run shows the demo, which it does not make."""
     code, message = launched(lab, "--check HOSTS", capsys)
     assert code == 0, message
@@ -470,7 +456,7 @@ def test_a_look_without_a_task_asks_for_no_data(
     assert not (folder / "data").exists()
 
 
-def test_data_that_no_host_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_that_no_host_has(lab, capsys):
     """The folder, the host, and how to make one."""
     code, message = launched(lab, "--dry-run HOSTS catdog --data nodata", capsys)
     assert "no shards at " in message
@@ -478,7 +464,7 @@ def test_data_that_no_host_has(lab: Lab, capsys: pytest.CaptureFixture[str]) -> 
     assert code == 65
 
 
-def test_a_host_or_a_port_that_is_taken(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_host_or_a_port_that_is_taken(lab, capsys):
     """Who has it, or that it is in use; an image that is not there, or no docker."""
     first = lab.hosts[0]
     with socket.create_server((first.address, 0)) as taken:
@@ -497,7 +483,7 @@ def test_a_host_or_a_port_that_is_taken(lab: Lab, capsys: pytest.CaptureFixture[
     assert code == 78
 
 
-def test_the_options_that_go_behind_a_task_are_those_of_training() -> None:
+def test_the_options_that_go_behind_a_task_are_those_of_training():
     """A hint names none that a task does not have, nor one of the launcher."""
     assert set(OF_TASKS) <= {option.name for option in options(Config)}
     assert not set(OF_TASKS) & names_of(SshOptions)

@@ -145,7 +145,7 @@ def python(script: str, *args: str) -> tuple[str, ...]:
     return ("--", sys.executable, "-c", script, *args)
 
 
-def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> None:
+def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes):
     """Slots 2, 1 and 4 that no scheduler knows together: seven ranks, each of them once."""
     for node, slots in enumerate((2, 1, 4)):
         nodes.start(node, 3, "--nproc", str(slots), *python(SAY))
@@ -161,7 +161,7 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes: Nodes) -> N
 @pytest.mark.parametrize(
     "script", [pytest.param(FAIL, marks=pytest.mark.long), FOLLOW], ids=["alone", "others follow"]
 )
-def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> None:
+def test_all_nodes_end_with_the_first_true_cause(nodes, script):
     """An exception on one node: the same code everywhere, and its words; nothing is left."""
     endings = ends(nodes.start_all(3, *python(script)))
     assert [code for code, _, _ in endings] == [1, 1, 1]
@@ -178,9 +178,7 @@ def test_all_nodes_end_with_the_first_true_cause(nodes: Nodes, script: str) -> N
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
     ],
 )
-def test_a_signal_to_one_node_lets_all_of_them_save(
-    nodes: Nodes, signum: signal.Signals, code: int
-) -> None:
+def test_a_signal_to_one_node_lets_all_of_them_save(nodes, signum, code):
     """SIGUSR1 is a scheduler that will start us again (75); the others are for good."""
     processes = nodes.start_all(2, *python(SAVE))
     ready(nodes, 2)
@@ -191,7 +189,7 @@ def test_a_signal_to_one_node_lets_all_of_them_save(
     assert not nodes.left()
 
 
-def test_a_signal_to_every_process_does_no_harm(nodes: Nodes) -> None:
+def test_a_signal_to_every_process_does_no_harm(nodes):
     """Slurm signals launcher, agent, torchrun and rank alike: only the launcher acts on it."""
     processes = nodes.start_all(2, *python(SAVE))
     ready(nodes, 2)
@@ -204,7 +202,7 @@ def test_a_signal_to_every_process_does_no_harm(nodes: Nodes) -> None:
     assert not nodes.left()
 
 
-def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
+def test_a_launcher_that_is_killed_ends_the_others(nodes):
     """Its own ranks as well: within the lease nothing of the run is left anywhere."""
     processes = nodes.start_all(3, *python(SAVE))
     ready(nodes, 3)
@@ -216,7 +214,7 @@ def test_a_launcher_that_is_killed_ends_the_others(nodes: Nodes) -> None:
 
 
 @pytest.mark.parametrize("phase, code", [("save", 0), ("train", 75)])
-def test_nodes_wait_for_a_rank_of_another_node(nodes: Nodes, phase: str, code: int) -> None:
+def test_nodes_wait_for_a_rank_of_another_node(nodes, phase, code):
     """While one saves, those who wait for it do not hang; while all train, they do."""
     endings = ends(nodes.start_all(2, "--hang-seconds", "1", *python(STAND_STILL, phase)))
     assert [ended[0] for ended in endings] == [code, code], endings
@@ -232,9 +230,7 @@ def test_nodes_wait_for_a_rank_of_another_node(nodes: Nodes, phase: str, code: i
         (0, "127.0.0.1", "node 1 did not come within 1 s"),
     ],
 )
-def test_who_does_not_come_is_named_after_the_limit(
-    nodes: Nodes, node: int, master: str, line: str
-) -> None:
+def test_who_does_not_come_is_named_after_the_limit(nodes, node, master, line):
     """No answer, no name, no other node: 69, and nothing was started."""
     process = nodes.start(node, 2, "--wait-seconds", "1", "--master", master, *python(SAY))
     ((code, _, errors),) = ends([process])
@@ -243,7 +239,7 @@ def test_who_does_not_come_is_named_after_the_limit(
     assert not nodes.folder.exists()
 
 
-def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
+def test_nodes_that_contradict_each_other_all_end(nodes):
     """Two with the same rank, or another number of nodes: 64 on each of them, and why."""
     first = nodes.start(0, 3, *python(SAY))
     nodes.start(1, 3, *python(SAY))
@@ -266,9 +262,7 @@ def test_nodes_that_contradict_each_other_all_end(nodes: Nodes) -> None:
         (("--name", "a", "--", "true"), ("--name", "b", "--", "true"), "another --name"),
     ],
 )
-def test_nodes_that_would_run_something_else_all_end(
-    nodes: Nodes, first: tuple[str, ...], second: tuple[str, ...], line: str
-) -> None:
+def test_nodes_that_would_run_something_else_all_end(nodes, first, second, line):
     """Another command, variable or name: 78 on each node, and which node has what."""
     endings = ends([nodes.start(0, 2, *first), nodes.start(1, 2, *second)])
     assert [code for code, _, _ in endings] == [78, 78], endings
@@ -276,7 +270,7 @@ def test_nodes_that_would_run_something_else_all_end(
     assert not nodes.folder.exists()
 
 
-def test_nodes_may_run_something_else_if_asked(nodes: Nodes) -> None:
+def test_nodes_may_run_something_else_if_asked(nodes):
     """--ignore-check command, for a path that each node has elsewhere."""
     ignore = ("--ignore-check", "command")
     commands = (python(SAY), python(SAY, "more"))
@@ -284,7 +278,7 @@ def test_nodes_may_run_something_else_if_asked(nodes: Nodes) -> None:
     assert [code for code, _, _ in ends(started)] == [0, 0]
 
 
-def test_strangers_at_the_port_change_nothing(nodes: Nodes) -> None:
+def test_strangers_at_the_port_change_nothing(nodes):
     """One that is silent, one that sends garbage, one that hangs up."""
     first = nodes.start(0, 2, *python(SAY))
     silent = until(lambda: connected(nodes.port))
@@ -302,7 +296,7 @@ def connected(port: int) -> socket.socket | None:
         return None
 
 
-def test_a_port_that_is_taken_is_said(nodes: Nodes) -> None:
+def test_a_port_that_is_taken_is_said(nodes):
     """78, and the option that chooses another one."""
     with socket.create_server(("127.0.0.1", nodes.port)):
         ((code, _, errors),) = ends([nodes.start(0, 2, *python(SAY))])
@@ -310,7 +304,7 @@ def test_a_port_that_is_taken_is_said(nodes: Nodes) -> None:
     assert f"port {nodes.port} of this node" in errors and "type: --port N" in errors
 
 
-def test_nodes_whose_ranks_report_nothing_leave_each_other_in_peace(nodes: Nodes) -> None:
+def test_nodes_whose_ranks_report_nothing_leave_each_other_in_peace(nodes):
     """A command that only runs is no news: hello, what was agreed, how long to wait, the end."""
     first = nodes.start(0, 2, *python("import time; time.sleep(1)"))
     lines: list[bytes] = []
@@ -339,7 +333,7 @@ def overhear(listener: socket.socket, port: int, lines: list[bytes]) -> None:
         back.join()
 
 
-def test_a_signal_after_the_end_changes_nothing(nodes: Nodes) -> None:
+def test_a_signal_after_the_end_changes_nothing(nodes):
     """SIGUSR1 while the last output is still read: the run was done, and its code says so."""
     process = nodes.start(0, 1, *python(SAY_MUCH))
     until(lambda: list(nodes.folder.glob("2*/result.json")))
@@ -365,7 +359,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 @pytest.mark.long
-def test_two_nodes_really_train_and_go_on(nodes: Nodes, shards: Path) -> None:
+def test_two_nodes_really_train_and_go_on(nodes, shards):
     """torchrun and gloo over loopback: SIGUSR1 at mid-run, 75; the same command ends the run."""
     task = [
         "catdog",

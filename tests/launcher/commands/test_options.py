@@ -47,14 +47,14 @@ from tests.lab.drive import ROOT
         ({"horses": 2}, "'horses'"),
     ],
 )
-def test_what_means_nothing_from_python_is_refused(options: dict[str, object], says: str) -> None:
+def test_what_means_nothing_from_python_is_refused(options, says):
     """No option is read as another one: a call that only looks would otherwise train."""
     with pytest.raises(UsageError) as caught:
         launch("--", "true", **options)
     assert says in str(caught.value)
 
 
-def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
+def test_values_from_python_are_what_the_command_line_makes_of_them():
     """Paths may be words and words paths, a list is as good as a tuple, 5 is 5.0 seconds."""
     values = {"runs": "out", "env": ["A=1"], "lease_seconds": 5, "dry_run": False, "nproc": 2}
     options = from_names(LocalOptions, {**values, "python": Path("/bin/python"), "serve": True})
@@ -63,7 +63,7 @@ def test_values_from_python_are_what_the_command_line_makes_of_them() -> None:
     assert from_names(SshOptions, {"hosts": "hosts.txt"}).hosts == Path("hosts.txt")
 
 
-def test_other_launchers_options_are_understood() -> None:
+def test_other_launchers_options_are_understood():
     """Scripts for torchrun go on, typed and from Python."""
     launcher_args, rest = split(
         ["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions
@@ -78,14 +78,14 @@ def test_other_launchers_options_are_understood() -> None:
     "values",
     [{"spares": -1}, {"max_restarts": -1}, {"min_hosts": -2}, {"port": 70000}, {"port": -1}],
 )
-def test_numbers_of_nothing_are_refused(values: dict[str, int]) -> None:
+def test_numbers_of_nothing_are_refused(values):
     """They would come back as an error of a list, or of a host."""
     ((name, value),) = values.items()
     with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} {value}: must be"):
         HostOptions(**values)
 
 
-def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
+def test_a_check_that_the_plan_is_made_of_cannot_be_left_out():
     """--ignore-check names the others; unknown checks and required ones are distinguished."""
     check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
     for name in ("network", "master"):
@@ -95,7 +95,7 @@ def test_a_check_that_the_plan_is_made_of_cannot_be_left_out() -> None:
         check_allowed(["nothing"])
 
 
-def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Path) -> None:
+def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path):
     """Two launches of one task in a second: a link to nowhere is not seen, but takes the name."""
     for second in range(60):
         name = time.strftime("%Y%m%d-%H%M%S-catdog", time.localtime(time.time() + second))
@@ -104,7 +104,7 @@ def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path: Pat
     assert new_run_folder(tmp_path, "catdog").path.name.endswith(("-catdog-2", "-catdog-3"))
 
 
-def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path):
     """faults.md: what was typed is right, only the disk refuses."""
     (tmp_path / "file").write_text("")
     with pytest.raises(SaveError, match="type: --runs FOLDER") as caught:
@@ -125,7 +125,7 @@ def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path: Path) -> None:
         (("--check", "hosts.txt", "catdog", "--epohcs", "2"), "did you mean --epochs?"),
     ],
 )
-def test_what_is_typed_wrong_is_one_line(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_what_is_typed_wrong_is_one_line(args, says, tmp_path):
     """Code 64, and what to type; no host is there to be asked."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     ended = warm.run(
@@ -162,9 +162,7 @@ BAD_URLS = [
 
 @pytest.mark.parametrize(("url", "says"), BAD_URLS, ids=range(len(BAD_URLS)))
 @pytest.mark.parametrize("form", [("--data",), ("--epochs", "2", "--data=")])
-def test_a_url_that_no_rank_could_read_is_refused(
-    url: str, says: str, form: tuple[str, ...]
-) -> None:
+def test_a_url_that_no_rank_could_read_is_refused(url, says, form):
     """64, before anything is written or asked; a password is not repeated."""
     *others, last = form
     args = [*others, last + url] if last.endswith("=") else [*form, url]
@@ -174,14 +172,14 @@ def test_a_url_that_no_rank_could_read_is_refused(
     assert "hunter2" not in str(caught.value)
 
 
-def test_good_urls_and_folders_are_taken() -> None:
+def test_good_urls_and_folders_are_taken():
     """Also IPv6, a port, a path, another alphabet's name, and what is no URL at all."""
     for data in ("http://[::1]:8080/a%20b/", "https://bücher.example/x/", "data/é", "h:5/x", ""):
         assert work_of(["catdog", "--data", data]) is not None
 
 
 @pytest.mark.parametrize("way", ["local", "ssh", "node"])
-def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> None:
+def test_a_password_in_a_url_is_written_nowhere(way, tmp_path):
     """Neither printed by --dry-run, nor in a plan, nor in a rank's command line: 64, one line."""
     (tmp_path / "hosts.txt").write_text("127.0.0.1:1\n")
     hosts = ["hosts.txt"] * (way == "ssh")
@@ -197,7 +195,7 @@ def test_a_password_in_a_url_is_written_nowhere(way: str, tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["hosts.txt"]
 
 
-def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
+def test_a_port_that_is_always_taken_ends_the_run(tmp_path):
     """On this machine, too, the start is tried twice and no more."""
     python = tmp_path / "python"
     python.write_text(
@@ -210,7 +208,7 @@ def test_a_port_that_is_always_taken_ends_the_run(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").glob("2*"))) == 2
 
 
-def test_type_checkers_know_the_options_of_launch() -> None:
+def test_type_checkers_know_the_options_of_launch():
     """The keywords are the fields of the dataclasses, less those for the command line only."""
     groups = {"serving", "limits"}
     names = {
@@ -222,7 +220,7 @@ def test_type_checkers_know_the_options_of_launch() -> None:
     assert set(LaunchOptions.__annotations__) == names
 
 
-def test_type_checkers_know_what_programs_may_import() -> None:
+def test_type_checkers_know_what_programs_may_import():
     """The stub has what `rackrun` hands out, from the same modules, and each package its marker."""
     stub = ast.parse((ROOT / "rackrun" / "__init__.pyi").read_text())
     expected = {
@@ -244,9 +242,7 @@ def test_type_checkers_know_what_programs_may_import() -> None:
         assert "py.typed" in marked["package-data"][package], package
 
 
-def test_ranks_know_the_commit_of_the_launchers_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_know_the_commit_of_the_launchers_code(tmp_path, monkeypatch):
     """Code that --sync sent to a host has no git there."""
     monkeypatch.chdir(ROOT)
     options = LocalOptions()
@@ -286,9 +282,7 @@ WITHOUT_EFFECT = [
 
 
 @pytest.mark.parametrize(("typed", "refusal", "accepted"), WITHOUT_EFFECT)
-def test_an_option_without_effect_is_refused_by_name(
-    typed: str, refusal: str, accepted: str
-) -> None:
+def test_an_option_without_effect_is_refused_by_name(typed, refusal, accepted):
     """A launch would go on as if it had not been typed; what the message says to type is taken."""
     way, *args = typed.split()
     with pytest.raises(UsageError, match=re.escape(refusal)):
@@ -304,7 +298,7 @@ def test_an_option_without_effect_is_refused_by_name(
         ("shards", "--serve-port 80 has no effect: this machine reads the folder of --data itself"),
     ],
 )
-def test_settings_of_a_server_that_is_not_started_are_refused(data: str, refusal: str) -> None:
+def test_settings_of_a_server_that_is_not_started_are_refused(data, refusal):
     """A port was opened in the firewall for it, and nothing listens there."""
     work = TaskWork("catdog", ("--data", data)) if data else Command(("true",))
     with pytest.raises(UsageError, match=refusal):
@@ -312,7 +306,7 @@ def test_settings_of_a_server_that_is_not_started_are_refused(data: str, refusal
     assert folder_to_serve(work, Serving(), ["127.0.0.1"]) is None
 
 
-def test_the_seconds_of_a_command_are_refused_for_a_detached_task() -> None:
+def test_the_seconds_of_a_command_are_refused_for_a_detached_task():
     """The launcher waits for a task's first step, however long that takes."""
     options = SshOptions(detach=True, detach_seconds=5)
     task = LaunchSpec((), (), TaskWork("catdog"), resolved(options), addresses=["127.0.0.1"])

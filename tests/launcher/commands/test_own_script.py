@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ time.sleep(999)
 """
 
 
-def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
+def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path):
     """Two ranks under torchrun; the result has the last values of rank 0."""
     script, _ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
@@ -42,7 +41,7 @@ def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_script_that_hangs_is_named_with_its_step(tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_named_with_its_step(tmp_path):
     """Rank 1 stops after 3 steps, rank 0 after 5: rank 1 is the one, with 75."""
     drive = Drive(
         tmp_path,
@@ -69,7 +68,7 @@ for step in range(1, 201):
 """
 
 
-def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(tmp_path: Path) -> None:
+def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(tmp_path):
     """Rank 1 reads slowly: one line names it, its host and why, while the script runs."""
     environment = [("PYTHONPATH", str(ROOT))]
     drive = Drive(tmp_path, [sys.executable, "-c", LATE], slots=[1, 1], environment=environment)
@@ -91,9 +90,7 @@ def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(tmp_path:
         ((0.0, 0.01), ""),  # sooner: no rank waits for it
     ],
 )
-def test_who_is_late_by_more_than_a_tenth_is_named_with_the_part(
-    second: tuple[float, float], why: str
-) -> None:
+def test_who_is_late_by_more_than_a_tenth_is_named_with_the_part(second, why):
     """Medians count: a single step of a second names no rank."""
     once = [(1.0, 0.1)] + [(0.02, 0.1)] * 10
     result = straggler({0: once, 1: [second] * 11, 2: once}, dict.fromkeys(range(3), "gpu01"))

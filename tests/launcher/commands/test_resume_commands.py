@@ -1,7 +1,6 @@
 """The command that a stopped run prints is read as the launch that was typed, to go on with it."""
 
 import shlex
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -66,9 +65,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
         "rackrun ray",
     ],
 )
-def test_it_asks_for_the_same_and_the_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
-) -> None:
+def test_it_asks_for_the_same_and_the_run(monkeypatch, tmp_path, line):
     """The demo too, with ranks counted by hand, of a detached run and on Ray."""
     monkeypatch.chdir(tmp_path)
     first = asked(monkeypatch, line)

@@ -25,7 +25,7 @@ def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.Complet
     )
 
 
-def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
+def test_a_command_of_ones_own_runs_under_torchrun(tmp_path):
     """Two ranks of `-- python -c …`: output on stdout, our words on stderr, the folder complete."""
     code = "import os; print('rank', os.environ['RANK'], os.environ['FROM_ME'])"
     ended = local(
@@ -49,7 +49,7 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path: Path) -> None:
     assert (use["host"], use["memory"] > 1e6) == ("localhost", True)
 
 
-def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
+def test_a_dry_run_is_what_runs(tmp_path):
     """Text and JSON of --dry-run name what a real run then writes as its plan; nothing is made."""
     python = ("--python", str(warm.interpreter()))
     args = (*python, "--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
@@ -86,7 +86,7 @@ def test_a_dry_run_is_what_runs(tmp_path: Path) -> None:
         (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(args: list[str], says: str, tmp_path: Path) -> None:
+def test_what_cannot_be_meant_is_one_line(args, says, tmp_path):
     """Bad usage: one line that says what to type, code 64, no traceback, nothing made."""
     ended = local(*args, cwd=tmp_path)
     assert ended.returncode == 64
@@ -96,7 +96,7 @@ def test_what_cannot_be_meant_is_one_line(args: list[str], says: str, tmp_path: 
 
 
 @pytest.mark.parametrize("args", [("--help",), ("catdog", "--help")])
-def test_help_imports_no_torch(args: tuple[str, ...]) -> None:
+def test_help_imports_no_torch(args):
     """Help of the launcher and of a task starts without what only ranks need."""
     ended = local(*args, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 0
@@ -108,7 +108,7 @@ BUFFERED = {name: text for name, text in os.environ.items() if name != "PYTHONUN
 """With the other setting, no buffer is left to flush at the end."""
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_reader_that_leaves_is_no_error():
     """What `./run-local --help | head -1` ends with: no traceback, the code of a broken pipe."""
     reader, writer = os.pipe()
     os.close(reader)
@@ -120,13 +120,13 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-def test_only_tasks_are_tasks() -> None:
+def test_only_tasks_are_tasks():
     """A package that is not in the table of tasks is refused, with the names of those that are."""
     with pytest.raises(UsageError, match="catdog"):
         work_of(["launcher"])
 
 
-def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
+def test_launch_from_python_returns_the_result(tmp_path):
     """`launch` takes the same words and options, and returns codes, cause and folder."""
     second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"
     code = (
@@ -145,7 +145,7 @@ def test_launch_from_python_returns_the_result(tmp_path: Path) -> None:
     assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
 
 
-def test_launch_refuses_what_it_does_not_know() -> None:
+def test_launch_refuses_what_it_does_not_know():
     """An option that there is not, or nothing to run, is an error before anything starts."""
     with pytest.raises(UsageError, match="horses"):
         launch("--", "true", horses=2)
@@ -153,7 +153,7 @@ def test_launch_refuses_what_it_does_not_know() -> None:
         launch()
 
 
-def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None:
+def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):
     """One line and 130, whether the terminal or a program sends it; nothing goes on."""
     process = warm.Launcher(
         *("-m", "rackrun.launcher", "local"),
@@ -181,9 +181,7 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path: Path) -> None
         (["--synthetic", "--resume", "no-such-run"], "--resume no-such-run: no such file or run"),
     ],
 )
-def test_a_dry_run_refuses_what_a_launch_refuses(
-    tmp_path: Path, args: list[str], says: str
-) -> None:
+def test_a_dry_run_refuses_what_a_launch_refuses(tmp_path, args, says):
     """With the same line and exit code: nothing is printed that would not run."""
     args = ["catdog", *args, "--device", "cpu"]
     launched, dry = (local(*way, *args, cwd=tmp_path) for way in ([], ["--dry-run"]))

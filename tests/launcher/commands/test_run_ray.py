@@ -73,9 +73,7 @@ def result(folder: Path) -> Any:
 
 
 @pytest.mark.long  # real torchrun on two nodes: the tests below; notebooks: tests/test_commands.py
-def test_two_nodes_train_two_ranks(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_train_two_ranks(address, tmp_path, monkeypatch):
     """One rank a node, the same folder, logs and result as by any other way: in the notebook."""
     drawn = ("-m", "rackrun.catdog", "demo", "data/demo", "--images", "60")
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -101,7 +99,7 @@ def test_two_nodes_train_two_ranks(
 
 
 @pytest.mark.long  # test_endings.py shows it over ssh
-def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path: Path) -> None:
+def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address, tmp_path):
     """The other node is stopped, and both are clean."""
     run = start(address, tmp_path, "--", "python", "-c", FAIL)
     _, err = run.communicate()
@@ -110,7 +108,7 @@ def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address: str, tmp_path
 
 
 @pytest.mark.long  # test_function_calls.py shows it on this machine
-def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> None:
+def test_a_function_is_called_on_both_nodes(address, tmp_path):
     """`launch(function, address=ADDRESS)` returns what each rank returned."""
     (tmp_path / "own_function.py").write_text(
         "import os\ndef train(start: int) -> list[int]:\n"
@@ -132,7 +130,7 @@ def test_a_function_is_called_on_both_nodes(address: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.long  # test_options.py shows it over ssh
-def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -> None:
+def test_a_task_is_asked_about_its_options_first(address, tmp_path):
     """A typing error is reported by the task itself, and no rank is started."""
     run = start(address, tmp_path, "catdog", "--epohcs", "2")
     _, err = run.communicate()
@@ -140,9 +138,7 @@ def test_a_task_is_asked_about_its_options_first(address: str, tmp_path: Path) -
     assert "did you mean --epochs?" in err and not (tmp_path / "runs").exists()
 
 
-def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(
-    address: str, tmp_path: Path
-) -> None:
+def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(address, tmp_path):
     """Ray ends its actors, and the agents end what they started."""
     canary = str(uuid.uuid4())
     args = ["--env", "RUN_CANARY", "--", "python", "-c", "import time; time.sleep(1000)"]
@@ -189,16 +185,14 @@ with cluster(sys.argv[1]) as (hosts, places):
 """
 
 
-def test_a_node_that_is_frozen_holds_up_no_other(address: str) -> None:
+def test_a_node_that_is_frozen_holds_up_no_other(address):
     """What is sent to it waits there, in order; a node that is gone is said at the next word."""
     output = warm.run("-c", FROZEN, address, start=warm.Launcher, cwd=ROOT)
     assert output.returncode == 0, output.stderr
     assert output.stdout.splitlines()[-1].startswith("Ray: ")
 
 
-def test_a_cluster_of_another_version_is_named_with_what_to_install(
-    address: str, tmp_path: Path
-) -> None:
+def test_a_cluster_of_another_version_is_named_with_what_to_install(address, tmp_path):
     """78, both versions, and the command; nothing of Ray's own traceback."""
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
     args = ("-c", OTHER_RAY, "--address", address, "--", "true")
@@ -220,7 +214,7 @@ rackrun.__main__.command(["ray", *sys.argv[1:]])
 """
 
 
-def test_without_a_cluster_there_is_a_command_to_type(tmp_path: Path) -> None:
+def test_without_a_cluster_there_is_a_command_to_type(tmp_path):
     """69, and how a cluster is started; nothing of Ray's own long words."""
     run = start("127.0.0.1:9", tmp_path, "--", "true")
     _, err = run.communicate()

@@ -72,7 +72,7 @@ def started(lab: Lab, ranks: int) -> dict[int, str]:
 # -- runs that end well -------------------------------------------------------------------------
 
 
-def test_real_torchrun_makes_one_world_of_uneven_hosts(start_lab: Labs) -> None:
+def test_real_torchrun_makes_one_world_of_uneven_hosts(start_lab):
     """Node rank is the line, slots may differ, every rank's bytes arrive, sums are right."""
     lab = start_lab(2)
     python = f"python={warm.interpreter()}"
@@ -98,7 +98,7 @@ def test_real_torchrun_makes_one_world_of_uneven_hosts(start_lab: Labs) -> None:
     assert set(result(lab)["hosts"].values()) == {"clean"}
 
 
-def test_what_dry_run_shows_is_what_runs(start_lab: Labs) -> None:
+def test_what_dry_run_shows_is_what_runs(start_lab):
     """The plan of --dry-run --json is the plan of the run, but for its id, time and port."""
     lab = start_lab(2)
     args = (
@@ -132,7 +132,7 @@ def test_what_dry_run_shows_is_what_runs(start_lab: Labs) -> None:
     assert ["HERE", "1"] not in plan["hosts"][1]["environment"]
 
 
-def test_hosts_and_slots_can_be_left_out(start_lab: Labs) -> None:
+def test_hosts_and_slots_can_be_left_out(start_lab):
     """--include takes hosts and slots; a picked slot becomes the GPU that the rank may see."""
     lab = start_lab(3)
     hosts = cheap_hosts(lab, "slots=4")
@@ -148,7 +148,7 @@ def test_hosts_and_slots_can_be_left_out(start_lab: Labs) -> None:
     ]
 
 
-def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab: Labs) -> None:
+def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab):
     """SSH-4: what sshd is asked to run is one fixed line, whatever the user runs."""
     lab = start_lab(1)
     hosts = cheap_hosts(lab, "workdir='/tmp'")
@@ -164,7 +164,7 @@ def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab: Labs) -
     process.communicate(timeout=60)
 
 
-def test_python_programs_launch_on_hosts_as_well(start_lab: Labs) -> None:
+def test_python_programs_launch_on_hosts_as_well(start_lab):
     """launch(..., hosts=...) takes the same options and returns the codes of all ranks."""
     lab = start_lab(2)
     hosts = cheap_hosts(lab)
@@ -184,7 +184,7 @@ def test_python_programs_launch_on_hosts_as_well(start_lab: Labs) -> None:
 # -- runs that end badly ------------------------------------------------------------------------
 
 
-def test_the_true_cause_and_its_code_come_from_whichever_host(start_lab: Labs) -> None:
+def test_the_true_cause_and_its_code_come_from_whichever_host(start_lab):
     """One rank of four hosts exits 7: code 7, host and rank named, all hosts stopped and clean."""
     lab = start_lab(4)
     code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '2' else time.sleep(999)"
@@ -324,9 +324,7 @@ def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[byte
         for fault in FAULTS
     ],
 )
-def test_whatever_dies_nothing_is_left_on_any_host(
-    start_lab: Labs, decoy: Callable[..., "subprocess.Popen[bytes]"], fault: str
-) -> None:
+def test_whatever_dies_nothing_is_left_on_any_host(start_lab, decoy, fault):
     """PROC-1, PROC-2: in time every host runs what it ran before, and a decoy lives on.
 
     The last line names the cause and what to do, and the same launch works again at once.
@@ -378,9 +376,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(
 
 
 @pytest.mark.parametrize("always", [False, True])
-def test_a_master_port_that_is_taken_in_between_is_changed_once(
-    start_lab: Labs, always: bool
-) -> None:
+def test_a_master_port_that_is_taken_in_between_is_changed_once(start_lab, always):
     """torchrun finds its port in use: the whole start is tried once more, with another port."""
     lab = start_lab(2)
     hosts = cheap_hosts(lab)
@@ -403,7 +399,7 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(
     assert code == (78 if always else 0), err
 
 
-def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab: Labs) -> None:
+def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab):
     """The whole sshd of one host dies: exit 75, that host is named, the other one is clean."""
     lab = start_lab(3)
     process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
@@ -417,7 +413,7 @@ def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab: La
     until(lambda: not of_the_run(lab), "nothing is left", 15)
 
 
-def test_ctrl_c_twice_stops_at_once(start_lab: Labs) -> None:
+def test_ctrl_c_twice_stops_at_once(start_lab):
     """The second Ctrl-C does not wait for ranks that want to save: 130, and every host is clean."""
     lab = start_lab(2)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(999)"
@@ -435,9 +431,7 @@ def test_ctrl_c_twice_stops_at_once(start_lab: Labs) -> None:
     assert not of_the_run(lab)
 
 
-def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
-    start_lab: Labs,
-) -> None:
+def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(start_lab):
     """Real torchrun waits for a peer whose rank ignores TERM: both are gone after the grace."""
     lab = start_lab(2, APART)
     before = [set(host.processes()) for host in lab.hosts]
@@ -477,7 +471,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
 # -- the command line ---------------------------------------------------------------------------
 
 
-def test_bad_lines_are_all_named_and_nothing_is_contacted(start_lab: Labs) -> None:
+def test_bad_lines_are_all_named_and_nothing_is_contacted(start_lab):
     """hosts.txt with faults: exit 64, a line for each, and sshd has not heard from us."""
     lab = start_lab(1)
     before = lab.hosts[0].log.count("Connection from")
@@ -490,7 +484,7 @@ def test_bad_lines_are_all_named_and_nothing_is_contacted(start_lab: Labs) -> No
     assert lab.hosts[0].log.count("Connection from") == before
 
 
-def test_an_unknown_key_stops_the_launch_with_77(start_lab: Labs) -> None:
+def test_an_unknown_key_stops_the_launch_with_77(start_lab):
     """SSH-1: also from the command line: 77, fingerprint and line to type, no run folder."""
     lab = start_lab(1)
     lab.known_hosts.write_text("")
@@ -513,7 +507,7 @@ def test_an_unknown_key_stops_the_launch_with_77(start_lab: Labs) -> None:
         (("--env", "A", "hosts.txt", "--", "true"), "--env A"),
     ],
 )
-def test_bad_usage_is_one_line_and_64(start_lab: Labs, args: tuple[str, ...], says: str) -> None:
+def test_bad_usage_is_one_line_and_64(start_lab, args, says):
     """Whatever is mistyped, the message says what, and nothing is contacted."""
     lab = start_lab(1)
     cheap_hosts(lab)
@@ -523,7 +517,7 @@ def test_bad_usage_is_one_line_and_64(start_lab: Labs, args: tuple[str, ...], sa
     assert "Traceback" not in err
 
 
-def test_help_is_there_at_once_without_fabric_or_torch() -> None:
+def test_help_is_there_at_once_without_fabric_or_torch():
     """./run-ssh --help imports neither, so it answers in a quarter of a second."""
     code = (
         "import sys\nfrom rackrun.__main__ import command\n"
@@ -540,7 +534,7 @@ def test_help_is_there_at_once_without_fabric_or_torch() -> None:
     ("args", "prog"),
     [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
 )
-def test_check_has_a_help_of_its_own(args: list[str], prog: str) -> None:
+def test_check_has_a_help_of_its_own(args, prog):
     """Usage, examples and the hint below a mistake are those of `check`, not of `ssh`."""
     command = [sys.executable, "-m", "rackrun", *args]
     wide = {**os.environ, "COLUMNS": "120"}
@@ -557,7 +551,7 @@ def test_check_has_a_help_of_its_own(args: list[str], prog: str) -> None:
 # -- secrets and locks --------------------------------------------------------------------------
 
 
-def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab: Labs) -> None:
+def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab):
     """SSH-6: in no plan, log, result or command line, here or there; but every rank has it."""
     lab = start_lab(2)
     secret = "canary-in-the-coal-mine"
@@ -588,9 +582,7 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab: Labs) -> None:
         ),
     ],
 )
-def test_a_secret_is_named_and_taken_from_here(
-    start_lab: Labs, args: tuple[str, ...], says: str
-) -> None:
+def test_a_secret_is_named_and_taken_from_here(start_lab, args, says):
     """A value on the command line is refused, and so is a name that has none."""
     lab = start_lab(1)
     code, _, err = lab.result_of(*args, cheap_hosts(lab), "--", "true")
@@ -598,7 +590,7 @@ def test_a_secret_is_named_and_taken_from_here(
     assert says in err
 
 
-def test_a_second_launch_is_refused_and_names_the_first(start_lab: Labs) -> None:
+def test_a_second_launch_is_refused_and_names_the_first(start_lab):
     """PROC-4: while a run holds a host, another exits 78 within 5 s; afterwards it may start."""
     lab = start_lab(2)
     hosts = cheap_hosts(lab)
@@ -616,7 +608,7 @@ def test_a_second_launch_is_refused_and_names_the_first(start_lab: Labs) -> None
     assert code == 0, err
 
 
-def test_of_launches_at_the_same_time_exactly_one_runs(start_lab: Labs) -> None:
+def test_of_launches_at_the_same_time_exactly_one_runs(start_lab):
     """PROC-4: of launches 0, 0.5, 2 and 5 s apart one runs; the others get 78 in 5 s, and why."""
     lab = start_lab(2)
     hosts = cheap_hosts(lab)
@@ -652,7 +644,7 @@ def test_of_launches_at_the_same_time_exactly_one_runs(start_lab: Labs) -> None:
     assert set(ended["hosts"].values()) == {"clean"}
 
 
-def test_runs_on_different_gpus_of_a_host_share_it(start_lab: Labs) -> None:
+def test_runs_on_different_gpus_of_a_host_share_it(start_lab):
     """--include with slots: two runs on the GPUs 0 and 1 go together, a third on 1 does not."""
     lab = start_lab(1)
     hosts = cheap_hosts(lab, "slots=2")

@@ -48,7 +48,7 @@ def local(folder: Path, *args: str, **variables: str) -> "subprocess.CompletedPr
     )
 
 
-def test_a_command_here_runs_in_the_environment_of_the_lock(tmp_path: Path) -> None:
+def test_a_command_here_runs_in_the_environment_of_the_lock(tmp_path):
     """uv makes it at the first launch; --dry-run does not. Without a torch: what to type."""
     folder = project(tmp_path / "own project")
     python = folder / ".venv" / "bin" / "python"
@@ -72,7 +72,7 @@ def test_a_command_here_runs_in_the_environment_of_the_lock(tmp_path: Path) -> N
     assert broken.returncode == 78 and "uv sync --frozen failed" in broken.stderr
 
 
-def test_a_function_needs_rackrun_in_that_environment(tmp_path: Path) -> None:
+def test_a_function_needs_rackrun_in_that_environment(tmp_path):
     """Ranks could not even call it: `uv add rackrun`, and it returns what it returns."""
     folder = project(tmp_path / "own")
     subprocess.run([UV, "sync", "--quiet", "--frozen"], cwd=folder, env=OFFLINE, check=True)
@@ -95,7 +95,7 @@ def host(start_lab: Callable[[int], Lab]) -> Lab:
     return lab
 
 
-def test_sync_makes_it_on_hosts_and_later_launches_use_it(host: Lab) -> None:
+def test_sync_makes_it_on_hosts_and_later_launches_use_it(host):
     """Without --sync nothing is installed; a task has rackrun's environment."""
     folder = project(host.folder / "own")
     (folder / ".gitignore").write_text("runs/\n")

@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -46,10 +46,8 @@ from rackrun.shapes import Misshapen, parsed
 from tests.lab import warm
 from tests.lab.detached import RANK, SHORT, WAIT, DetachedLab
 from tests.lab.drive import Terminal
-from tests.lab.hosts import ROOT, Lab, children, with_signal
+from tests.lab.hosts import ROOT, children, with_signal
 from tests.lab.waiting import until
-
-Labs = Callable[[int], Lab]
 
 COUNT = """\
 import json, os, socket, sys, time
@@ -83,9 +81,7 @@ runpy.run_module("rackrun.launcher", run_name="__main__", alter_sys=True)
 # -- attach -------------------------------------------------------------------------------------
 
 
-def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(
-    detached: DetachedLab,
-) -> None:
+def test_a_run_outlives_its_terminal_and_every_attached_launcher_sees_all_of_it(detached):
     """Two attached at once, a late one and one after the end show the same bytes."""
     args = ["--detach", *SHORT, detached.hosts, *counting(60, 0.1)]
     env = {"HOME": str(detached.home)}
@@ -115,7 +111,7 @@ def shown_so_far(detached: DetachedLab) -> str:
     return "".join(path.read_text() for path in detached.work.glob("runs/2*/logs/*/*.out"))
 
 
-def test_the_results_come_to_every_machine_that_attaches(detached: DetachedLab) -> None:
+def test_the_results_come_to_every_machine_that_attaches(detached):
     """Logs byte for byte, final.pt, plan and result; a folder that is shared is left alone."""
     detached.detach(detached.hosts, *counting(3, 0.0))
     second = detached.machine("second")
@@ -135,7 +131,7 @@ def test_the_results_come_to_every_machine_that_attaches(detached: DetachedLab) 
 
 
 @pytest.mark.long
-def test_ctrl_c_in_attach_detaches_again(detached: DetachedLab) -> None:
+def test_ctrl_c_in_attach_detaches_again(detached):
     """The run goes on, and what is said names the two ways on."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
@@ -151,9 +147,7 @@ def test_ctrl_c_in_attach_detaches_again(detached: DetachedLab) -> None:
     assert detached.result_of("stop", "--force")[0] == 0
 
 
-def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
-    detached: DetachedLab,
-) -> None:
+def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(detached):
     """A row for every host while it runs; Ctrl-C on the keyboard takes it away again."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     terminal = Terminal()
@@ -185,7 +179,7 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     assert detached.result_of("stop", "--force")[0] == 0
 
 
-def test_code_and_cause_of_a_failure_are_reported_later(detached: DetachedLab) -> None:
+def test_code_and_cause_of_a_failure_are_reported_later(detached):
     """One rank fails: all hosts end while no launcher is attached; attach ends with its code."""
     script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
     detached.detach(detached.hosts, "--", sys.executable, "-c", script)
@@ -198,7 +192,7 @@ def test_code_and_cause_of_a_failure_are_reported_later(detached: DetachedLab) -
     assert "failed: rank 1 on 127.0.0.3: exit code 7" in err.splitlines()[-1]
 
 
-def test_restarts_and_spares_work_without_a_launcher(detached: DetachedLab) -> None:
+def test_restarts_and_spares_work_without_a_launcher(detached):
     """A relay dies, its host is left out, the spare takes its place, and attach shows both."""
     first = detached.work / "first"
     script = (
@@ -224,9 +218,7 @@ def test_restarts_and_spares_work_without_a_launcher(detached: DetachedLab) -> N
 # -- stop ---------------------------------------------------------------------------------------
 
 
-def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
-    detached: DetachedLab,
-) -> None:
+def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(detached):
     """SIGTERM and time for a checkpoint, then nothing is left anywhere, and stop says so."""
     script = (
         "import pathlib, signal, sys, time\n"
@@ -247,7 +239,7 @@ def test_stop_from_another_machine_lets_the_ranks_save_and_verifies_every_host(
     assert detached.result_of("attach")[0] == 130
 
 
-def test_stop_now_does_not_wait_for_ranks_that_ignore_it(detached: DetachedLab) -> None:
+def test_stop_now_does_not_wait_for_ranks_that_ignore_it(detached):
     """--force is the second Ctrl-C: ranks that ignore SIGTERM are killed at once."""
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
     patient = ("--checkpoint-seconds", "600")
@@ -267,7 +259,7 @@ STOPPED = pytest.param(signal.SIGSTOP, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize("how", [KILLED, signal.SIGSTOP, ENDED])
-def test_no_host_outlives_the_controller(detached: DetachedLab, how: signal.Signals) -> None:
+def test_no_host_outlives_the_controller(detached, how):
     """The first host hangs, or the controller is killed: all are clean within the timeout."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
@@ -297,9 +289,7 @@ def test_no_host_outlives_the_controller(detached: DetachedLab, how: signal.Sign
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, STOPPED])
-def test_a_host_whose_relay_is_gone_ends_by_itself_and_stop_sees_to_the_rest(
-    detached: DetachedLab, how: signal.Signals
-) -> None:
+def test_a_host_whose_relay_is_gone_ends_by_itself_and_stop_sees_to_the_rest(detached, how):
     """Killed alone, its carriers end with it; stopped with them, it is missed within the lease."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
@@ -319,7 +309,7 @@ def is_rank(line: str) -> bool:
     return line.startswith(RANK)
 
 
-def test_a_host_that_does_not_answer_is_named(detached: DetachedLab) -> None:
+def test_a_host_that_does_not_answer_is_named(detached):
     """status and stop report the others, and that one host was not reached."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
@@ -344,9 +334,7 @@ def test_a_host_that_does_not_answer_is_named(detached: DetachedLab) -> None:
     assert (code, "127.0.0.2" in err) == (69, True)
 
 
-def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
-    detached: DetachedLab,
-) -> None:
+def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(detached):
     """Killed as soon as there is a controller, --detach leaves neither it nor a relay, at once:
     an orphaned controller waits for no relay."""
     args = ["--detach", *SHORT, detached.hosts, "--", sys.executable, "-c", WAIT]
@@ -368,7 +356,7 @@ def test_nothing_is_left_of_a_launcher_that_is_killed_before_it_lets_go(
         assert not list((detached.lab.hosts[0].folder / ".rackrun").iterdir())
 
 
-def test_an_order_comes_back_from_json_as_it_was() -> None:
+def test_an_order_comes_back_from_json_as_it_was():
     """A controller gets task, GPUs, variables and image of a run as the launcher had them."""
     options = HostOptions(image="torch:1", volume=("/data",), env=("A=b",), runs=Path("my runs"))
     hosts = (Host("a"), Host("b", devices=(1, 2), env=(("X", "y"),)))
@@ -381,9 +369,7 @@ def test_an_order_comes_back_from_json_as_it_was() -> None:
         parsed(plain.replace("lease_seconds", "least_seconds"), RunOrder, 10**5)
 
 
-def test_an_orphaned_controller_awaits_no_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_orphaned_controller_awaits_no_host(tmp_path, monkeypatch):
     """The launcher goes while the hosts are awaited: controller and port are gone at once."""
     monkeypatch.setenv("HOME", str(tmp_path))
     run, transport = os.urandom(4).hex(), Here("here")
@@ -405,7 +391,7 @@ def test_an_orphaned_controller_awaits_no_host(
     assert not list((tmp_path / ".rackrun").iterdir())
 
 
-def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: DetachedLab) -> None:
+def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached):
     """The controller's error is printed; neither its code nor its folder stays on the host."""
     broken = detached.lab.folder / "broken"
     refuse = 'case "$*" in *detached.controller*) echo "a broken Python" >&2; exit 1;; esac'
@@ -427,7 +413,7 @@ def test_nothing_is_left_of_a_run_whose_controller_cannot_start(detached: Detach
 # -- what can be said ---------------------------------------------------------------------------
 
 
-def test_status_shows_what_really_runs(detached: DetachedLab) -> None:
+def test_status_shows_what_really_runs(detached):
     """Processes by what they are for, since when, the lease; step and phase as ranks report."""
     script = (
         "import json, os, socket, time\n"
@@ -464,7 +450,7 @@ def test_status_shows_what_really_runs(detached: DetachedLab) -> None:
     assert detached.result_of("stop", "--force")[0] == 0
 
 
-def test_logs_are_those_of_the_wanted_ranks(detached: DetachedLab) -> None:
+def test_logs_are_those_of_the_wanted_ranks(detached):
     """--host and --rank choose, --follow waits for the end; without it, what is there by now."""
     detached.detach(detached.hosts, *counting(20, 0.05))
     code, out, err = detached.result_of(
@@ -480,7 +466,7 @@ def test_logs_are_those_of_the_wanted_ranks(detached: DetachedLab) -> None:
     assert (code, "--rank 99: there are: 0 to 2" in err) == (64, True)
 
 
-def test_an_unknown_run_is_named_with_what_to_type(detached: DetachedLab) -> None:
+def test_an_unknown_run_is_named_with_what_to_type(detached):
     """A wrong id, one that no host knows, and one that only another machine could know."""
     second = detached.machine("second")
     detached.run = "0123abcd"
@@ -495,7 +481,7 @@ def test_an_unknown_run_is_named_with_what_to_type(detached: DetachedLab) -> Non
     assert (code, "cannot be a run" in err) == (64, True)
 
 
-def test_shards_that_only_the_launcher_could_serve_are_refused(detached: DetachedLab) -> None:
+def test_shards_that_only_the_launcher_could_serve_are_refused(detached):
     """The launcher goes, and its server with it: said before a host is asked for anything."""
     code, _, err = detached.lab.result_of(
         "--detach",
@@ -512,9 +498,7 @@ def test_shards_that_only_the_launcher_could_serve_are_refused(detached: Detache
 # -- secrets and ports --------------------------------------------------------------------------
 
 
-def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(
-    detached: DetachedLab,
-) -> None:
+def test_no_port_is_open_during_a_run_and_no_secret_is_written_down(detached):
     """Neither controller nor relays listen; --secret reaches the ranks and no file or command."""
     script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
     secret = "canary-" + os.urandom(8).hex()
@@ -549,7 +533,7 @@ def listening(pid: int) -> bool:
     return False
 
 
-def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+def test_the_controller_needs_nothing_but_the_standard_library(tmp_path):
     """It is sent to hosts where the project may not be installed, and starts without site."""
     for name, text in sources().items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -559,9 +543,7 @@ def test_the_controller_needs_nothing_but_the_standard_library(tmp_path: Path) -
     subprocess.run([sys.executable, "-I", "-S", "-c", start], check=True)
 
 
-def test_the_state_of_a_run_is_removed_a_month_after_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_a_run_is_removed_a_month_after_its_end(tmp_path, monkeypatch):
     """Old records go, unless a controller holds them, and what never began; young ones stay."""
     monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
     for name, age_days in (("old", 40), ("kept", 40), ("young", 20)):
@@ -577,7 +559,7 @@ def test_the_state_of_a_run_is_removed_a_month_after_its_end(
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "young"}
 
 
-def test_only_relays_of_the_run_are_accepted() -> None:
+def test_only_relays_of_the_run_are_accepted():
     """Another key and a wrong word are refused; the run's own gets in all the same."""
     key = new_key("one")
     gate = RelayListener("127.0.0.1", key)
@@ -600,8 +582,8 @@ def test_only_relays_of_the_run_are_accepted() -> None:
 
 
 def test_a_host_without_a_python_of_the_system_is_swept_by_the_one_that_answers_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """`python=` of hosts.txt leads to the run manager, and its interpreter to the agent."""
     monkeypatch.setenv("PATH", "/nowhere")
     run, transport = os.urandom(4).hex(), Here("here")
@@ -635,7 +617,7 @@ class Here(LocalTransport):
         return self.opened[-1]
 
 
-def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> None:
+def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path):
     """In a container it is number 1: so is another process outside, or in a container beside it."""
     run = os.urandom(4).hex()
     scratch = Path(f"/tmp/rackrun-{run}{'0' * 24}-0")
@@ -658,9 +640,7 @@ def test_only_the_process_that_wrote_down_itself_is_an_agent(tmp_path: Path) -> 
             shutil.rmtree(scratch)
 
 
-def test_a_mark_that_cannot_be_looked_for_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_that_cannot_be_looked_for_is_removed(tmp_path, monkeypatch):
     """Whether two folders are one is asked with a file in them, which never stays."""
     monkeypatch.setenv("PATH", "/nowhere")
     hosts = ReachedRun("", None, (), Host("127.0.0.1"), "", transport=LocalTransport("localhost"))
@@ -670,9 +650,7 @@ def test_a_mark_that_cannot_be_looked_for_is_removed(
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o000])
-def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(
-    detached: DetachedLab, umask: int
-) -> None:
+def test_what_is_kept_in_the_home_is_closed_whatever_the_umask_is(detached, umask):
     """~/.rackrun and each folder in it are for their account alone, here and on the first host."""
     for host in detached.lab.hosts:
         (host.folder / ".bashrc").write_text(f"umask {umask:03o}\n")
@@ -692,9 +670,7 @@ def mode_of(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_records_of_runs_are_whole_and_expire(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_of_runs_are_whole_and_expire(tmp_path, monkeypatch):
     """A full disk leaves no half file; what was asked for within three months stays."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     hosts = [Host("127.0.0.1", python=sys.executable)]

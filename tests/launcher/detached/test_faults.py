@@ -3,12 +3,10 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tests.lab.detached import WAIT, DetachedLab
-from tests.lab.hosts import Lab
 from tests.lab.waiting import until
 from tests.launcher.preflight.test_accounts import TMPFS, mounted
 
@@ -23,9 +21,7 @@ raise RuntimeError("x" * 8000)
 """
 
 
-def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(
-    start_lab: Callable[[int], Lab], mounted: Callable[..., None]
-) -> None:
+def test_a_home_that_is_full_at_the_end_does_not_change_how_a_run_ended(start_lab, mounted):
     """Not a byte is left for the record: the exit code is the run's all the same."""
     lab = start_lab(1)
     home = lab.hosts[0].folder / ".rackrun"
@@ -61,7 +57,7 @@ def ended(*processes: "subprocess.Popen[str]") -> list[tuple[int, str]]:
 SILENT = r"does not answer within \d+ s; is its home directory on a disk that is down\?"
 
 
-def test_a_home_that_does_not_answer_delays_nothing(detached: DetachedLab) -> None:
+def test_a_home_that_does_not_answer_delays_nothing(detached):
     """status, logs, attach and stop name the host after a while; when it is not the controller's,
     the run is ended as ever, and only that host is not verified."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
@@ -82,7 +78,7 @@ def test_a_home_that_does_not_answer_delays_nothing(detached: DetachedLab) -> No
 
 
 @pytest.mark.long
-def test_a_run_can_be_ended_without_the_host_of_its_controller(detached: DetachedLab) -> None:
+def test_a_run_can_be_ended_without_the_host_of_its_controller(detached):
     """--force: what runs on the other hosts is ended from here; then the controller ends itself."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)

@@ -31,7 +31,7 @@ def starting(detached: DetachedLab, seconds: str, *command: str) -> "subprocess.
     return process
 
 
-def test_it_waits_for_the_first_step_of_the_last_rank(detached: DetachedLab) -> None:
+def test_it_waits_for_the_first_step_of_the_last_rank(detached):
     """Two ranks have taken one and the third has not: it waits; then it returns 0."""
     process = starting(detached, "999", sys.executable, "-c", STEP)
     until(lambda: steps(detached) == [1, 1, 0], "two have taken a step", 60)
@@ -52,7 +52,7 @@ def steps(detached: DetachedLab) -> list[int]:
     return [host["step"] for host in sorted(hosts, key=lambda host: host["node"])]
 
 
-def test_what_ends_the_run_before_is_shown_with_its_code(detached: DetachedLab) -> None:
+def test_what_ends_the_run_before_is_shown_with_its_code(detached):
     """The cause, rank and host of an attached run, its exit code, and nothing is left."""
     fails = "import os, sys; sys.exit('error: no data' if os.environ['RANK'] == '1' else 0)"
     process = starting(detached, "30", sys.executable, "-c", fails)
@@ -63,7 +63,7 @@ def test_what_ends_the_run_before_is_shown_with_its_code(detached: DetachedLab) 
     detached.wait_until_clean()
 
 
-def test_ctrl_c_ends_only_the_wait(detached: DetachedLab) -> None:
+def test_ctrl_c_ends_only_the_wait(detached):
     """130, the run goes on, and two commands are named."""
     process = starting(detached, "999", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)

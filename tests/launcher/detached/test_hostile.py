@@ -128,7 +128,7 @@ FOLDERS = {
 }
 
 
-def test_attach_writes_nothing_into_the_working_tree(taken: TakenOver, project: Path) -> None:
+def test_attach_writes_nothing_into_the_working_tree(taken, project):
     """Wherever the host says that its run folder was: no command of its runs here, the next time
     that git is asked for anything, and no run that is here already is touched."""
     canary, evil = taken.lab.folder / "canary", taken.lab.folder / "evil"
@@ -167,9 +167,7 @@ ELSEWHERE = ("../evil", "/tmp/evil", "x/../../evil", "checkpoints/step-99999999.
 ELSEWHERE += ("run.toml", "report.html", ".attached")
 
 
-def test_of_the_files_of_a_host_only_results_come(
-    taken: TakenOver, project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_the_files_of_a_host_only_results_come(taken, project, monkeypatch):
     """No checkpoint that a later run here would go on from, and nothing that git would obey.
 
     What `rerun` obeys is what was written down here when the run was started.
@@ -222,7 +220,7 @@ def change_entry(entry):
 """
 
 
-def test_no_word_of_a_host_moves_the_cursor(taken: TakenOver) -> None:
+def test_no_word_of_a_host_moves_the_cursor(taken):
     """Names, notes, causes, advice, paths: every character arrives, and none is obeyed."""
     taken.says(WORDS)
     for verb in ("status", "attach", "stop"):
@@ -239,7 +237,7 @@ ENTRIES = ("return {}", "return b'[' * 200_000", "return {'event': ['HostLost', 
 NEGATIVE = "return {'output': [0, 0, 'out', -5]}"
 
 
-def test_what_no_program_of_ours_would_say_is_one_line(taken: TakenOver) -> None:
+def test_what_no_program_of_ours_would_say_is_one_line(taken):
     """69 at the start, 75 in between, with the host's name, at once; the tables of all that is
     refused are in tests/fuzz."""
     for change in FOUND:

@@ -81,7 +81,7 @@ def met() -> tuple[RelayTransport, ssl.SSLSocket]:
     return transport, control
 
 
-def test_strangers_make_no_host_lost() -> None:
+def test_strangers_make_no_host_lost():
     """While a carrier is awaited, resets, silence and nonsense come first: it gets in at once."""
     transport, control = met()
     with ThreadPoolExecutor() as pool, control:
@@ -101,7 +101,7 @@ def test_strangers_make_no_host_lost() -> None:
     transport.close()
 
 
-def test_who_was_taken_is_no_stranger_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_taken_is_no_stranger_any_more(monkeypatch):
     """The port is closed in the moment in which the last relay is taken: none of them is cut."""
     closed = threading.Event()
 
@@ -120,7 +120,7 @@ def test_who_was_taken_is_no_stranger_any_more(monkeypatch: pytest.MonkeyPatch) 
     transport.close()
 
 
-def test_of_too_many_strangers_the_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_too_many_strangers_the_oldest_go(monkeypatch):
     """However many say nothing, who has the key gets in."""
     monkeypatch.setattr(relay, "MOST_CALLERS", 5)
     transport, control = met()
@@ -128,7 +128,7 @@ def test_of_too_many_strangers_the_oldest_go(monkeypatch: pytest.MonkeyPatch) ->
     transport.close()
 
 
-def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch):
     """With strangers at the port or without, after a time, and by the host's name."""
     monkeypatch.setattr(relay, "CARRIER_SECONDS", 0.5)
     transport, control = met()
@@ -140,7 +140,7 @@ def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch: pytest.MonkeyPat
     control.close()
 
 
-def test_the_key_of_a_run_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_run_is_in_no_file(tmp_path, monkeypatch):
     """Where no file can be made, keys are used all the same: their place is in memory."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert tls(KEY, server=True).get_ca_certs()

@@ -38,7 +38,7 @@ def plan(folder: Path) -> HostPlan:
     )
 
 
-def test_results_come_back_from_the_first_host(start_lab: Labs) -> None:
+def test_results_come_back_from_the_first_host(start_lab):
     """final.pt, metrics and figures of rank 0 are in the launcher's run folder, byte for byte."""
     lab = start_lab(2)
     for number in (1, 2):
@@ -67,7 +67,7 @@ def test_results_come_back_from_the_first_host(start_lab: Labs) -> None:
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
 
 
-def test_a_shared_folder_is_not_copied_onto_itself(start_lab: Labs) -> None:
+def test_a_shared_folder_is_not_copied_onto_itself(start_lab):
     """Where launcher and host see the same run folder, nothing is fetched."""
     lab = start_lab(1)
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
@@ -81,9 +81,7 @@ STOPPED = [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.
 
 
 @pytest.mark.parametrize(("number", "code"), STOPPED)
-def test_who_does_not_wait_for_the_results_has_the_result(
-    start_lab: Labs, number: signal.Signals, code: int
-) -> None:
+def test_who_does_not_wait_for_the_results_has_the_result(start_lab, number, code):
     """Any of these while they come: last line and code are the run's, and no file is cut.
 
     A run that failed is not started again after Ctrl-C.
@@ -115,7 +113,7 @@ def senders(lab: Lab) -> list[int]:
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
 
 
-def test_a_silent_host_is_given_up_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_host_is_given_up_in_time(tmp_path, monkeypatch):
     """A stopped transfer program, a dead file server: given up in time, with the host's name."""
     monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
     monkeypatch.setattr(download, "QUIET_SECONDS", 0.2)
@@ -176,7 +174,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("lie", [*LIES, *BROKEN])
-def test_what_a_host_must_not_offer_is_refused_in_one_line(lie: str, tmp_path: Path) -> None:
+def test_what_a_host_must_not_offer_is_refused_in_one_line(lie, tmp_path):
     """Wrong paths, types, sizes, numbers, broken answers: a Problem, and no file."""
     remote = tmp_path / "runs" / "run"
     remote.mkdir(parents=True)
@@ -197,7 +195,7 @@ ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 
 
 @pytest.mark.parametrize("path", [*OURS, *ONLY_HERE])
-def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> None:
+def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
     """Neither settings, which `rerun` would run here, nor a page for our browser, nor the id of
     another run of a tracker, which a resumed run would continue."""
     data = replies(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
@@ -221,7 +219,7 @@ def test_no_host_writes_a_file_of_the_launcher(path: str, tmp_path: Path) -> Non
         replies(b'{"size": 3}') + b"abc" + replies(b"5"),
     ],
 )
-def test_a_file_that_comes_wrong_leaves_nothing(data: bytes, tmp_path: Path) -> None:
+def test_a_file_that_comes_wrong_leaves_nothing(data, tmp_path):
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
     host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + data)
     with pytest.raises(Problem):
@@ -230,7 +228,7 @@ def test_a_file_that_comes_wrong_leaves_nothing(data: bytes, tmp_path: Path) -> 
     host.wait_for_end()
 
 
-def test_only_a_listing_may_be_long(tmp_path: Path) -> None:
+def test_only_a_listing_may_be_long(tmp_path):
     """Each question has its own limit: the bytes of a longer answer are not even received."""
     ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.REPLY_BYTES + 1)
     host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + ending)
@@ -239,7 +237,7 @@ def test_only_a_listing_may_be_long(tmp_path: Path) -> None:
     host.wait_for_end()
 
 
-def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab: Labs) -> None:
+def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab):
     """Who answers for files there lies: the run was done, its last line says so, and its code."""
     lab = start_lab(1)
     (lab.folder / "there").mkdir()
@@ -254,7 +252,7 @@ def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab: Labs
     assert err.splitlines()[-1].startswith("rackrun: done in")
 
 
-def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path: Path) -> None:
+def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path):
     """Names of any kind and links: what can come comes, byte for byte; the rest is named."""
     remote, local = tmp_path / "there", tmp_path / "here"
     (remote / "deep" / "er").mkdir(parents=True)
@@ -300,7 +298,7 @@ TAKEN += ("wandb/offline-run-1-x/run-x.wandb", "wandb/offline-run-1-x/files/conf
 TAKEN += ("mlruns/1/meta.yaml", "mlruns/1/2/metrics/train/loss", "mlruns/1/2/params/resolved.name")
 
 
-def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path) -> None:
+def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path):
     """HOST-3: names and kinds are an allow-list; the rest stays on the host, and is named."""
     remote, local = tmp_path / "there", tmp_path / "here"
     local.mkdir()
@@ -318,7 +316,7 @@ def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path: Path
     assert left in str(fetched)
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path):
     """One without rights, and one that vanished since the listing: the others come."""
     remote = tmp_path / "there"
     remote.mkdir()

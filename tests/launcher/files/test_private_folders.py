@@ -50,7 +50,7 @@ def passable() -> Iterator[Lab]:
     shutil.rmtree(folder)
 
 
-def test_runs_are_private_unless_shared(passable: Lab) -> None:
+def test_runs_are_private_unless_shared(passable):
     """Logs, weights, metrics are private on both sides; --share opens all but the plan."""
     lab, local_folder = passable, passable.folder / "here"
     for folder in (local_folder, lab.folder / "there"):
@@ -73,7 +73,7 @@ def test_runs_are_private_unless_shared(passable: Lab) -> None:
         assert plan.stat().st_mode & 0o777 == 0o600
 
 
-def test_torchrun_leaves_nothing_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
+def test_torchrun_leaves_nothing_in_the_folder_for_temporary_files(tmp_path):
     """Its files for errors of ranks go with the agent's own; good runs and bad ones."""
     remote = tmp_path / "tmp"
     remote.mkdir()

@@ -60,7 +60,7 @@ def project_of(lab: Lab) -> Path:
     return lab.folder / "project"
 
 
-def test_sync_brings_the_tree_and_later_only_what_changed(start_lab: Labs) -> None:
+def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     """New hosts get all that git knows, then only the difference; what is gone here goes there."""
     lab = start_lab(2)
     source = project(lab)
@@ -108,7 +108,7 @@ def checkout(lab: Lab) -> Path:
     return source
 
 
-def test_the_environment_is_made_there_with_progress(start_lab: Labs) -> None:
+def test_the_environment_is_made_there_with_progress(start_lab):
     """A checkout gets its .venv on the host, with progress by line; a failure is named."""
     lab = start_lab(2)
     script = checkout(lab) / "launcher" / "venv.sh"
@@ -128,7 +128,7 @@ def test_the_environment_is_made_there_with_progress(start_lab: Labs) -> None:
     assert err.count("the disk is full") >= 2
 
 
-def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab: Labs) -> None:
+def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab):
     """The wheel exists in one folder on the launcher's machine; hosts are to ask no index."""
     lab = start_lab(1)
     lock = checkout(lab) / "requirements" / "base.txt"
@@ -146,7 +146,7 @@ def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab: 
         assert f"-r requirements/{lock} -d {lab.folder}" in err
 
 
-def test_an_installation_ends_with_the_launcher_that_wanted_it(start_lab: Labs) -> None:
+def test_an_installation_ends_with_the_launcher_that_wanted_it(start_lab):
     """It may run for minutes without a word: Ctrl-C ends it on the hosts, with all it started."""
     lab = start_lab(2)
     source = checkout(lab)
@@ -169,7 +169,7 @@ def test_an_installation_ends_with_the_launcher_that_wanted_it(start_lab: Labs) 
     until(lambda: not any(map(command_line, left)), "nobody installs any more", 60)
 
 
-def test_code_does_not_go_into_a_home_directory(start_lab: Labs) -> None:
+def test_code_does_not_go_into_a_home_directory(start_lab):
     """A careless workdir=~ is refused before a file is written."""
     lab = start_lab(1)
     project(lab)
@@ -179,7 +179,7 @@ def test_code_does_not_go_into_a_home_directory(start_lab: Labs) -> None:
     assert "cannot hold the code" in err
 
 
-def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_lab: Labs) -> None:
+def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_lab):
     """Names with spaces and newlines, empty files and folders that vanish: both hosts are equal."""
     lab = start_lab(2)
     source = project(lab)
@@ -205,7 +205,7 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_l
         assert tree(lab.folder / f"there-{number}") == tree(source)
 
 
-def test_what_may_be_executed_here_may_be_there(start_lab: Labs) -> None:
+def test_what_may_be_executed_here_may_be_there(start_lab):
     """A script that only gained or lost its executable bit is sent, too, and only once.
 
     A sync that has nothing to send still removes what is gone here.
@@ -228,7 +228,7 @@ def test_what_may_be_executed_here_may_be_there(start_lab: Labs) -> None:
     assert not (remote / "run.sh").exists()
 
 
-def test_a_stream_that_breaks_changes_nothing(tmp_path: Path) -> None:
+def test_a_stream_that_breaks_changes_nothing(tmp_path):
     """Files take their place together: half a stream, or one file that fails, leaves the old."""
     remote = tmp_path / "there"
     (remote / "b").mkdir(parents=True)
@@ -266,7 +266,7 @@ def tree(folder: Path) -> dict[str, bytes | str]:
 SECRETS = {"server.key": 0o644, "conf/.env": 0o644, "mine.txt": 0o600, "closed/notes.txt": 0o644}
 
 
-def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab: Labs) -> None:
+def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab):
     """Untracked keys, .env, what only its owner reads: left out, and named with what to type."""
     lab = start_lab(1)
     source = project(lab)
@@ -300,7 +300,7 @@ def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab: La
     assert launch(lab, "--sync-untracked", "server.key")[0] == 64
 
 
-def test_modes_of_files_are_no_wider_there_than_here(start_lab: Labs) -> None:
+def test_modes_of_files_are_no_wider_there_than_here(start_lab):
     """0600 stays 0600 and 0700 stays 0700, also for what came earlier as 0644; 0664 is 0644."""
     lab = start_lab(1)
     source = project(lab)
@@ -339,9 +339,7 @@ def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], TrackedTran
     return lines, transport
 
 
-def test_an_image_needs_no_environment_on_its_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_needs_no_environment_on_its_host(tmp_path, monkeypatch):
     """--sync brings the code only: the ranks run with the image's torch."""
     made: list[str] = []
     monkeypatch.setattr(sync, "_make_environment", lambda client, root, *args: made.append(root))
@@ -367,7 +365,7 @@ def test_an_image_needs_no_environment_on_its_host(
         "[" * 100_000,
     ],
 )
-def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifest: str) -> None:
+def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path, manifest):
     """Paths out of the folder, through links, and lists that are none: nothing is removed there."""
     remote, outside = tmp_path / "there", tmp_path / "outside.txt"
     remote.mkdir()
@@ -386,7 +384,7 @@ def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path: Path, manifes
 
 
 @pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])
-def test_links_of_a_host_are_not_written_through(tmp_path: Path, trap: str) -> None:
+def test_links_of_a_host_are_not_written_through(tmp_path, trap):
     """A link where a folder should be is named; one where a file should be is replaced."""
     remote, outside = tmp_path / "there", tmp_path / "outside"
     outside.mkdir()
@@ -427,7 +425,7 @@ ROOTED = {"root": "/x", "paths": [], "surplus": 0}
         [],
     ],
 )
-def test_a_host_is_sent_nothing_but_code(tmp_path: Path, value: object) -> None:
+def test_a_host_is_sent_nothing_but_code(tmp_path, value):
     """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
     (tmp_path / "a").write_text("code")
     host = FakeHost(service.MARKER + replies(json.dumps(value).encode()))
@@ -439,7 +437,7 @@ def test_a_host_is_sent_nothing_but_code(tmp_path: Path, value: object) -> None:
     host.wait_for_end()
 
 
-def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Path) -> None:
+def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path):
     """Its lines are clean; one that is no line ends it."""
     lines = [{"line": "\x1b]0;PWNED\x07 1 of 2"}, {"line": 5}]
     data = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
@@ -451,9 +449,7 @@ def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path: Pa
     host.wait_for_end()
 
 
-def test_a_host_that_stands_still_while_code_comes_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_stands_still_while_code_comes_is_named(tmp_path, monkeypatch):
     """It takes no bytes, or says nothing to them: the sentence is about that, and in time."""
     (tmp_path / "big").write_bytes(bytes(4 << 20))
     code = with_files(WorkingTree(tmp_path, {}), ["big"], print)
@@ -466,7 +462,7 @@ def test_a_host_that_stands_still_while_code_comes_is_named(
         host.wait_for_end()
 
 
-def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path):
     """All hosts get the code of one moment, or none of it."""
     remote = tmp_path / "there"
     brought(remote, {"a": "old"})
@@ -481,7 +477,7 @@ def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path: Path) -> Non
     assert (remote / "a").read_text() == "old"
 
 
-def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
+def test_a_full_disk_names_the_file(tmp_path):
     """What does not fit there is said with its path; nothing is exchanged, and nothing stays."""
     remote = tmp_path / "there"
     remote.mkdir()
@@ -496,7 +492,7 @@ def test_a_full_disk_names_the_file(tmp_path: Path) -> None:
         subprocess.run(["umount", remote], check=True)
 
 
-def test_a_task_of_ones_own_is_brought_or_refused(start_lab: Labs) -> None:
+def test_a_task_of_ones_own_is_brought_or_refused(start_lab):
     """The launch names what git leaves out, or what is elsewhere; then --sync brings the task."""
     lab = start_lab(1)
     source = project(lab)

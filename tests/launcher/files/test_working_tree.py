@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,8 @@ from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.waiting import until
 
-Labs = Callable[[int], Lab]
 
-
-def test_code_that_cannot_be_read_is_named(start_lab: Labs) -> None:
+def test_code_that_cannot_be_read_is_named(start_lab):
     """An unreadable file, and a repository within ours, are reported before any copy."""
     lab = start_lab(1)
     source = lab.folder / "project"
@@ -47,7 +44,7 @@ def test_code_that_cannot_be_read_is_named(start_lab: Labs) -> None:
     assert not (lab.folder / "there").exists()
 
 
-def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
+def test_much_code_is_named_before_it_is_read(tmp_path):
     """A data set that git does not ignore takes minutes; the biggest file is named, with advice."""
     for name, size in (("small.py", 10), ("data.tar", 3 * 10**9), ("other.tar", 10**9)):
         with (tmp_path / name).open("wb") as file:
@@ -59,9 +56,7 @@ def test_much_code_is_named_before_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
-def test_what_git_refuses_is_said_in_its_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_git_refuses_is_said_in_its_words(tmp_path, monkeypatch):
     """A repository of another owner, as in a container: also from a folder in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     project = tmp_path / "project"
@@ -76,7 +71,7 @@ def test_what_git_refuses_is_said_in_its_words(
     assert line.endswith(f"; type: git config --global --add safe.directory {project}")
 
 
-def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
+def test_a_log_that_grows_is_no_code(tmp_path):
     """`./run-ssh --sync ... | tee train.log` in the working tree: left out, unless asked for."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "model.py").touch()
@@ -94,9 +89,7 @@ def test_a_log_that_grows_is_no_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("listing", ["scandir", "listdir"])
-def test_a_program_may_end_while_its_files_are_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listing: str
-) -> None:
+def test_a_program_may_end_while_its_files_are_listed(tmp_path, monkeypatch, listing):
     """The list of what is being written goes without it."""
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "model.py").touch()
@@ -113,7 +106,7 @@ def test_a_program_may_end_while_its_files_are_listed(
     assert list(with_untracked(code, [], lambda line: None).files) == ["model.py"]
 
 
-def test_a_big_file_is_read_in_pieces(tmp_path: Path) -> None:
+def test_a_big_file_is_read_in_pieces(tmp_path):
     """Its digest is right, and it is not kept in memory."""
     with (tmp_path / "big").open("wb") as file:
         file.write(b"code")
@@ -152,7 +145,7 @@ def git(folder: Path, *args: str) -> None:
     subprocess.run(["git", "-C", folder, *args], check=True)
 
 
-def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(start_lab: Labs) -> None:
+def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(start_lab):
     """Runs, hosts.txt, logs that grow: a second launch, --sync and --max-restarts go on."""
     lab = start_lab(2)
     source, args = own_repository(lab)
@@ -204,7 +197,7 @@ def edited_meanwhile(lab: Lab, source: Path, words: list[str]) -> str:
     return str(err)
 
 
-def test_an_edit_while_a_run_goes_on_keeps_its_restarts(start_lab: Labs) -> None:
+def test_an_edit_while_a_run_goes_on_keeps_its_restarts(start_lab):
     """Hosts are held to the code of the first attempt; where they share our folder, it is said."""
     lab = start_lab(2)
     source, args = own_repository(lab)
@@ -223,7 +216,7 @@ def test_an_edit_while_a_run_goes_on_keeps_its_restarts(start_lab: Labs) -> None
     assert "warning: 127.0.0.2, 127.0.0.3: code: model.py" in err
 
 
-def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(start_lab: Labs) -> None:
+def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(start_lab):
     """The code of one host changed, and only there: the attempt after goes on without it."""
     lab = start_lab(2)
     source, args = own_repository(lab)
@@ -245,13 +238,7 @@ def test_a_host_with_other_code_than_the_others_is_left_out_of_a_restart(start_l
         ("/nowhere", "git is not installed here; type: sudo apt-get install git"),
     ],
 )
-def test_a_folder_without_git_is_refused_with_advice(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    path: str,
-    why: str,
-) -> None:
+def test_a_folder_without_git_is_refused_with_advice(tmp_path, monkeypatch, capsys, path, why):
     """Hosts whose line names python= would get nothing, which is refused; others get rackrun."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", path or os.environ["PATH"])
@@ -279,9 +266,7 @@ keyboard.csv environment.yml data.csv model.pt tokenize.py monkey.txt auth/login
 
 
 @pytest.mark.parametrize(("names", "is_private"), [(SECRET, True), (PLAIN, False)])
-def test_names_of_secrets_are_known_and_others_are_not(
-    names: str, is_private: bool, tmp_path: Path
-) -> None:
+def test_names_of_secrets_are_known_and_others_are_not(names, is_private, tmp_path):
     """SSH-9: what programs call their secrets is left out of --sync; vocabularies are not."""
     for name in names.split():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

@@ -40,21 +40,19 @@ def taken(offers: list[HostOffer], count: int) -> dict[str, str] | None:
         ({}, 1, None),
     ],
 )
-def test_whole_hosts_come_first_and_others_stay_whole(
-    free: dict[str, str], count: int, expected: dict[str, str] | None
-) -> None:
+def test_whole_hosts_come_first_and_others_stay_whole(free, count, expected):
     """The rest comes from the host with the fewest free GPUs that suffice."""
     assert taken([offer(*pair) for pair in free.items()], count) == expected
 
 
-def test_a_large_host_is_better_than_two_small_ones() -> None:
+def test_a_large_host_is_better_than_two_small_ones():
     """Fewer hosts, less traffic between them."""
     offers = [offer("a", "0123"), offer("b", "0123"), offer("c", "01234567", gpus=8)]
     assert taken(offers, 8) == {"c": "all"}
     assert taken(offers, 12) == {"a": "all", "c": "all"}
 
 
-def test_the_first_free_hosts_are_taken() -> None:
+def test_the_first_free_hosts_are_taken():
     """In their order; None if there are too few."""
     offers = [offer("a", "01"), offer("b", "0123"), offer("c", "0123")]
     picked = pick_hosts(offers, 1)
@@ -62,7 +60,7 @@ def test_the_first_free_hosts_are_taken() -> None:
     assert pick_hosts(offers, 3) is None
 
 
-def test_in_every_situation_exactly_that_many_free_gpus_are_taken() -> None:
+def test_in_every_situation_exactly_that_many_free_gpus_are_taken():
     """2,000 random racks: never one that is not free, never too few if there are enough."""
     chance = random.Random(7)
     for _ in range(2000):

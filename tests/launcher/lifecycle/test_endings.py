@@ -31,7 +31,7 @@ def ended(tmp_path: Path, code: str, **options: object) -> Drive:
     return drive
 
 
-def test_a_run_whose_ranks_all_end_well_is_done(tmp_path: Path) -> None:
+def test_a_run_whose_ranks_all_end_well_is_done(tmp_path):
     """All ranks of all hosts end with 0: so does the launcher, and every host is clean."""
     drive = ended(tmp_path, "print('hello from', rank)", slots=[2, 2])
     assert drive.code == 0
@@ -59,9 +59,7 @@ def test_a_run_whose_ranks_all_end_well_is_done(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_exit_code_is_that_of_the_rank(
-    tmp_path: Path, code: str, exit_code: int, cause: str
-) -> None:
+def test_the_exit_code_is_that_of_the_rank(tmp_path, code, exit_code, cause):
     """A rank fails while its peer would run on: code, cause, host, rank and log are right."""
     drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])
     result = drive.result
@@ -73,14 +71,14 @@ def test_the_exit_code_is_that_of_the_rank(
     assert "/logs/127.0.0.2" in last
 
 
-def test_a_traceback_is_shown_once(tmp_path: Path) -> None:
+def test_a_traceback_is_shown_once(tmp_path):
     """The traceback of the true cause is on the screen once; the log has it as it was."""
     drive = ended(tmp_path, "raise ValueError('a bad value')", slots=[3])
     assert (drive.out + drive.err).count("Traceback") == 1
     assert drive.log(drive.result["rank"], "err").read_text().count("Traceback") == 1
 
 
-def test_a_peer_that_lost_its_connection_is_not_the_cause(tmp_path: Path) -> None:
+def test_a_peer_that_lost_its_connection_is_not_the_cause(tmp_path):
     """A rank is slow to die of its exception, its peer is quick to miss it: the former is named."""
     code = (
         "import atexit, traceback\n"
@@ -93,14 +91,14 @@ def test_a_peer_that_lost_its_connection_is_not_the_cause(tmp_path: Path) -> Non
     assert drive.result["cause"] == "KeyError: 'the true one'"
 
 
-def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+def test_a_command_that_does_not_exist_is_named(tmp_path):
     """A typing error in the command is reported in one line, with the shell's code."""
     drive = Drive(tmp_path, ["no-such-program"])
     assert drive.wait() == 127
     assert drive.result["cause"] == "cannot start no-such-program: No such file or directory"
 
 
-def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path) -> None:
+def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path):
     """A rank that ignores SIGTERM, INT and HUP lives for the grace, and no longer."""
     code = (
         "import signal\n"
@@ -115,7 +113,7 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(tmp_path: Path) ->
     assert drive.result["seconds"] < BUSY * (3.0 + 1.0) + 5.0  # the promise, the grace; the start
 
 
-def test_what_ranks_start_and_forget_ends_with_them(tmp_path: Path) -> None:
+def test_what_ranks_start_and_forget_ends_with_them(tmp_path):
     """A daemon that a rank made with two forks and a new session is gone after the run."""
     code = (
         "if os.fork() == 0:\n"
@@ -145,7 +143,7 @@ def cramped() -> Iterator[Path]:
     folder.rmdir()
 
 
-def test_a_rank_that_the_kernel_kills_for_memory_is_named(tmp_path: Path, cramped: Path) -> None:
+def test_a_rank_that_the_kernel_kills_for_memory_is_named(tmp_path, cramped):
     """A rank outgrows its memory: 137, the cause is memory, and what may help is said."""
     code = f"open('{cramped}/cgroup.procs', 'w').write(str(os.getpid())); b'x' * 300_000_000"
     drive = ended(tmp_path, f"if rank == 0: time.sleep(999)\n{code}", slots=[2])
@@ -161,9 +159,7 @@ class HeardEvents(list[dict[str, object]]):
         self.append(event)
 
 
-def test_a_torchrun_that_the_kernel_kills_for_memory_is_named_so(
-    tmp_path: Path, cramped: Path
-) -> None:
+def test_a_torchrun_that_the_kernel_kills_for_memory_is_named_so(tmp_path, cramped):
     """It outgrows its memory cgroup: the agent sees what killed it."""
     code = f"import os; open('{cramped}/cgroup.procs', 'w').write(str(os.getpid()));"
     args = [sys.executable, "-c", f"{code} b'x' * 300_000_000"]
@@ -188,7 +184,7 @@ LONG = (
 )
 
 
-def test_an_exception_with_a_long_message_keeps_its_type_and_its_blame(tmp_path: Path) -> None:
+def test_an_exception_with_a_long_message_keeps_its_type_and_its_blame(tmp_path):
     """Rank 0 prints 400 kB and lingers; rank 1, which lost it, ends first: rank 0 is named."""
     drive = ended(tmp_path, LONG, slots=[2])
     assert (drive.code, drive.result["rank"]) == (1, 0), drive.err
@@ -197,7 +193,7 @@ def test_an_exception_with_a_long_message_keeps_its_type_and_its_blame(tmp_path:
     assert 'File "<string>"' in drive.result["traceback"]
 
 
-def test_a_rank_that_left_too_early_is_named_beside_the_one_that_lost_it(tmp_path: Path) -> None:
+def test_a_rank_that_left_too_early_is_named_beside_the_one_that_lost_it(tmp_path):
     """Rank 0 ends with 0 amid the run; rank 1 loses its connection, and that is said of it."""
     code = (
         "if rank == 0: os._exit(0)\n"
@@ -210,7 +206,7 @@ def test_a_rank_that_left_too_early_is_named_beside_the_one_that_lost_it(tmp_pat
     assert drive.result["cause"] == f"ConnectionResetError: {text}"
 
 
-def test_sigterm_is_called_by_its_name(tmp_path: Path) -> None:
+def test_sigterm_is_called_by_its_name(tmp_path):
     """A scheduler's signal is no Ctrl-C, and is not answered as one."""
     drive = Drive(tmp_path, python("print('up', flush=True); time.sleep(999)"))
     until(drive.log(0, "out").exists)
@@ -220,14 +216,14 @@ def test_sigterm_is_called_by_its_name(tmp_path: Path) -> None:
     assert "Ctrl-C" not in drive.err
 
 
-def test_a_rank_may_end_before_the_others(tmp_path: Path) -> None:
+def test_a_rank_may_end_before_the_others(tmp_path):
     """Uneven data: the first rank is done at once, the other goes on and ends well."""
     drive = ended(tmp_path, "if rank: time.sleep(2); print('last')", slots=[1, 1])
     assert drive.code == 0
     assert "last" in drive.out
 
 
-def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path: Path) -> None:
+def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path):
     """One host never starts: 75 once its time to start is over, it is named, the other is clean."""
     mute = tmp_path / "mute"
     mute.write_text("#!/bin/sh\nexec sleep 98763\n")
@@ -245,14 +241,14 @@ def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path: Path
     assert drive.result["seconds"] < BUSY * (2.0 + 1.0 + 5.0)
 
 
-def test_a_host_that_cannot_prepare_is_refused(tmp_path: Path) -> None:
+def test_a_host_that_cannot_prepare_is_refused(tmp_path):
     """A working directory that is not there ends the run with 78 before anything starts."""
     drive = Drive(tmp_path, ["true"], workdir="/no/such/folder")
     assert drive.wait() == 78
     assert "no folder /no/such/folder on this host" in drive.result["cause"]
 
 
-def test_torchrun_that_dies_takes_its_ranks_along(tmp_path: Path) -> None:
+def test_torchrun_that_dies_takes_its_ranks_along(tmp_path):
     """torchrun killed -9: the run ends with 75, names torchrun, and no rank is left."""
     drive = Drive(tmp_path, python("time.sleep(999)"), slots=[2])
     until(lambda: len([line for line in drive.alive().values() if "time.sleep(999)" in line]) == 2)

@@ -7,11 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 from tests.lab.drive import TAKE_TERMINAL, Terminal
-from tests.lab.hosts import APART, BUSY, ROOT, Lab
-from tests.lab.network import NetLab
+from tests.lab.hosts import APART, BUSY, ROOT
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import (
     SHORT,
@@ -22,7 +20,6 @@ from tests.launcher.commands.test_run_ssh import (
     started,
 )
 
-Labs = Callable[..., Lab]
 TWICE_BOUND_SECONDS = BUSY * 5.0
 GRACE_BOUND_SECONDS = BUSY * 30.0
 
@@ -37,7 +34,7 @@ def interrupted_twice(process: "subprocess.Popen[str]") -> tuple[str, float]:
     return err, time.monotonic() - began
 
 
-def test_a_run_that_has_a_plan_gets_a_result(start_lab: Labs) -> None:
+def test_a_run_that_has_a_plan_gets_a_result(start_lab):
     """Ctrl-C in the moment in which plan.json appears, before anything is started on a host."""
     lab = start_lab(1)
     for _ in range(3):
@@ -51,7 +48,7 @@ def test_a_run_that_has_a_plan_gets_a_result(start_lab: Labs) -> None:
         assert json.loads(plans.pop().with_name("result.json").read_text())["exit_code"] == 130
 
 
-def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
+def test_twice_with_a_host_that_is_cut_off(pair):
     """130 in time, the other host clean; the line to type looks at the host when it is back."""
     home = {"HOME": str(pair.folder / "home")}
     args = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(pair), *WAIT)
@@ -77,7 +74,7 @@ def test_twice_with_a_host_that_is_cut_off(pair: NetLab) -> None:
     assert len(pair.hosts[1].processes()) == 0
 
 
-def test_twice_during_the_look_with_a_host_that_is_cut_off(pair: NetLab) -> None:
+def test_twice_during_the_look_with_a_host_that_is_cut_off(pair):
     """Nothing was started yet: 130 in time, no run folder, and the host that answers is clean."""
     hosts = cheap_hosts(pair)
     python = pair.folder / "python"
@@ -95,7 +92,7 @@ def test_twice_during_the_look_with_a_host_that_is_cut_off(pair: NetLab) -> None
     assert not (pair.folder / "runs").exists()
 
 
-def test_twice_while_ranks_start(start_lab: Labs) -> None:
+def test_twice_while_ranks_start(start_lab):
     """The plan is written, torchrun takes its time: 130 in time, and every host is as before."""
     lab = start_lab(2, APART)
     before = [set(host.processes()) for host in lab.hosts]
@@ -115,7 +112,7 @@ def test_twice_while_ranks_start(start_lab: Labs) -> None:
     until(lambda: [set(host.processes()) for host in lab.hosts] == before, "all is gone", 5)
 
 
-def test_once_lets_a_real_task_save(start_lab: Labs) -> None:
+def test_once_lets_a_real_task_save(start_lab):
     """A task on a host, a terminal, one Ctrl-C: a checkpoint, in time, and the command to type.
 
     Pasted as it is printed, with a rate of its own behind it, it continues this very run and says

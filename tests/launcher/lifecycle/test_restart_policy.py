@@ -3,7 +3,7 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,10 +18,9 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from tests.lab.hosts import ROOT, Lab, children
+from tests.lab.hosts import ROOT, children
 from tests.lab.waiting import until
 
-Labs = Callable[[int], Lab]
 HOSTS = tuple(map(Host, "abcd"))
 
 
@@ -36,7 +35,7 @@ def names(course: RestartState | None) -> str:
     return "" if course is None else "".join(host.name for host in course.active())
 
 
-def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
+def test_a_failed_run_is_tried_again_as_often_as_asked():
     """--max-restarts 2 is two more attempts on the same hosts, and no third."""
     first = RestartState(RestartPolicy(max_restarts=2), HOSTS)
     second = first.after(failed("b", exit_code=1))
@@ -51,13 +50,13 @@ def test_a_failed_run_is_tried_again_as_often_as_asked() -> None:
     ("verdict", "code"),
     [("done", 0), ("interrupted", 130), ("failed", 64), ("failed", 65), ("failed", 78)],
 )
-def test_what_would_end_in_the_same_way_is_not_tried_again(verdict: str, code: int) -> None:
+def test_what_would_end_in_the_same_way_is_not_tried_again(verdict, code):
     """Success, Ctrl-C, bad usage, bad data, unfit hosts: there is no second attempt."""
     course = RestartState(RestartPolicy(max_restarts=9), HOSTS)
     assert course.after(failed("a", exit_code=code, verdict=verdict)) is None
 
 
-def test_a_spare_takes_the_place_of_a_lost_host() -> None:
+def test_a_spare_takes_the_place_of_a_lost_host():
     """The spares are the last hosts; without another spare a second loss ends it."""
     first = RestartState(RestartPolicy(max_restarts=9, spares=1), HOSTS)
     assert names(first) == "abc"
@@ -67,7 +66,7 @@ def test_a_spare_takes_the_place_of_a_lost_host() -> None:
     assert second.after(failed("c", lost="c")) is None
 
 
-def test_fewer_hosts_go_on_if_they_may() -> None:
+def test_fewer_hosts_go_on_if_they_may():
     """--min-hosts 2 of 4: two may be lost, not three."""
     first = RestartState(RestartPolicy(max_restarts=9, min_hosts=2), HOSTS)
     second = first.after(failed("b", lost="bd"))
@@ -76,7 +75,7 @@ def test_fewer_hosts_go_on_if_they_may() -> None:
     assert second.after(failed("c", lost="c")) is None
 
 
-def test_a_host_that_failed_twice_is_not_used_again() -> None:
+def test_a_host_that_failed_twice_is_not_used_again():
     """Its connection may be fine: what fails there twice would fail a third time."""
     course: RestartState | None = RestartState(RestartPolicy(max_restarts=9, spares=1), HOSTS)
     assert course is not None
@@ -86,13 +85,13 @@ def test_a_host_that_failed_twice_is_not_used_again() -> None:
     assert names(course.after(failed("b", exit_code=1))) == "acd"
 
 
-def test_rules_that_do_not_fit_the_hosts_are_refused() -> None:
+def test_rules_that_do_not_fit_the_hosts_are_refused():
     """More spares than hosts is a usage error, before anything starts."""
     with pytest.raises(UsageError, match="leaves fewer than 1 to train; type --spares 3"):
         RestartState(RestartPolicy(spares=4), HOSTS)
 
 
-def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
+def test_a_host_that_is_found_unfit_costs_no_restart():
     """Nothing was started: others take its place, as long as there are enough of them."""
     course: RestartState | None = RestartState(
         RestartPolicy(max_restarts=1, spares=1, min_hosts=2), HOSTS
@@ -107,14 +106,14 @@ def test_a_host_that_is_found_unfit_costs_no_restart() -> None:
     assert course.without({"c"}) is None
 
 
-def test_a_task_goes_on_from_its_newest_run() -> None:
+def test_a_task_goes_on_from_its_newest_run():
     """--resume names the run that saved last, in place of what was given."""
     task = TaskWork("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
     assert resumed(task, "runs/new").options == ("--epochs", "3", "--resume", "runs/new")
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
 
 
-def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
+def test_a_task_is_told_of_all_its_earlier_attempts():
     """It goes on from the newest that saved anything; what the user gave stays for if none did."""
     task = TaskWork("catdog", ("--resume", "old", "--epochs", "3"))
     assert after(task, []) == task
@@ -123,7 +122,7 @@ def test_a_task_is_told_of_all_its_earlier_attempts() -> None:
     assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
 
 
-def test_a_run_goes_on_without_a_host_that_went_down(start_lab: Labs) -> None:
+def test_a_run_goes_on_without_a_host_that_went_down(start_lab):
     """Real hosts, --min-hosts 1: one sshd dies, another loses its folder; the last one ends it."""
     lab = start_lab(3)
     python, lost = f"python={lab.cheap_python()}", lab.folder / "lost"
@@ -150,7 +149,7 @@ def test_a_run_goes_on_without_a_host_that_went_down(start_lab: Labs) -> None:
     assert verdicts == [75, 0]
 
 
-def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab: Labs) -> None:
+def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab):
     """Where each rank adds images to a step, --min-hosts is refused before anything starts."""
     lab = start_lab(2)
     python = f"python={lab.cheap_python()}"
@@ -181,11 +180,11 @@ class Mortal(LocalTransport):
                 channel.close()
             send(data)
 
-        channel.send = send_until_then  # type: ignore[method-assign]
+        channel.send = send_until_then
         return channel
 
 
-def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> None:
+def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path):
     """So a further attempt goes on without it; the others are not kept, and not blamed."""
     hosts = (Host("first"), Host("second"))
     transports = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
@@ -197,7 +196,7 @@ def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path: Path) -> 
     assert error.hosts == {"first"}
 
 
-def test_the_results_come_from_the_spare_that_took_over(start_lab: Labs) -> None:
+def test_the_results_come_from_the_spare_that_took_over(start_lab):
     """The only host is lost and the spare becomes rank 0: what it wrote comes back, and its log."""
     lab = start_lab(2)
     folders = [lab.folder / "first", lab.folder / "spare"]
@@ -230,7 +229,7 @@ def test_the_results_come_from_the_spare_that_took_over(start_lab: Labs) -> None
     assert log.read_text() == f"at {folders[1]}\n"
 
 
-def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
+def test_the_last_attempt_gives_the_exit_code(start_lab):
     """A command that always fails is tried again, but not always on the same host."""
     lab = start_lab(1)
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
@@ -239,7 +238,7 @@ def test_the_last_attempt_gives_the_exit_code(start_lab: Labs) -> None:
     assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
 
 
-def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab: Labs) -> None:
+def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab):
     """A task that failed at once is started anew with all its options and the earlier runs."""
     lab = start_lab(1)
     # Ranks start as: python -m rackrun.training catdog ...
@@ -290,7 +289,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.long
-def test_a_real_training_loses_no_more_than_a_step(start_lab: Labs) -> None:
+def test_a_real_training_loses_no_more_than_a_step(start_lab):
     """A rank is killed in step 15, after the save of step 10: the restart goes on after step 14."""
     lab = start_lab(2)
     runs = lab.folder / "runs"

@@ -3,7 +3,6 @@
 import os
 import signal
 import urllib.request
-from pathlib import Path
 
 import pytest
 
@@ -24,20 +23,20 @@ def manifest(url: str) -> bytes | None:
         return None
 
 
-def test_a_server_that_is_ended_is_started_again_at_its_port(folder: Path) -> None:  # noqa: F811
+def test_a_server_that_is_ended_is_started_again_at_its_port(folder):  # noqa: F811
     """SIGTERM, as a scheduler sends it to every process of a job; afterwards nothing is left."""
     with RestartingServer(Site(folder, port=0, native=True)) as server:
         assert manifest(server.url)
         for _ in range(2):
             before = set(nginx_of(folder))
             os.kill(min(before), signal.SIGTERM)
-            until(lambda before=before: not before & set(nginx_of(folder)))  # type: ignore[misc]
+            until(lambda before=before: not before & set(nginx_of(folder)))
             until(lambda: manifest(server.url))
     assert manifest(server.url) is None
     assert not nginx_of(folder)
 
 
-def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path):
     """The error of the first start is the caller's."""
     with pytest.raises(Problem), RestartingServer(Site(tmp_path, port=0, native=True)):
         raise AssertionError("served")

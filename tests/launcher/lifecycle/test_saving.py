@@ -3,7 +3,6 @@
 import re
 import signal
 import sys
-from pathlib import Path
 
 from rackrun.atomic import partials
 from rackrun.run_folder import RunFolder
@@ -48,7 +47,7 @@ checkpoint.write(Path("step.pt"), {"step": 3})
 OURS = [("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1")]
 
 
-def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path):
     """Rank 0 of two saves while both train; the signal arrives meanwhile: 130, that save and the
     one of the last step are whole, and both ranks have ended by themselves."""
     command = [str(warm.interpreter()), "-c", SLOW]
@@ -66,7 +65,7 @@ def test_ctrl_c_waits_for_a_save_that_takes_its_time(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_a_save_that_blocks_is_named(tmp_path: Path) -> None:
+def test_a_save_that_blocks_is_named(tmp_path):
     """The disk does not answer any more: 75 after 15 times the limit, "while saving", and where."""
     command = [sys.executable, "-c", BLOCKED]
     drive = Drive(tmp_path, command, environment=OURS, limits={"hang_seconds": 0.1})

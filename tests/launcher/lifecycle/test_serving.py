@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,10 @@ from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.search.sweep import Combination
 from rackrun.shards.index import Manifest, Shard, Split
-from tests.conftest import Keys
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
-from tests.lab.network import NetLab
 from tests.lab.nginx_processes import hashed, nginx_of, serving_tls
 from tests.lab.waiting import until
-
-Labs = Callable[[int], Lab]
 
 # Stands in for `-m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
@@ -85,7 +80,7 @@ def said_by_ranks(shards: Path) -> set[str]:
     return {line for log in logs for line in log.read_text().splitlines()}
 
 
-def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, shards: Path) -> None:
+def test_other_machines_read_the_launchers_shards_by_themselves(pair, shards):
     """A folder here becomes a URL at the address on the way to the hosts, until the run ends."""
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
     in_code = {"cwd": shards.parent / "code", "env": with_stand_in(shards)}
@@ -99,9 +94,7 @@ def test_other_machines_read_the_launchers_shards_by_themselves(pair: NetLab, sh
 
 
 @pytest.mark.parametrize("task", ["tasks/flowers.py", "tasks.flowers"])
-def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
-    start_lab: Labs, shards: Path, task: str
-) -> None:
+def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(start_lab, shards, task):
     """Ranks are started with the task as typed, although its data are elsewhere now."""
     lab, code = start_lab(1), shards.parent / "code"
     (code / "tasks").mkdir()
@@ -114,9 +107,7 @@ def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(
     assert {log.read_text() for log in logs} == {f"{task}\n"}
 
 
-def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
-    pair: NetLab, shards: Path
-) -> None:
+def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(pair, shards):
     """A firewall between one host and the server ends the launch with 65 and that host's name."""
     pair.firewall(2, "-p", "tcp", "-s", "10.77.0.1", "--sport", "18080", "-j", "DROP")
     args = (hosts_of(pair, shards), "catdog", "--data", str(shards))
@@ -129,7 +120,7 @@ def test_a_host_that_cannot_read_the_shards_is_named_before_the_start(
     assert nginx_of(shards) == []
 
 
-def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair: NetLab, tmp_path: Path) -> None:
+def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair, tmp_path):
     """Real ranks on two hosts, one cut off from the data: its name, 65, and no step."""
     shards = drawn_shards(tmp_path)
     hosts = str(pair.write_hosts(f"python={pair.cheap_python(trains=True)} workdir={ROOT}"))
@@ -172,9 +163,7 @@ def drawn_shards(folder: Path, images: int = 40, *options: str) -> Path:
     [("--fail", None, 7), ("--linger", signal.SIGINT, 130), ("--linger", signal.SIGKILL, -9)],
     ids=["a rank fails", "Ctrl-C", "kill -9"],
 )
-def test_the_server_ends_with_the_run(
-    start_lab: Labs, shards: Path, wish: str, sent: signal.Signals | None, code: int
-) -> None:
+def test_the_server_ends_with_the_run(start_lab, shards, wish, sent, code):
     """However a run ends, no nginx is left, and its port is free. SSH-6: it never saw a secret."""
     lab = start_lab(2)
     args = (hosts_of(lab, shards), "catdog", "--data", str(shards), wish)
@@ -195,7 +184,7 @@ def test_the_server_ends_with_the_run(
         socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
 
 
-def test_a_look_at_the_hosts_reads_the_shards_too(start_lab: Labs, shards: Path) -> None:
+def test_a_look_at_the_hosts_reads_the_shards_too(start_lab, shards):
     """--check and --dry-run serve while they look; a server that exists is asked by every host."""
     lab = start_lab(2)
     args = (hosts_of(lab, shards), "catdog", "--data")
@@ -208,9 +197,7 @@ def test_a_look_at_the_hosts_reads_the_shards_too(start_lab: Labs, shards: Path)
     assert nginx_of(shards) == []
 
 
-def test_hosts_show_who_they_are_before_the_start_as_well(
-    start_lab: Labs, shards: Path, keys: Keys
-) -> None:
+def test_hosts_show_who_they_are_before_the_start_as_well(start_lab, shards, keys):
     """A server that asks for a password over TLS, or for certificates, is read all the same."""
     lab, folder = start_lab(2), shards.parent / "code"
     (folder / "secret").write_text("reader:long and random\n")
@@ -236,7 +223,7 @@ def test_hosts_show_who_they_are_before_the_start_as_well(
         assert (code, "certificate" in message and "failed" in message) == (65, True), out + err
 
 
-def test_run_local_serves_when_asked(start_lab: Labs, shards: Path) -> None:
+def test_run_local_serves_when_asked(start_lab, shards):
     """`./run-local --serve` reads its own shards over HTTP."""
     python = start_lab(1).cheap_python()
     done = warm.run(
@@ -265,15 +252,13 @@ HERE, ELSEWHERE = ["127.0.0.2"], ["127.0.0.2", "192.0.2.1"]
         (Serving(no_serve=True), ELSEWHERE, False),
     ],
 )
-def test_when_a_folder_is_served(
-    shards: Path, serving: Serving, hosts: list[str], is_served: bool
-) -> None:
+def test_when_a_folder_is_served(shards, serving, hosts, is_served):
     """For other machines by itself, else when asked to, and never with --no-serve."""
     work = TaskWork("catdog", ("--data", str(shards)))
     assert folder_to_serve(work, serving, hosts) == (shards if is_served else None)
 
 
-def test_a_version_is_served_as_a_part_of_its_folder(shards: Path) -> None:
+def test_a_version_is_served_as_a_part_of_its_folder(shards):
     """Of --data FOLDER@2 the folder is served; the ranks are given the server's URL with @2."""
     work = TaskWork("catdog", ("--data", f"{shards}@2"))
     assert folder_to_serve(work, Serving(), ELSEWHERE) == shards
@@ -289,12 +274,12 @@ def test_a_version_is_served_as_a_part_of_its_folder(shards: Path) -> None:
     ],
     ids=["a command", "no data", "a server that exists", "a folder that only hosts have"],
 )
-def test_what_is_never_served(work: TaskWork | Command) -> None:
+def test_what_is_never_served(work):
     """What is not a finished folder of shards on this machine is left to the hosts."""
     assert folder_to_serve(work, Serving(), ELSEWHERE) is None
 
 
-def test_only_the_option_data_is_looked_at() -> None:
+def test_only_the_option_data_is_looked_at():
     """Both ways to write it are understood; the last one counts; other words stay."""
     task = TaskWork("catdog", ("--name", "x", "--data=a", "--data", "b c", "--epochs", "2"))
     assert data_of(task) == "b c"
@@ -305,7 +290,7 @@ def test_only_the_option_data_is_looked_at() -> None:
     assert with_data(Command(("a", "--data", "b")), "c") == Command(("a", "--data", "b"))
 
 
-def test_what_changes_an_option_of_a_task_changes_nothing_else() -> None:
+def test_what_changes_an_option_of_a_task_changes_nothing_else():
     """Other data, another run to resume, earlier attempts, a sweep: the task stays as typed."""
     for task in ("tasks/flowers.py", "tasks.flowers"):
         work = TaskWork(task, ("--data", "a", "--resume", "b"))
@@ -321,7 +306,7 @@ def test_what_changes_an_option_of_a_task_changes_nothing_else() -> None:
             assert changed.options != work.options
 
 
-def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts() -> None:
+def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts():
     """Loopback for hosts that are this machine; behind a gateway it must be given."""
     assert own_address(HERE) == "127.0.0.1"
     assert is_here("127.0.0.9")
@@ -348,9 +333,7 @@ SHARDS = "a folder of shards"
         ),
     ],
 )
-def test_what_cannot_be_served_is_one_line(
-    args: tuple[str, ...], code: int, says: str, shards: Path
-) -> None:
+def test_what_cannot_be_served_is_one_line(args, code, says, shards):
     """Bad usage and bad folders end with their codes, before anything is started."""
     given = (str(shards) if arg == SHARDS else arg for arg in args)
     command = ("-m", "rackrun.launcher", "local", "--serve-native", *given)

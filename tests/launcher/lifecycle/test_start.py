@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
 from tests.lab import warm
-from tests.lab.hosts import BUSY, ROOT, Lab
-
-Labs = Callable[[int], Lab]
+from tests.lab.hosts import BUSY, ROOT
 
 THIEF = """\
 #!/bin/sh
@@ -41,7 +38,7 @@ exec {python} "$@"
 """
 
 
-def test_a_host_sees_one_login_and_starts_one_program(start_lab: Labs) -> None:
+def test_a_host_sees_one_login_and_starts_one_program(start_lab):
     """The agent takes over the process of the probe; results alone are fetched by another one."""
     lab = start_lab(2)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
@@ -52,7 +49,7 @@ def test_a_host_sees_one_login_and_starts_one_program(start_lab: Labs) -> None:
         assert host.log.count("Starting session: command") == programs, host.log
 
 
-def test_a_host_file_is_all_that_has_to_be_typed(start_lab: Labs) -> None:
+def test_a_host_file_is_all_that_has_to_be_typed(start_lab):
     """Without any option, and with the user's own ~/.ssh/config."""
     lab = start_lab(1)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
@@ -61,7 +58,7 @@ def test_a_host_file_is_all_that_has_to_be_typed(start_lab: Labs) -> None:
     assert (process.returncode, out) == (0, "here\n"), err
 
 
-def test_a_command_without_a_word_asks_for_the_host_file(tmp_path: Path) -> None:
+def test_a_command_without_a_word_asks_for_the_host_file(tmp_path):
     """`./run-ssh` alone means hosts.txt here, and says so where there is none."""
     command = [sys.executable, "-m", "rackrun.launcher", "ssh"]
     environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
@@ -78,7 +75,7 @@ REMOTE = sorted(
 
 
 @pytest.mark.parametrize("path", REMOTE, ids=lambda path: path.stem)
-def test_what_runs_on_hosts_is_python_3_8(path: Path) -> None:
+def test_what_runs_on_hosts_is_python_3_8(path):
     """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
     ast.parse(path.read_text(), feature_version=(3, 8))
 
@@ -96,7 +93,7 @@ def pythons(first: int, end: int) -> list[str]:
 
 
 @pytest.mark.parametrize("python", [sys.executable, *pythons(8, 20)])
-def test_every_program_runs_on_the_pythons_here(python: str) -> None:
+def test_every_program_runs_on_the_pythons_here(python):
     """From 3.8 on: all modules are imported, and each program is started as on a host."""
     modules = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in REMOTE]
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import {', '.join(modules)}"
@@ -112,14 +109,14 @@ def test_every_program_runs_on_the_pythons_here(python: str) -> None:
 
 
 @pytest.mark.parametrize("python", pythons(4, 8))
-def test_an_older_python_says_what_to_type(python: str) -> None:
+def test_an_older_python_says_what_to_type(python):
     """As the system's Python of RHEL 8, which is 3.6."""
     ended = subprocess.run(bootstrap.bootstrap(python), input="", capture_output=True, text=True)
     says = "is older than 3.8; name another one with python= in hosts.txt\n"
     assert (ended.returncode, ended.stderr.endswith(says)) == (1, True), ended.stderr
 
 
-def test_a_failure_of_the_agent_names_its_file_and_line() -> None:
+def test_a_failure_of_the_agent_names_its_file_and_line():
     """An order without its ranks fails in the agent: the traceback is that of the file here."""
     channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
     channel.send(bootstrap.opening(agent))
@@ -133,7 +130,7 @@ def test_a_failure_of_the_agent_names_its_file_and_line() -> None:
     )
 
 
-def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab: Labs) -> None:
+def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab):
     """Another program binds the master's port after the look: a new port, and the run is done."""
     lab = start_lab(1)
     thief = lab.folder / "thief"
@@ -149,7 +146,7 @@ def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab: Labs) 
     assert "EADDRINUSE" in (folders[0] / "result.json").read_text()
 
 
-def test_a_host_whose_torchrun_never_joins_is_named(start_lab: Labs) -> None:
+def test_a_host_whose_torchrun_never_joins_is_named(start_lab):
     """A real torchrun waits for the other host's, which sleeps: 75 in time, and not the waiter."""
     lab = start_lab(2)
     sleeper = lab.folder / "sleeper"

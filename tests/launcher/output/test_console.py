@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from rich.console import Console
 
 from rackrun.launcher.output.console import (
@@ -39,7 +38,7 @@ print("went on")
 """
 
 
-def test_output_without_a_reader_ends_nothing() -> None:
+def test_output_without_a_reader_ends_nothing():
     """`./run-ssh ... 2>&1 | head -1`: the reader leaves, and what was under way goes on."""
     process = subprocess.Popen(
         [sys.executable, "-c", SAY],
@@ -60,7 +59,7 @@ def test_output_without_a_reader_ends_nothing() -> None:
     process.stdout.close()
 
 
-def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_said_is_text(capfd):
     """SSH-7: a host's text in our messages and notes moves no cursor."""
     line = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
     plan = Plan("id", 0, ())
@@ -82,9 +81,7 @@ def test_what_is_said_is_text(capfd: pytest.CaptureFixture[str]) -> None:
         assert "node1: ␛]0;PWNED␇\\u202e\nnode2: ␛[2J" in text
 
 
-def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(capfd, monkeypatch):
     """Now and then a line: what the ranks load, then where in the first epoch they are."""
     host = PlannedHost("gpu01", "10.0.0.1", 1, "python", "/", "/x")
     plan = make_plan(Job(Command(("x",)), RunFolder(Path("/x"))), [host], 1)
@@ -104,7 +101,7 @@ def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(
     assert re.fullmatch(f"{clock} {text}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0))
 
 
-def test_a_line_has_the_time_at_which_it_was_true() -> None:
+def test_a_line_has_the_time_at_which_it_was_true():
     """Also where a record is replayed: two moments are as far apart as they were."""
     now = time.monotonic()
     before, then = (time.strptime(time_of_day(now - ago), "%H:%M:%S") for ago in (3600.0, 0.0))
@@ -112,9 +109,7 @@ def test_a_line_has_the_time_at_which_it_was_true() -> None:
     assert (minutes[1] - minutes[0]) % (24 * 60) in (59, 60, 61)
 
 
-def test_what_uses_the_model_is_typed_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_uses_the_model_is_typed_as_it_stands(tmp_path, monkeypatch):
     """The path is quoted; there is no such line without a model, or for a command of the user."""
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "my runs"

@@ -89,7 +89,7 @@ def training(node: int, rank: int, **fields: object) -> Report:
     return Report(node, rank, {"rank": rank, "phase": "train", **fields})
 
 
-def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
+def test_a_row_shows_all_about_a_host(stage):
     """State, step, loss, its share of the images, CPU, memory, network, GPUs, the last line."""
     display = stage(plan_of(2), 160)
     shown = display.play(
@@ -111,7 +111,7 @@ def test_a_row_shows_all_about_a_host(stage: type[Stage]) -> None:
         assert text in shown
 
 
-def test_a_column_says_where_the_data_of_each_host_came_from(stage: type[Stage]) -> None:
+def test_a_column_says_where_the_data_of_each_host_came_from(stage):
     """Its cache, its peers and the origin, over all ranks of a host; nothing without --cache."""
     display = stage(plan_of(2, 2), 200)
     shown = display.play(
@@ -127,7 +127,7 @@ def test_a_column_says_where_the_data_of_each_host_came_from(stage: type[Stage])
     assert display.run.bytes_read(1) == {}
 
 
-def test_a_column_says_which_share_of_a_step_each_host_has(stage: type[Stage]) -> None:
+def test_a_column_says_which_share_of_a_step_each_host_has(stage):
     """With --balance auto: the shares of a host's ranks, and its images per second by them."""
     display = stage(plan_of(2, 2), 200)
     even = [training(rank // 2, rank, step=7, images_per_second=1000.0) for rank in range(4)]
@@ -142,7 +142,7 @@ def test_a_column_says_which_share_of_a_step_each_host_has(stage: type[Stage]) -
     assert "75.0%" in second and " 750 " in second
 
 
-def test_a_script_without_epochs_shows_its_steps(stage: type[Stage]) -> None:
+def test_a_script_without_epochs_shows_its_steps(stage):
     """What `rackrun.report` sends: the step stands where the epoch does for a task."""
     board = stage(plan_of(1))
     message = Report(0, 0, {"rank": 0, "phase": "train", "step": 12, "steps": 40, "loss": 0.25})
@@ -156,7 +156,7 @@ def busy(node: int, *gpus: int) -> Usage:
     return Usage(node, 0.35, 8 * 10**9, 64 * 10**9, percent)
 
 
-def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
+def test_a_cluster_of_gpus_on_80_columns(stage):
     """GPUs come before the CPU, one idle GPU of eight shows, and so does where the run is."""
     display = stage(plan_of(2, 8, model="H100 80GB\x1b[2J"), 80, 24)
     step = {"epochs": 16, "epoch_steps": 100, "steps": 1600}
@@ -180,7 +180,7 @@ def test_a_cluster_of_gpus_on_80_columns(stage: type[Stage]) -> None:
 
 
 @pytest.mark.parametrize(("model", "state"), [("H100", "slow heat"), ("", "training")])
-def test_a_hot_gpu_is_seen(stage: type[Stage], model: str, state: str) -> None:
+def test_a_hot_gpu_is_seen(stage, model, state):
     """Temperature and power of the hottest; its host stands first as slow, if ranks use GPUs."""
     display = stage(plan_of(2, model=model), 160)
     hot = Gpu(60, 1, 2, 93, 1_000, "heat"), Gpu(97, 1, 2, 70, 400)
@@ -196,7 +196,7 @@ def test_a_hot_gpu_is_seen(stage: type[Stage], model: str, state: str) -> None:
     assert (rows[0] == second) is bool(model)
 
 
-def test_columns_without_content_give_way(stage: type[Stage]) -> None:
+def test_columns_without_content_give_way(stage):
     """A program that reports nothing has no step, loss and images/s: memory has their room."""
     display = stage(plan_of(2), 80, 24)
     shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
@@ -207,7 +207,7 @@ def test_columns_without_content_give_way(stage: type[Stage]) -> None:
 @pytest.mark.parametrize(
     ("work", "state"), [(TaskWork("catdog"), "starting"), (PROGRAM, "running")]
 )
-def test_a_task_that_imports_torch_is_starting(stage: type[Stage], work: Work, state: str) -> None:
+def test_a_task_that_imports_torch_is_starting(stage, work, state):
     """Until a rank reports; what a program of the user does then, is not known."""
     display, message = stage(plan_of(2, work=work)), Report(0, 0, {"phase": "start"})
     shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), message)
@@ -219,19 +219,19 @@ def test_a_task_that_imports_torch_is_starting(stage: type[Stage], work: Work, s
     [([1], "1 rank on 1 host"), ([1, 1], "2 ranks on 2 hosts"),
      ([8], "8 ranks on 1 host"), ([4, 8, 2], "14 ranks on 3 hosts, 2 to 8 each")],
 )  # fmt: skip
-def test_ranks_and_hosts_in_words(ranks: list[int], shown: str) -> None:
+def test_ranks_and_hosts_in_words(ranks, shown):
     facts = [PlannedHost(f"h{n}", "a", count, "python", "/", "/x") for n, count in enumerate(ranks)]
     job = Job(PROGRAM, RunFolder(Path("/x")))
     assert machines(make_plan(job, facts, 1)) == shown
 
 
-def test_gpus_are_not_named_where_none_is_used() -> None:
+def test_gpus_are_not_named_where_none_is_used():
     """On a host without any, and for a task that trains on the CPU."""
     for work, model in ((TaskWork("catdog", ("--device", "cpu")), "H100"), (TaskWork("mnist"), "")):
         assert machines(plan_of(1, work=work, model=model)) == "1 rank on 1 host"
 
 
-def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
+def test_broken_hosts_stand_first(stage):
     """Of 40 hosts on a small terminal, the lost, the failed and the hanging one are on top."""
     display = stage(plan_of(40), 80, 20)
     display.play(*(RankStarted(node, node, 5) for node in range(40)))
@@ -248,7 +248,7 @@ def test_broken_hosts_stand_first(stage: type[Stage]) -> None:
     assert "lost" not in shown.partition("hosts more: ")[2]
 
 
-def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
+def test_many_hosts_fit_a_small_terminal(stage):
     """128 hosts on 24 lines: as many rows as fit, and the rest counted by state."""
     display = stage(plan_of(128), 100, 24)
     shown = display.play(*(RankStarted(node, node, 5) for node in range(64)))
@@ -258,7 +258,7 @@ def test_many_hosts_fit_a_small_terminal(stage: type[Stage]) -> None:
 
 
 @pytest.mark.parametrize("columns", [20, 25, 40, 60, 80, 99, 100, 200])
-def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
+def test_no_width_breaks_the_board(stage, columns):
     """On a narrow terminal columns give way; no row becomes two, or has a hole in it."""
     display = stage(plan_of(3), columns, 24)
     shown = ""
@@ -275,7 +275,7 @@ def test_no_width_breaks_the_board(stage: type[Stage], columns: int) -> None:
     assert " " * 12 not in first.strip()
 
 
-def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
+def test_trouble_is_red_and_named(stage):
     """A stopped process and a lost host differ from hosts that work."""
     display = stage(plan_of(3))
     for node in range(3):
@@ -288,7 +288,7 @@ def test_trouble_is_red_and_named(stage: type[Stage]) -> None:
     ]
 
 
-def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) -> None:
+def test_a_host_that_holds_up_the_others_shows_in_its_row(stage):
     """Its state says by what it is slow, as long as the first rank says so."""
     display = stage(plan_of(2))
     for node in (0, 1):
@@ -300,7 +300,7 @@ def test_a_host_that_holds_up_the_others_shows_in_its_row(stage: type[Stage]) ->
     assert "slow" not in display.play(training(0, 0, step=41, slow_rank=-1, slow=""))
 
 
-def test_numbers_are_short() -> None:
+def test_numbers_are_short():
     """Ranks as ranges, times as clocks."""
     assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
     assert [duration(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
@@ -309,7 +309,7 @@ def test_numbers_are_short() -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 80])
-def test_paths_are_whole_on_a_narrow_terminal(stage: type[Stage], columns: int) -> None:
+def test_paths_are_whole_on_a_narrow_terminal(stage, columns):
     """The terminal wraps them, so they can be selected: no line is broken or cut before."""
     display = stage(plan_of(2), columns, 60)
     display.play(RankStarted(0, 0, 5))

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,7 @@ from rackrun.launcher.run.events import Lost
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
-from tests.lab.hosts import Lab
 from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
-
-Labs = Callable[[int], Lab]
 
 
 @pytest.fixture
@@ -37,7 +34,7 @@ ls -A /tmp >&3
 """
 
 
-def test_a_full_tmp_is_named(tmp_path: Path) -> None:
+def test_a_full_tmp_is_named(tmp_path):
     """The agent's own folder has no room: 78 names it, and nothing of it stays there."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     plan = replace(plan_of(tmp_path, "true"), workdir="/", folder="/")
@@ -51,9 +48,7 @@ def test_a_full_tmp_is_named(tmp_path: Path) -> None:
     assert left.read_text() == "full\n"
 
 
-def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(
-    start_lab: Labs, small: Path
-) -> None:
+def test_a_disk_that_fills_up_ends_no_run_and_a_full_one_begins_none(start_lab, small):
     """The ranks' output fills the disk: the screen still has it, what is missing is said once, the
     run ends with 0. The next launch is refused with 74, and no rank was started."""
     lab = start_lab(1)

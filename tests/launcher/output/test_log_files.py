@@ -35,7 +35,7 @@ def begun(folder: Path) -> LogFiles:
     return LogFiles(RunFolder(folder), Plan("id", 0, ()))
 
 
-def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path) -> None:
+def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path):
     """NFS makes a lock on a range of it: alone only through a file that is open for writing."""
     journal = begun(tmp_path / "run")
     fcntl.lockf(journal.plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -46,7 +46,7 @@ def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
-def test_a_file_system_without_locks_costs_only_the_notice(tmp_path: Path, refusal: str) -> None:
+def test_a_file_system_without_locks_costs_only_the_notice(tmp_path, refusal):
     """Every call of flock is refused, as on Lustre without its option: the run begins."""
     refuse = ["strace", "-qqq", "-o", "/dev/null", "-e", f"inject=flock:error={refusal}"]
     command = [*refuse, sys.executable, "-c", BEGIN, str(tmp_path)]
@@ -54,9 +54,7 @@ def test_a_file_system_without_locks_costs_only_the_notice(tmp_path: Path, refus
     assert (output.stdout, output.stderr) == ("\n", "")
 
 
-def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(tmp_path, monkeypatch):
     """Runs of several users in one folder: an unreadable plan is no unfinished run."""
     begun(tmp_path / "run").plan.close()
     (tmp_path / "run" / "plan.json").chmod(0o000)
@@ -70,7 +68,7 @@ def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(
         os.seteuid(we)
 
 
-def test_a_log_that_cannot_be_read_is_empty(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_is_empty(tmp_path):
     """Its disk may be gone by the end of the run, which is no reason to lose the exit code."""
     host = HostPlan(
         **{**dict.fromkeys(HostPlan.__dataclass_fields__, ()), "name": "node1", "node": 0}

@@ -20,7 +20,7 @@ def texts(shown: list[Line | Flood]) -> list[tuple[str, int]]:
     return [(item.text, len(item.sources)) for item in shown if isinstance(item, Line)]
 
 
-def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
+def test_lines_are_the_same_however_the_bytes_are_cut():
     """Lines with UTF-8 come out alike, whether the bytes arrive whole or one by one."""
     data = "first\nzweite Zeile: äöü 漢字 🐈\n\nlast without an end".encode()
     expected = [("first", 1), ("zweite Zeile: äöü 漢字 🐈", 1), ("", 1), ("last without an end", 1)]
@@ -33,7 +33,7 @@ def test_lines_are_the_same_however_the_bytes_are_cut() -> None:
         assert texts(shown + merger.take(0.0, everything=True)) == expected
 
 
-def test_equal_lines_of_many_ranks_are_one() -> None:
+def test_equal_lines_of_many_ranks_are_one():
     """64 ranks say the same three lines in their own time: three lines with a count of 64."""
     merger = LogMerger(fold=True)
     chance = random.Random(3)
@@ -46,7 +46,7 @@ def test_equal_lines_of_many_ranks_are_one() -> None:
     assert sorted(texts(shown)) == [("one", 64), ("two", 64), ("two", 64)]
 
 
-def test_a_line_waits_for_its_equals_a_moment_only() -> None:
+def test_a_line_waits_for_its_equals_a_moment_only():
     """What only one rank says appears after a third of a second, in its order."""
     merger = LogMerger(fold=True)
     feed(merger, b"a\nb\na\n")
@@ -54,7 +54,7 @@ def test_a_line_waits_for_its_equals_a_moment_only() -> None:
     assert texts(merger.take(10.5)) == [("a", 1), ("b", 1), ("a", 1)]
 
 
-def test_a_progress_bar_is_shown_now_and_then() -> None:
+def test_a_progress_bar_is_shown_now_and_then():
     """tqdm writes nothing but \\r for minutes: its newest state, every 10 s, and its end."""
     merger = LogMerger(fold=False)
     shown: list[Line | Flood] = []
@@ -71,7 +71,7 @@ def test_a_progress_bar_is_shown_now_and_then() -> None:
     ]
 
 
-def test_repeated_lines_of_one_rank_all_stay() -> None:
+def test_repeated_lines_of_one_rank_all_stay():
     """Folding is over ranks: one rank that says the same thrice is shown thrice, and in time."""
     merger = LogMerger(fold=True)
     shown = []
@@ -84,7 +84,7 @@ def test_repeated_lines_of_one_rank_all_stay() -> None:
     assert texts(shown) == [("tick", 1)] * 4
 
 
-def test_a_flood_costs_the_same_however_many_lines() -> None:
+def test_a_flood_costs_the_same_however_many_lines():
     """More than a person reads at once comes as one block, after what was waiting before it."""
     merger = LogMerger(fold=True)
     feed(merger, b"before\n")
@@ -101,14 +101,14 @@ def test_a_flood_costs_the_same_however_many_lines() -> None:
 @pytest.mark.parametrize(
     "nasty", [b"\x1b[2J", b"\x9b", b"\xc2\x9b", b"\x07", b"\r", b"\xe2\x80\xae"]
 )
-def test_a_flood_with_control_characters_is_not_passed_on_as_it_is(nasty: bytes) -> None:
+def test_a_flood_with_control_characters_is_not_passed_on_as_it_is(nasty):
     """A block may go to the terminal unchanged only if nothing in it is obeyed there."""
     flood = Flood(b"plain\n" * 10 + nasty + b"\n", (OUT,))
     assert not flood.clean
     assert not any(character in "".join(flood.lines()) for character in "\x1b\x07\r\u202e\x9b")
 
 
-def test_every_control_character_becomes_visible() -> None:
+def test_every_control_character_becomes_visible():
     """No code of C0, C1 or the bidirectional overrides survives; tabs become spaces."""
     codes = [*range(0x20), *range(0x7F, 0xA0), 0x202E, 0x2066]
     shown = clean("".join(chr(code) for code in codes))
@@ -117,7 +117,7 @@ def test_every_control_character_becomes_visible() -> None:
     assert readable(b"50%\r75%\r100%\r") == "100%"
 
 
-def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
+def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only():
     """A bar of carriage returns does not fill the log; the board shows its last state."""
     merger = LogMerger(fold=False)
     for percent in range(100):
@@ -128,7 +128,7 @@ def test_a_progress_bar_that_redraws_itself_is_the_newest_line_only() -> None:
     assert texts(merger.take(200.0)) == [("100%", 1)]
 
 
-def test_a_line_without_an_end_is_cut() -> None:
+def test_a_line_without_an_end_is_cut():
     """A megabyte without a newline takes little room on the screen, and in memory."""
     merger = LogMerger(fold=False)
     for _ in range(1000):
@@ -139,7 +139,7 @@ def test_a_line_without_an_end_is_cut() -> None:
     assert sum(map(len, merger.rest.values())) < 10_000
 
 
-def test_the_traceback_of_a_rank_that_dies_is_held_back() -> None:
+def test_the_traceback_of_a_rank_that_dies_is_held_back():
     """A traceback is shown at the end of the run; one that a rank survives is shown in time."""
     trace = b"Traceback (most recent call last):\n  File x\nValueError: no\n"
     merger = LogMerger(fold=True)

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from rackrun.launcher.output.on_event import EventCommand
 from tests.lab.drive import ROOT, Drive
-from tests.lab.hosts import Lab
 from tests.lab.waiting import until
 
 KEEP = """
@@ -51,7 +49,7 @@ def kept(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def test_a_stall_and_the_end_reach_the_command(tmp_path: Path) -> None:
+def test_a_stall_and_the_end_reach_the_command(tmp_path):
     """Both come as JSON with host and rank; the stall while the run still goes on."""
     limits = {"hang_seconds": 3.0}
     script = [sys.executable, "-c", STEPS]
@@ -65,9 +63,7 @@ def test_a_stall_and_the_end_reach_the_command(tmp_path: Path) -> None:
     assert end["result"] == drive.result
 
 
-def test_a_lost_host_and_a_restart_reach_the_command(
-    start_lab: Callable[[int], Lab], tmp_path: Path
-) -> None:
+def test_a_lost_host_and_a_restart_reach_the_command(start_lab, tmp_path):
     """The agent is killed in the first attempt; the second one ends well."""
     rack = start_lab(1)
     host = rack.hosts[0]
@@ -83,7 +79,7 @@ def test_a_lost_host_and_a_restart_reach_the_command(
     assert (end["result"]["verdict"], end["folder"]) == ("done", end["result"]["folder"])
 
 
-def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path: Path) -> None:
+def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
     """Events are taken at once; the command is ended at its limit, with what it has started."""
     pids = tmp_path / "pids"
     script = f"echo $$ >> {pids}; sleep 999 & echo $! >> {pids}; wait"
@@ -101,7 +97,7 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path: Path) -> No
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
 
 
-def test_events_that_pile_up_are_dropped_and_named(tmp_path: Path) -> None:
+def test_events_that_pile_up_are_dropped_and_named(tmp_path):
     """Memory is bounded, whatever a run goes through; abandoned, nothing is left."""
     command = EventCommand(["sleep", "999"])
     for number in range(20):
@@ -120,9 +116,7 @@ def test_events_that_pile_up_are_dropped_and_named(tmp_path: Path) -> None:
         ("true", ""),
     ],
 )
-def test_a_command_that_fails_is_named_with_its_last_line(
-    tmp_path: Path, script: str, says: str
-) -> None:
+def test_a_command_that_fails_is_named_with_its_last_line(tmp_path, script, says):
     """Nothing of it reaches the terminal, which may show the dashboard."""
     command = EventCommand(["sh", "-c", script])
     command.send("end", tmp_path, "done")

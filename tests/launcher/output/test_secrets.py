@@ -4,11 +4,10 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.lab import warm
-from tests.lab.hosts import Lab
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import SHORT, of_the_run, run_folder
 
@@ -26,7 +25,7 @@ time.sleep(999)
 """
 
 
-def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab: Callable[[int], Lab]) -> None:
+def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab):
     """SSH-6: no command line of the machine and no file shows it, meanwhile and afterwards."""
     lab = start_lab(2)
     hosts = str(lab.write_hosts(f"python={warm.interpreter()}"))

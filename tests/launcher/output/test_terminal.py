@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -35,7 +34,7 @@ def wait_for_end(drive: Drive, terminal: Terminal) -> int:
     return int(drive.process.returncode)
 
 
-def test_a_board_shows_hosts_and_progress(tmp_path: Path) -> None:
+def test_a_board_shows_hosts_and_progress(tmp_path):
     """A row per host with its state, a bar with the epoch, then a summary; and nothing is left."""
     terminal = Terminal()
     drive = Drive(tmp_path, [*STAND_IN, "2", "30", "0.05"], terminal, slots=[1, 1], plain=False)
@@ -51,7 +50,7 @@ def test_a_board_shows_hosts_and_progress(tmp_path: Path) -> None:
     assert terminal.restored()
 
 
-def test_ctrl_c_once_lets_ranks_save(tmp_path: Path) -> None:
+def test_ctrl_c_once_lets_ranks_save(tmp_path):
     """One Ctrl-C: every rank gets SIGTERM and its time, the launcher says so and ends with 130."""
     terminal = Terminal()
     drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, slots=[2], plain=False)
@@ -67,7 +66,7 @@ def test_ctrl_c_once_lets_ranks_save(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_twice_ends_at_once(tmp_path):
     """The second Ctrl-C does not wait for the grace, and every host is still verified."""
     terminal = Terminal()
     limits = {"checkpoint_seconds": 1000.0}
@@ -83,7 +82,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path) -> None:
     assert terminal.restored()
 
 
-def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment_of_the_start(tmp_path):
     """Ctrl-C while torchrun starts: 130, and nothing is left."""
     for seconds in (0.0, 0.1, 0.3):
         terminal = Terminal()
@@ -96,7 +95,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path) -> None:
         assert terminal.restored()
 
 
-def test_the_terminal_is_given_back_however_a_run_ends(tmp_path: Path) -> None:
+def test_the_terminal_is_given_back_however_a_run_ends(tmp_path):
     """A rank or an agent is killed, a rank is stopped, TERM, a bug: cursor and settings
     are as before, the board is gone, and so is every process."""
     codes = {"rank KILL": 137, "rank STOP": 75, "agent KILL": 75, "launcher TERM": 143}
@@ -122,7 +121,7 @@ def test_the_terminal_is_given_back_however_a_run_ends(tmp_path: Path) -> None:
     assert shown["launcher ALRM"].shows("ZeroDivisionError")
 
 
-def test_ctrl_z_does_not_lose_the_hosts(tmp_path: Path) -> None:
+def test_ctrl_z_does_not_lose_the_hosts(tmp_path):
     """A launcher that is put to sleep would lose its run: Ctrl-Z says so, and the run goes on."""
     terminal = Terminal()
     drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
@@ -133,7 +132,7 @@ def test_ctrl_z_does_not_lose_the_hosts(tmp_path: Path) -> None:
     assert wait_for_end(drive, terminal) == 130
 
 
-def test_a_closed_terminal_ends_the_run(tmp_path: Path) -> None:
+def test_a_closed_terminal_ends_the_run(tmp_path):
     """The window is closed: SIGHUP ends the run like a Ctrl-C, with 129."""
     terminal = Terminal()
     drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
@@ -145,7 +144,7 @@ def test_a_closed_terminal_ends_the_run(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
+def test_control_characters_are_shown_not_obeyed(tmp_path):
     """A rank that sets the title, clears the screen and writes to the clipboard only shows it."""
     nasty = "\x1b]0;owned\x07 \x1b[2J \x1b]52;c;eA==\x07 \x9b31m \x08 \u202eabc"
     terminal = Terminal()
@@ -163,7 +162,7 @@ def test_control_characters_are_shown_not_obeyed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("plain", "keys"), [(False, b"\x13"), pytest.param(True, b"", marks=pytest.mark.long)]
 )
-def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path, keys: bytes, plain: bool) -> None:
+def test_a_stopped_terminal_does_not_stop_the_run(tmp_path, keys, plain):
     """Ctrl-S, or a window that is not read, for longer than the lease and for 120 MB of lines.
 
     The ranks go on, the logs have all of it, the launcher's memory stays flat, the run is done.
@@ -191,7 +190,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path: Path, keys: bytes, p
         assert drive.log(rank, "out").read_bytes().endswith(b"the end\n")
 
 
-def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_ends_the_run(tmp_path):
     """`| head -1`: the run ends with 141 and nothing is left of it."""
     drive = Drive(tmp_path, ["yes"])
     assert drive.process.stdout is not None
@@ -203,7 +202,7 @@ def test_a_reader_that_goes_away_ends_the_run(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path: Path) -> None:
+def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path):
     """A rank has failed, another one saves: it is left the time, and its code is the true one."""
     saved = tmp_path / "saved"
     say = "for i in 1 2 3 4 5; do echo $i; sleep 0.1; done"
@@ -220,7 +219,7 @@ def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path: Path) -
     assert not drive.alive()
 
 
-def test_a_reader_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
+def test_a_reader_that_does_not_read_delays_nothing(tmp_path):
     """A full pipe behind the launcher: the ranks end in time, the reader gets the rest later."""
     code = "import sys\nfor _ in range(20): sys.stdout.write('y' * 999999 + '\\n')\n"
     drive = Drive(tmp_path, [sys.executable, "-c", code])
@@ -230,7 +229,7 @@ def test_a_reader_that_does_not_read_delays_nothing(tmp_path: Path) -> None:
     assert drive.wait() == 0
 
 
-def test_launching_from_a_thread_leaves_signals_alone(tmp_path: Path) -> None:
+def test_launching_from_a_thread_leaves_signals_alone(tmp_path):
     """`launch` in a thread of a program works; that program handles Ctrl-C."""
     code = (
         "import json, sys, threading\n"

@@ -26,7 +26,7 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
     """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly, as means."""
     monkeypatch.setattr(journal, "MOST_LINES", 300)
     path, moments = tmp_path / "usage.jsonl", 5000
@@ -52,7 +52,7 @@ def test_a_long_run_has_a_small_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert middle["memory"] == pytest.approx(2 * middle["time"] / SECOND, rel=0.1)
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_end_the_run(tmp_path):
     """Where the file cannot be written nothing is raised, and nothing gathers in memory."""
     log = UsageLog(tmp_path / "missing" / "usage.jsonl", {0: "gpu01"})
     for moment in range(4):
@@ -74,7 +74,7 @@ HOT |= {"temperature": 91, "power": 689, "slowed": "heat"}
 COLD = {"busy": 0, "memory": 10, "memory_total": 80000, "temperature": 0, "power": 0, "slowed": ""}
 
 
-def test_heat_and_power_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heat_and_power_of_gpus(tmp_path, monkeypatch):
     """With what slows them down; what a driver does not know counts as nothing."""
     program = tmp_path / "nvidia-smi"
     program.write_text(SMI)
@@ -115,9 +115,7 @@ INFINITE = b"""\
     ],
     ids=range(7),
 )
-def test_what_a_rank_writes_to_the_file_ends_no_run(
-    text: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_rank_writes_to_the_file_ends_no_run(text, tmp_path, monkeypatch):
     """The folder is the ranks' as well; the file is left as it is then."""
     monkeypatch.setattr(journal, "MOST_LINES", 4)
     monkeypatch.setattr(journal, "FEWEST_LINES", 1)
@@ -131,9 +129,7 @@ def test_what_a_rank_writes_to_the_file_ends_no_run(
     assert log.refused and not log.waiting
 
 
-def test_a_file_that_ranks_let_grow_is_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_ranks_let_grow_is_not_read(tmp_path, monkeypatch):
     """To join its lines, the launcher would hold all of it."""
     monkeypatch.setattr(journal, "MOST_LINES", 4)
     monkeypatch.setattr(journal, "FEWEST_LINES", 1)
@@ -147,7 +143,7 @@ def test_a_file_that_ranks_let_grow_is_not_read(
     assert log.refused and not log.waiting
 
 
-def test_traffic_on_a_device_is_measured() -> None:
+def test_traffic_on_a_device_is_measured():
     """Bytes sent over loopback show on `lo`, in both directions, per second."""
     meter = UsageMeter(1.0, "lo")
     assert meter.measure(1.0)["received"] == 0
@@ -166,7 +162,7 @@ def test_traffic_on_a_device_is_measured() -> None:
     assert min(observed["received"], observed["sent"]) >= 500_000
 
 
-def test_devices_are_distinguished(tmp_path: Path) -> None:
+def test_devices_are_distinguished(tmp_path):
     """A named device counts alone, no name means all but loopback; a damaged table is nothing."""
     table = tmp_path / "dev"
     row = "{}: {} 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n"
@@ -177,7 +173,7 @@ def test_devices_are_distinguished(tmp_path: Path) -> None:
     assert network_bytes("", str(tmp_path / "none")) == (0, 0)
 
 
-def test_what_goes_past_the_kernel_counts(tmp_path: Path) -> None:
+def test_what_goes_past_the_kernel_counts(tmp_path):
     """InfiniBand counts in words of four bytes, port by port."""
     for port, received in (("1", "10"), ("2", "5")):
         counters = tmp_path / "mlx5_0" / "ports" / port / "counters"

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
 from rackrun.launcher.supervision.agents import QUEUED_EVENTS
 from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.lab.drive import TIMEOUT_SECONDS, Drive, peak_mib
-from tests.lab.hosts import Lab
 
 LAUNCHER_MIB = 60  # of a run that prints nothing
 COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written
@@ -43,9 +41,7 @@ SIZES = [(10, 100), pytest.param((100, 1000), marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_flood_takes_time_in_proportion_and_no_more_memory(
-    tmp_path: Path, sizes: tuple[int, int], kind: str
-) -> None:
+def test_a_flood_takes_time_in_proportion_and_no_more_memory(tmp_path, sizes, kind):
     """SSH-7: ten times the bytes (1 GB in the long tests), with newlines or without: all are in the
     log, for at most 12 times the launcher's processor time, in the memory of a small run."""
     took = []
@@ -64,9 +60,7 @@ def test_a_flood_takes_time_in_proportion_and_no_more_memory(
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(
-    start_lab: Callable[[int], Lab], tmp_path: Path, sizes: tuple[int, int]
-) -> None:
+def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(start_lab, tmp_path, sizes):
     """SSH-7: likewise through sshd, with the screen in a file."""
     lab = start_lab(1)
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
@@ -98,7 +92,7 @@ def watched(pid: int) -> tuple[float, float]:
     return peak, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def test_every_byte_of_every_rank_is_in_its_log(tmp_path: Path) -> None:
+def test_every_byte_of_every_rank_is_in_its_log(tmp_path):
     """Random bytes on both streams of three ranks on two hosts: the logs have the same digests."""
     seed = random.Random(7).randbytes(1 << 20)
     (tmp_path / "bytes").write_bytes(seed)
@@ -120,7 +114,7 @@ def test_every_byte_of_every_rank_is_in_its_log(tmp_path: Path) -> None:
             assert hashlib.sha256(result).digest() == hashlib.sha256(expected).digest()
 
 
-def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path):
     """What cannot be logged is said once; the ranks go on and the run ends well."""
     code = "import os, time; print('x' * 200000); time.sleep(0.3); print('the end')"
     drive = Drive(tmp_path, [sys.executable, "-c", code], log_bytes=160_000)  # the agent has 130 kB

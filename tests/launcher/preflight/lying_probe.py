@@ -20,7 +20,7 @@ def main() -> None:
     sys.stdin.buffer.read(int(sys.stdin.buffer.readline().split()[0]))
     for question in lie:
         if question == "raw":
-            service.reply = raw(lie["raw"])  # type: ignore[assignment]
+            service.reply = raw(lie["raw"])
         else:
             probe.ORDERS[question] = told(probe.ORDERS[question], lie[question])
     probe.serve()

@@ -59,7 +59,7 @@ SHUT = {
 
 
 @pytest.mark.parametrize("how", SHUT)
-def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> None:
+def test_an_account_that_is_shut_refuses_the_login(account, how):
     """sshd does not say why, so we say who was refused where: 77, before anything is started."""
     root(*SHUT[how], user())
     host = account.start()
@@ -69,7 +69,7 @@ def test_an_account_that_is_shut_refuses_the_login(account: Lab, how: str) -> No
     assert "or the account is disabled; type: ssh-copy-id" in err
 
 
-def test_a_password_that_expired_is_named(account: Lab) -> None:
+def test_a_password_that_expired_is_named(account):
     """PAM wants a new one, typed at a terminal: the host's message, and no prompt."""
     root("chage", "--lastday", "0", user())
     code, err = said_as(account, account.start(pam="yes"))
@@ -77,7 +77,7 @@ def test_a_password_that_expired_is_named(account: Lab) -> None:
     assert "Password change required" in err
 
 
-def test_an_account_for_no_logins_says_so(account: Lab) -> None:
+def test_an_account_for_no_logins_says_so(account):
     """nologin(8) as a shell: its message is printed."""
     root("usermod", "--shell", "/usr/sbin/nologin", user())
     code, err = said_as(account, account.start())
@@ -85,7 +85,7 @@ def test_an_account_for_no_logins_says_so(account: Lab) -> None:
     assert "Python could not be started there: This account is currently not available." in err
 
 
-def test_an_account_without_its_home_is_asked_like_any_other(account: Lab) -> None:
+def test_an_account_without_its_home_is_asked_like_any_other(account):
     """sshd then starts in /; what such an account cannot do is named, and how to mend it."""
     root("usermod", "--home", "/no/such/home", user())
     code, err = said_as(account, account.start())
@@ -109,7 +109,7 @@ IN_SHORT = [line for line in RC if line.startswith(("exit", "printf '\\n"))]
 @pytest.mark.parametrize(
     "line", [pytest.param(line, marks=[pytest.mark.long] * (line not in IN_SHORT)) for line in RC]
 )
-def test_a_start_up_file_that_ends_the_shell_is_named(start_lab: Labs, line: str) -> None:
+def test_a_start_up_file_that_ends_the_shell_is_named(start_lab, line):
     """The host is named, with the shell's message if there is one; nothing was started."""
     lab = start_lab(2)
     (lab.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
@@ -121,7 +121,7 @@ def test_a_start_up_file_that_ends_the_shell_is_named(start_lab: Labs, line: str
     assert not (lab.folder / "runs").exists()
 
 
-def test_a_start_up_file_that_talks_does_no_harm(start_lab: Labs) -> None:
+def test_a_start_up_file_that_talks_does_no_harm(start_lab):
     """Greetings on both streams, also one that resembles the agent's first bytes."""
     lab = start_lab(1)
     exchange = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
@@ -158,9 +158,7 @@ HOMES = {
     "options",
     [pytest.param("size=8m", marks=pytest.mark.long), "size=2g,nr_inodes=1", "size=2g,ro"],
 )
-def test_a_home_that_takes_nothing_is_named(
-    start_lab: Labs, mounted: Callable[..., None], options: str
-) -> None:
+def test_a_home_that_takes_nothing_is_named(start_lab, mounted, options):
     """Full, with a quota of files used up, or read-only: 78, with the reason, for that host."""
     lab = start_lab(2)
     home = lab.folder / "home"
@@ -175,7 +173,7 @@ def test_a_home_that_takes_nothing_is_named(
     assert "127.0.0.2: " not in err
 
 
-def test_code_that_does_not_fit_is_named(start_lab: Labs, mounted: Callable[..., None]) -> None:
+def test_code_that_does_not_fit_is_named(start_lab, mounted):
     """--sync to a full disk: which host, which file, and why; what was there before stays."""
     lab = start_lab(1)
     (project(lab) / "big").write_bytes(bytes(1 << 20))
@@ -194,9 +192,7 @@ def test_code_that_does_not_fit_is_named(start_lab: Labs, mounted: Callable[...,
     assert [path.name for path in (home / "there").iterdir()] == ["mine"]
 
 
-def test_a_read_only_home_matters_to_detached_runs_only(
-    start_lab: Labs, mounted: Callable[..., None]
-) -> None:
+def test_a_read_only_home_matters_to_detached_runs_only(start_lab, mounted):
     """Nothing of a run lies in the home directory, but for what --detach remembers: 78."""
     lab = start_lab(1)
     home = lab.hosts[0].folder

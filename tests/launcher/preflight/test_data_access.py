@@ -5,20 +5,17 @@ import pwd
 import socket
 import subprocess
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rackrun.launcher.run.events import Lost
-from tests.lab.hosts import BUSY, Lab, Sshd, make_key, wait_for_banner
-from tests.lab.network import NetLab, port
+from tests.lab.hosts import BUSY, Sshd, make_key, wait_for_banner
+from tests.lab.network import port
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.remote.agent.test_agent import heard, plan_of, started
-
-Labs = Callable[[int], Lab]
 
 
 def shown(public: Path) -> str:
@@ -29,7 +26,7 @@ def shown(public: Path) -> str:
     return output.stdout.split()[1]
 
 
-def test_a_changed_and_an_unknown_key_are_both_named(start_lab: Labs, tmp_path: Path) -> None:
+def test_a_changed_and_an_unknown_key_are_both_named(start_lab, tmp_path):
     """SSH-1, SSH-2: 77 in time, both fingerprints, one attempt to log in, and nothing has run."""
     lab = start_lab(2)
     changed, stranger = lab.hosts
@@ -54,9 +51,7 @@ def test_a_changed_and_an_unknown_key_are_both_named(start_lab: Labs, tmp_path: 
     assert not (lab.folder / "runs").exists()
 
 
-def test_a_name_that_leads_to_another_machine_is_refused(
-    net: Callable[[int], NetLab], tmp_path: Path
-) -> None:
+def test_a_name_that_leads_to_another_machine_is_refused(net, tmp_path):
     """SSH-1: also where a false name server (here: /etc/hosts) leads to another known host."""
     lab = net(2)
     lies = lab.etc[0] / "hosts"
@@ -80,7 +75,7 @@ def comes_in(host: Sshd) -> socket.socket:
 
 
 @pytest.mark.parametrize("free_again", [True, False])
-def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab: Labs, free_again: bool) -> None:
+def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab, free_again):
     """MaxStartups 1, and a login in progress: one more attempt, then it is named, with 69."""
     lab = start_lab(0)
     crowded = lab.start(extra="MaxStartups 1\n")
@@ -101,7 +96,7 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab: Labs, free_a
         assert f"port {crowded.port} did not speak SSH before it hung up" in err
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(start_lab: Labs) -> None:
+def test_a_port_that_is_taken_is_said_before_anything_starts(start_lab):
     """`--port` names a port that is in use on the first host: 78, no run folder."""
     lab = start_lab(2)
     with socket.create_server(("0.0.0.0", 0)) as taken:
@@ -126,9 +121,7 @@ def plant(what: str, path: Path, target: Path) -> None:
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(
-    start_lab: Labs, tmp_path: Path, what: str
-) -> None:
+def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(start_lab, tmp_path, what):
     """PROC-3: it is refused and named with its owner; the target of a link is untouched."""
     lab = start_lab(1)
     target = tmp_path / "target"
@@ -150,7 +143,7 @@ def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(
 
 
 @pytest.mark.parametrize("what", PLANTED)
-def test_an_agent_takes_nothing_that_another_account_has_planted(tmp_path: Path, what: str) -> None:
+def test_an_agent_takes_nothing_that_another_account_has_planted(tmp_path, what):
     """PROC-3: in place of the lock or of the scratch folder: refused, and nothing is written."""
     target = tmp_path / "target"
     target.mkdir()

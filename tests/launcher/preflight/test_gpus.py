@@ -104,8 +104,8 @@ def program(path: Path, text: str) -> Path:
     ],
 )
 def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
-    start_lab: Labs, torch: str, cuda: str, driver: str, capability: str, says: str
-) -> None:
+    start_lab, torch, cuda, driver, capability, says
+):
     """78, by --check and by a launch, with the driver and what to install; --device cpu may run."""
     lab = start_lab(0)
     smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver=driver, capability=capability))
@@ -126,7 +126,7 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
         assert lab.result_of("--check", *args, "--device", "cpu")[0] == 0
 
 
-def test_a_driver_that_does_not_work_is_refused(start_lab: Labs) -> None:
+def test_a_driver_that_does_not_work_is_refused(start_lab):
     """As after an update without a reboot: the table and the launch say what nvidia-smi says."""
     lab = start_lab(0)
     smi = program(lab.folder / "bin/nvidia-smi", BROKEN)
@@ -139,7 +139,7 @@ def test_a_driver_that_does_not_work_is_refused(start_lab: Labs) -> None:
     assert (code, out, says in err) == (78, "", True), err
 
 
-def test_a_failed_run_names_the_sick_gpu(start_lab: Labs) -> None:
+def test_a_failed_run_names_the_sick_gpu(start_lab):
     """Refused before the start; started all the same, its failure has a probable cause."""
     lab = start_lab(0)
     smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver="580.65.06", second=OLDER))
@@ -156,9 +156,7 @@ def test_a_failed_run_names_the_sick_gpu(start_lab: Labs) -> None:
 
 
 @pytest.mark.parametrize("refused", ["nothing", "compute_cap"])
-def test_what_drivers_print_is_read_whatever_their_age(
-    refused: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_drivers_print_is_read_whatever_their_age(refused, tmp_path, monkeypatch):
     """Health of a new and an old GPU; what is N/A counts as nothing. Old drivers do not know the
     compute capability."""
     unknown = "NVIDIA GB10, [N/A], [N/A], [Unknown Error], [N/A], [Not Supported]"
@@ -185,9 +183,7 @@ def test_what_drivers_print_is_read_whatever_their_age(
     assert judge.suspects(result) == f"GPU 1: {ECC}, slowed by hardware"
 
 
-def test_gpus_of_amd_count_where_their_tools_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gpus_of_amd_count_where_their_tools_are(tmp_path, monkeypatch):
     """The driver's nodes without a GPU are CPUs; a torch for ROCm is no torch without CUDA."""
     for node, gpu in enumerate((0, 38400, 51110)):
         path = tmp_path / str(node) / "gpu_id"
@@ -240,9 +236,7 @@ def finding(label: str, **gpu: object) -> HostFacts:
     ],
     ids=str,
 )
-def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
-    gpu: dict[str, object], sick: str, suspicious: str, odd: str
-) -> None:
+def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(gpu, sick, suspicious, odd):
     """By GPU and reason; not where the ranks use the CPU, or other GPUs of the host."""
     host = finding("c", **gpu)
     cluster = ClusterFacts((finding("a"), finding("b"), host))
@@ -261,7 +255,7 @@ def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(
     assert judge.sick(other, cluster) == judge.throttled(other, cluster) == ""
 
 
-def test_the_table_shows_heat() -> None:
+def test_the_table_shows_heat():
     """Of the hottest GPU that a run may use, rounded up."""
     host = finding("a", temperature=83)
     assert judge.temperature(host) == "to 90 °C"
@@ -270,7 +264,7 @@ def test_the_table_shows_heat() -> None:
     assert judge.models(host) == "2 H100 80 GiB"
 
 
-def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
+def test_a_host_with_another_driver_is_the_odd_one_out():
     """As its torch may behave otherwise."""
     host = finding("c")
     host.replies["gpus"]["driver"] = "580"
@@ -278,7 +272,7 @@ def test_a_host_with_another_driver_is_the_odd_one_out() -> None:
     assert judge.odd_one_out(host, cluster) == "driver 580, elsewhere 550"
 
 
-def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_fits_the_command(monkeypatch):
     """When torch cannot use the GPUs here, a script is not advised --device cpu."""
     monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
     monkeypatch.setattr(probe, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
@@ -288,7 +282,7 @@ def test_advice_fits_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ("--device" in str(refused.value)) == isinstance(work, TaskWork)
 
 
-def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch):
     """Each needs its own, unless they train on the CPU; a command may share them."""
     monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
     monkeypatch.setattr(probe, "describe", lambda pythons: {})
@@ -300,9 +294,7 @@ def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch: pytest.MonkeyPa
         task_check.check_gpus(work, 3, "here", "python", "")
 
 
-def test_more_ranks_of_a_task_than_memory_holds_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_more_ranks_of_a_task_than_memory_holds_are_refused(monkeypatch):
     """The line says how much they need and what is here; a command may be a small one."""
     pages = {"SC_PHYS_PAGES": 1_000_000, "SC_PAGE_SIZE": 4096}
     monkeypatch.setattr(os, "sysconf", pages.__getitem__)
@@ -316,7 +308,7 @@ def test_more_ranks_of_a_task_than_memory_holds_are_refused(
     task_check.refuse_more_than_fit(TaskWork("catdog"), 1)
 
 
-def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_of_amd_count_on_this_machine(monkeypatch):
     """As they do on hosts; those that are hidden do not."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -328,7 +320,7 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpu_count([("CUDA_VISIBLE_DEVICES", "NoDevFiles")]) == 0
 
 
-def test_the_driver_names_the_gpus_of_this_machine(tmp_path: Path) -> None:
+def test_the_driver_names_the_gpus_of_this_machine(tmp_path):
     """Each model once, whatever the folder of a GPU holds."""
     text = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 27\nGPU UUID: \t GPU-0\n"
     for bus, content in enumerate((text.format("A40"), text.format("A40"), "IRQ: 3\n")):
@@ -338,7 +330,7 @@ def test_the_driver_names_the_gpus_of_this_machine(tmp_path: Path) -> None:
     assert gpu_model(tmp_path / "none") == ""
 
 
-def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path: Path) -> None:
+def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path):
     """Two GPUs were counted here, and torch finds none: 78 and a line that says why."""
     python = str(warm.interpreter())
     command = (*with_gpus(tmp_path), python, "-m", "rackrun.launcher", "local", "--python", python)

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 from tests.lab.hosts import Lab, wait_for_banner
 from tests.launcher.preflight.lying_probe import FIRST
-
-Labs = Callable[[int], Lab]
 
 ESC = "\x1b]0;PWNED\x07\x1b[31m"
 LYING = Path(__file__).with_name("lying_probe.py")
@@ -73,9 +70,7 @@ def host_of_lies(lab: Lab, lies: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize(
     "lies", [LIES[::2], pytest.param(LIES, marks=pytest.mark.long)], ids=["half", "all"]
 )
-def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
-    start_lab: Labs, lies: list[tuple[dict[str, Any], str]]
-) -> None:
+def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(start_lab, lies):
     """Types, ranges, paths, addresses, JSON: 69, a line each, no traceback, and no GPU believed."""
     lab = start_lab(0)
     hosts = host_of_lies(lab, [HONEST, *(lie for lie, _ in lies)])
@@ -89,7 +84,7 @@ def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(
         assert "\n" not in problem
 
 
-def test_no_word_of_a_probe_moves_the_cursor(start_lab: Labs) -> None:
+def test_no_word_of_a_probe_moves_the_cursor(start_lab):
     """SSH-7: errors, folders, names and versions are shown with escapes made visible."""
     lab = start_lab(0)
     args = (

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -32,10 +32,7 @@ from rackrun.launcher.run.hosts import Host, parse_hosts
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.hosts import BUSY, Lab, wait_for_banner
-from tests.lab.network import NetLab
 from tests.lab.waiting import until
-
-Labs = Callable[[int], Lab]
 
 GOOD: dict[str, dict[str, Any]] = {
     "clock": {"offset": 0.001, "uncertainty": 0.01},
@@ -86,7 +83,7 @@ def judged(*findings: HostFacts, allowed: tuple[str, ...] = ()) -> dict[str, tup
     }
 
 
-def test_hosts_that_are_alike_and_well_pass_every_check() -> None:
+def test_hosts_that_are_alike_and_well_pass_every_check():
     """Nothing is refused or warned of, and each check has something to show."""
     cluster = ClusterFacts((finding("a"), finding("b")), "10.0.0.1", 29500)
     rows = examine(cluster, CHECKS)
@@ -146,9 +143,7 @@ INTERPRETER = {"version": "3.11.7", "torch": "2.13.0", "cuda": "13.0"}
         ({"look__machine": "a"}, "machine", "refused", "is the same machine as a"),
     ],
 )
-def test_what_is_wrong_with_a_host_is_named(
-    changes: dict[str, Any], check: str, level: str, says: str
-) -> None:
+def test_what_is_wrong_with_a_host_is_named(changes, check, level, says):
     """Each check refuses or warns of what it is there for, and of nothing else."""
     result = judged(finding("a"), finding("b", **changes))
     assert list(result) == [check]
@@ -156,7 +151,7 @@ def test_what_is_wrong_with_a_host_is_named(
     assert says in result[check][1]
 
 
-def test_slots_in_the_host_file_allow_uneven_hosts() -> None:
+def test_slots_in_the_host_file_allow_uneven_hosts():
     """With slots=4 a host with 4 GPUs beside one with 8 is what was asked for; 9 of 8 is not."""
     uneven = finding("b", look__gpus=4)
     assert not judged(finding("a"), replace(uneven, host=Host("b", slots=4)))
@@ -165,14 +160,12 @@ def test_slots_in_the_host_file_allow_uneven_hosts() -> None:
     assert "6 GPUs" in judged(finding("a"), replace(uneven, host=picked))["gpus"][1]
 
 
-def test_a_clock_that_is_not_known_exactly_is_not_blamed() -> None:
+def test_a_clock_that_is_not_known_exactly_is_not_blamed():
     """An offset within the uncertainty of a slow link is no finding."""
     assert not judged(finding("a"), finding("b", clock={"offset": 30.0, "uncertainty": 25.0}))
 
 
-def test_a_first_host_whose_name_is_loopback_to_itself(
-    pair: NetLab,
-) -> None:
+def test_a_first_host_whose_name_is_loopback_to_itself(pair):
     """Debian's 127.0.1.1: the device of its rank is that towards the other hosts, not lo."""
     lab = pair
     with (lab.etc[2] / "hosts").open("a") as file:
@@ -185,7 +178,7 @@ def test_a_first_host_whose_name_is_loopback_to_itself(
         assert dict(host["defaults"])["GLOO_SOCKET_IFNAME"] == "eth0"
 
 
-def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch):
     """A name has the family of its addresses; IPv4 where it has both."""
     known = {"six": [socket.AF_INET6], "both": [socket.AF_INET6, socket.AF_INET]}
     monkeypatch.setattr(socket, "getaddrinfo", lambda name, port: [(f,) for f in known[name]])
@@ -193,7 +186,7 @@ def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch: pytest.MonkeyPatch) -
     assert families == [socket.AF_INET6, socket.AF_INET, socket.AF_INET6]
 
 
-def test_a_public_address_for_the_master_needs_a_word() -> None:
+def test_a_public_address_for_the_master_needs_a_word():
     """NET-1: no rendezvous at a public address, unless with --ignore-check public."""
     cluster = ClusterFacts((finding("a"),), "8.8.8.8", 29500)
     error = refusal(cluster, examine(cluster, CHECKS))
@@ -202,7 +195,7 @@ def test_a_public_address_for_the_master_needs_a_word() -> None:
     assert refusal(cluster, examine(cluster, CHECKS, {"public"})) is None
 
 
-def test_a_name_that_stands_for_a_public_address_is_one() -> None:
+def test_a_name_that_stands_for_a_public_address_is_one():
     """NET-1: the host's own resolution of address= counts; reported once, for the first host."""
     options = {"address": "10.0.0.2", "interface": "eth0", "master": "8.8.8.8"}
     cluster = ClusterFacts(
@@ -213,13 +206,13 @@ def test_a_name_that_stands_for_a_public_address_is_one() -> None:
     assert len(str(error).splitlines()) == 1
 
 
-def test_a_check_that_is_allowed_only_warns() -> None:
+def test_a_check_that_is_allowed_only_warns():
     """--ignore-check torch lets a run start on hosts that differ, and still says that they do."""
     other = finding("b", look__interpreter={**INTERPRETER, "torch": "2.15.0"})
     assert judged(finding("a"), other, allowed=("torch",))["torch"][0] == "warning"
 
 
-def test_the_worst_reason_gives_the_exit_code() -> None:
+def test_the_worst_reason_gives_the_exit_code():
     """A refused key weighs more than an unreachable host, and that more than a check."""
     bad = finding("b", look__disk_free=0)
     down = HostFacts(Host("c"), HostUnreachable("c: no answer"))
@@ -232,7 +225,7 @@ def test_the_worst_reason_gives_the_exit_code() -> None:
         assert len(str(error).splitlines()) == len(findings)
 
 
-def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> None:
+def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ():
     """64 equal hosts are one line; the odd one stands out with its reason."""
     rows = [TableRow("torch", f"gpu{number:02}", "ok", "2.13.0") for number in range(63)]
     rows.append(TableRow("torch", "gpu63", "refused", "2.15.0", "differs", "install the same"))
@@ -250,7 +243,7 @@ def test_the_table_folds_hosts_that_are_alike_and_marks_those_that_differ() -> N
     ]
 
 
-def test_eight_hosts_with_one_trouble_are_one_line_and_one_hint() -> None:
+def test_eight_hosts_with_one_trouble_are_one_line_and_one_hint():
     """Refusals and unknown keys: hosts together, what is the same for all of them once."""
     findings = tuple(finding(f"gpu{number}", look__disk_free=0) for number in range(1, 9))
     cluster = ClusterFacts(findings, "10.0.0.1", 29500)
@@ -281,7 +274,7 @@ def test_eight_hosts_with_one_trouble_are_one_line_and_one_hint() -> None:
         (["a1.lab", "a2.lab"], "a[1-2].lab"),
     ],
 )
-def test_names_of_hosts_in_short(names: list[str], short: str) -> None:
+def test_names_of_hosts_in_short(names, short):
     """As hosts.txt takes them, so the short form can be typed."""
     assert grouped(names) == short
     if "[" in short and ":" not in short:
@@ -290,7 +283,7 @@ def test_names_of_hosts_in_short(names: list[str], short: str) -> None:
 
 
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_table_wraps_at_words(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_wraps_at_words(columns, monkeypatch):
     """On a terminal of 80 columns no word is broken, and no host is cut."""
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -313,7 +306,7 @@ def test_the_table_wraps_at_words(columns: int, monkeypatch: pytest.MonkeyPatch)
         ({}, True),
     ],
 )
-def test_variables_ask_for_plain_lines(environment: dict[str, str], lines: bool) -> None:
+def test_variables_ask_for_plain_lines(environment, lines):
     """A terminal of a CI job draws no dashboard, nor does one that a screen reader reads."""
     assert wants_lines(environment) == lines
 
@@ -350,7 +343,7 @@ def rows_of(text: str) -> dict[tuple[str, str], dict[str, str]]:
     return {(row["check"], row["host"]): row for row in json.loads(text)}
 
 
-def test_four_good_hosts_pass_and_nothing_is_started(start_lab: Labs) -> None:
+def test_four_good_hosts_pass_and_nothing_is_started(start_lab):
     """--check shows a table, exits 0, and leaves neither run folder nor process."""
     lab = start_lab(4)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
@@ -361,9 +354,7 @@ def test_four_good_hosts_pass_and_nothing_is_started(start_lab: Labs) -> None:
     assert not (lab.folder / "runs").exists()
 
 
-def test_every_difference_between_real_hosts_is_in_the_json(
-    start_lab: Labs, shard_server: str
-) -> None:
+def test_every_difference_between_real_hosts_is_in_the_json(start_lab, shard_server):
     """Another torch, no interpreter, other code, no workdir, a host that is down: each is named."""
     lab = start_lab(6)
     good, torch = lab.cheap_python("2.0"), lab.cheap_python("2.1", "python-2.1")
@@ -398,7 +389,7 @@ def test_every_difference_between_real_hosts_is_in_the_json(
         assert "toy-train-000001.tar: 404" in rows["shards", host[number]]["problem"]
 
 
-def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(start_lab: Labs) -> None:
+def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(start_lab):
     """The quick part runs before every launch: exit 78, every unfit host named, nothing made."""
     lab = start_lab(3)
     good, torch = lab.cheap_python("2.0"), lab.cheap_python("2.1", "python-2.1")
@@ -413,7 +404,7 @@ def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(start_lab: Labs)
     assert err.count("warning: 127.0.0.3, 127.0.0.4: ") == 1
 
 
-def test_few_open_files_are_found_out(start_lab: Labs) -> None:
+def test_few_open_files_are_found_out(start_lab):
     """A host where only 64 files may be open is refused, with the limit named."""
     lab = start_lab(1)
     few = lab.start(command=("prlimit", "--nofile=64"))
@@ -426,7 +417,7 @@ def test_few_open_files_are_found_out(start_lab: Labs) -> None:
 
 
 @pytest.mark.parametrize("ahead", [60, -20])
-def test_a_clock_that_is_off_is_reported_and_harms_no_run(start_lab: Labs, ahead: int) -> None:
+def test_a_clock_that_is_off_is_reported_and_harms_no_run(start_lab, ahead):
     """Probe and agent of one host live in another minute: a warning, both ranks, and 0."""
     lab = start_lab(2)
     remote = lab.hosts[1].folder
@@ -444,7 +435,7 @@ def test_a_clock_that_is_off_is_reported_and_harms_no_run(start_lab: Labs, ahead
 
 
 @pytest.mark.long
-def test_ctrl_c_during_the_look_leaves_nothing(start_lab: Labs) -> None:
+def test_ctrl_c_during_the_look_leaves_nothing(start_lab):
     """A host's interpreter does not answer: 130 at once; it is ended when its 20 s are over."""
     lab = start_lab(2)
     slow = lab.folder / "slow"
@@ -471,9 +462,7 @@ def started_as(program: Path) -> list[str]:
     return result
 
 
-def test_a_login_shell_that_waits_is_named(
-    start_lab: Labs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_login_shell_that_waits_is_named(start_lab, monkeypatch):
     """A .bashrc that never ends is not a probe that does not answer."""
     lab = start_lab(1)
     (lab.hosts[0].folder / ".bashrc").write_text("sleep 600\n")
@@ -497,9 +486,7 @@ READ_ONLY = 'mount -t tmpfs -o ro tmp /tmp && exec "$@"'
 @pytest.mark.parametrize(
     ("script", "says"), [(FULL, "/tmp is full"), (READ_ONLY, "/tmp cannot be written")]
 )
-def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(
-    tmp_path: Path, script: str, says: str
-) -> None:
+def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(tmp_path, script, says):
     """Neither a check nor a launch takes such a host, and no --wait is advised."""
     assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp
@@ -519,7 +506,7 @@ def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(
             lab.stop()
 
 
-def test_advice_takes_up_that_sync_was_typed() -> None:
+def test_advice_takes_up_that_sync_was_typed():
     """No hint says to type --sync when it has been typed."""
     unfit = finding("b", look__workdir_problem="there is no folder /w", code__count=3)
     unfit.replies["code"]["missing"] = ["x.py"]
@@ -536,7 +523,7 @@ def test_advice_takes_up_that_sync_was_typed() -> None:
 
 
 @pytest.mark.parametrize("remote", [0, 1])
-def test_gpus_that_include_names_must_exist(remote: int) -> None:
+def test_gpus_that_include_names_must_exist(remote):
     """Also on a host without any; slots= in the hosts file counts processes, not GPUs."""
     host = Host("a", devices=(0, 1))
     result = replace(finding("a", look__gpus=remote), host=host)
@@ -565,7 +552,7 @@ def with_torch_alone(folder: Path) -> Path:
     return python
 
 
-def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab: Labs, tmp_path: Path) -> None:
+def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab, tmp_path):
     """In a project of one's own with python=: 78 and what to type, not a traceback of Python."""
     lab, work = start_lab(1), tmp_path / "work"
     work.mkdir()
@@ -596,8 +583,8 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab: Labs, tmp_pat
     ],
 )
 def test_what_ranks_would_refuse_is_refused_before_they_start(
-    start_lab: Labs, tmp_path: Path, verb: tuple[str, ...], options: str, code: int, says: str
-) -> None:
+    start_lab, tmp_path, verb, options, code, says
+):
     """What hosts lack, and a number of ranks: by their facts, for every way to start a run."""
     lab, work, local = start_lab(2), tmp_path / "work", tmp_path / "here"
     write_shards(work / "shards", "train", "val")

@@ -6,18 +6,16 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rackrun.launcher.remote import network, probe, shard_access
-from tests.lab.hosts import Lab, free_port
+from tests.lab.hosts import free_port
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.preflight.silent_disk import silent_disk
 
-Labs = Callable[[int], Lab]
 TOKEN = "0123456789abcdef"
 
 
@@ -34,7 +32,7 @@ def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
     return network.reach("127.0.0.1", port, number.hex(), expected.hex())
 
 
-def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
+def test_strangers_at_the_meeting_point_keep_no_host_out(port):
     """Silent ones, one that drips, resets, and more of them than there are places."""
     with contextlib.ExitStack() as strangers:
         for _ in range(network.MOST_CALLERS + 100):
@@ -54,7 +52,7 @@ def test_strangers_at_the_meeting_point_keep_no_host_out(port: int) -> None:
         assert outcomes == [{}] * 64
 
 
-def test_the_token_is_never_sent(port: int) -> None:
+def test_the_token_is_never_sent(port):
     """A stranger hears an HMAC of its own number; who has another token is another one."""
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.settimeout(0.2)
@@ -68,7 +66,7 @@ def test_the_token_is_never_sent(port: int) -> None:
     assert reached(port, "another") == {"error": network.STRANGER}
 
 
-def test_a_silent_master_is_given_up_within_its_time() -> None:
+def test_a_silent_master_is_given_up_within_its_time():
     """A server that accepts and sends nothing, or a byte now and then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         began = time.monotonic()
@@ -83,7 +81,7 @@ def test_a_silent_master_is_given_up_within_its_time() -> None:
 # -- devices
 
 
-def test_a_device_that_is_not_there_is_named_before_the_start(start_lab: Labs) -> None:
+def test_a_device_that_is_not_there_is_named_before_the_start(start_lab):
     """On the first host and on any other: 78, and the devices that there are."""
     lab = start_lab(2)
     for settings in (("interface=eth9", ""), ("", "interface=eth9")):
@@ -99,9 +97,7 @@ def test_a_device_that_is_not_there_is_named_before_the_start(start_lab: Labs) -
 # -- disks
 
 
-def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(
-    start_lab: Labs, tmp_path: Path
-) -> None:
+def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(start_lab, tmp_path):
     """A file server that is gone: 69, named, the other host is fine, nothing was started."""
     lab = start_lab(2)
     with silent_disk(tmp_path / "gone") as folder:
@@ -115,9 +111,7 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(
     assert shard_access.FOLDER_SECONDS <= took < 55
 
 
-def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(tmp_path, monkeypatch):
     """The folder of --data, or the file with the password."""
     monkeypatch.setattr(shard_access, "FOLDER_SECONDS", 0.5)
     monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 0.5)
@@ -131,7 +125,7 @@ def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(
         }
 
 
-def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path: Path) -> None:
+def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path):
     """A wrapper may print anything."""
     for message in ("[]", '"x"', "{}", '{"version": 3}', "[" * 100_000):
         (tmp_path / "said").write_text(message)

@@ -13,7 +13,6 @@ from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.launcher.remote import shard_access
 from rackrun.shards.http.server import authorization, tls_context
-from tests.lab.hosts import Lab
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 
@@ -74,9 +73,7 @@ def moved(target: str, code: int = 302) -> bytes:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("name", ["dataset.json", "a.tar"])
-def test_a_redirect_takes_no_password_to_another_server(
-    server: Server, tmp_path: Path, code: int, name: str
-) -> None:
+def test_a_redirect_takes_no_password_to_another_server(server, tmp_path, code, name):
     """WEB-4: neither for dataset.json nor for a shard; the finding names the other server."""
     other = Server("127.0.0.7")
     server.says[name] = moved(f"{other.url}/{name}", code)
@@ -87,9 +84,7 @@ def test_a_redirect_takes_no_password_to_another_server(
     assert not other.asked
 
 
-def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(server, tmp_path):
     """Some are: a server may keep its shards in another folder. A circle of them is an error."""
     server.says["dataset.json"] = moved("/there/there")
     server.says["there"] = GOOD["dataset.json"]
@@ -100,9 +95,7 @@ def test_a_redirect_on_the_same_server_is_followed_as_the_ranks_do(
     )
 
 
-def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(
-    server: Server, tmp_path: Path
-) -> None:
+def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(server, tmp_path):
     """As for the ranks. The program itself stays in its folder: it starts interpreters there."""
     secret(tmp_path)
     before = Path.cwd()
@@ -112,7 +105,7 @@ def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(
     assert Path.cwd() == before
 
 
-def test_a_password_crosses_no_network_in_the_clear(tmp_path: Path) -> None:
+def test_a_password_crosses_no_network_in_the_clear(tmp_path):
     """A name that begins like this machine's number is the name of any machine."""
     assert shard_access.is_private("http://127.0.0.9:80/") and shard_access.is_private(
         "https://far/"
@@ -149,9 +142,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n\r\n"
     ],
     ids=range(13),
 )
-def test_what_a_server_says_wrong_is_a_finding(
-    server: Server, tmp_path: Path, data: bytes, error: str
-) -> None:
+def test_what_a_server_says_wrong_is_a_finding(server, tmp_path, data, error):
     """Broken HTTP, and a dataset.json that is none or endless, are errors of that host."""
     server.says["dataset.json"] = data
     result = shard_access.shards(server.url, str(tmp_path), False, {})
@@ -164,9 +155,7 @@ SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
 
 @pytest.mark.parametrize("variable", [*SECRETS, "NETRC"])
 @pytest.mark.parametrize("broken", ["missing", "a folder", "no text"])
-def test_a_secret_that_cannot_be_used_is_named(
-    variable: str, broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_secret_that_cannot_be_used_is_named(variable, broken, tmp_path, monkeypatch):
     """By its variable and path, in the preflight and in the ranks; ~/.netrc is the ranks' own."""
     path = tmp_path / "secret"
     if broken == "a folder":
@@ -184,9 +173,7 @@ def test_a_secret_that_cannot_be_used_is_named(
 
 
 @pytest.mark.parametrize("begin", [b"", HEAD])
-def test_a_server_that_drips_is_not_waited_for(
-    server: Server, tmp_path: Path, begin: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_drips_is_not_waited_for(server, tmp_path, begin, monkeypatch):
     """A byte now and then, in the head or in the body: the limit is for all of it."""
     enough = threading.Event()
 
@@ -204,9 +191,7 @@ def test_a_server_that_drips_is_not_waited_for(
     assert result == {"error": f"{server.url}: does not answer in time"}
 
 
-def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
-    start_lab: Callable[[int], Lab], server: Server, tmp_path: Path
-) -> None:
+def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(start_lab, server, tmp_path):
     """WEB-4: through real sshd: 65, one line, and the other server has heard nothing."""
     lab = start_lab(1)
     other = Server("127.0.0.7")
@@ -221,7 +206,7 @@ def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(
     assert not other.asked
 
 
-def test_a_version_is_looked_for_in_its_folder(server: Server, tmp_path: Path) -> None:
+def test_a_version_is_looked_for_in_its_folder(server, tmp_path):
     """data@2 and URL/@2 are checked by the folder's manifest; the ranks look at the version."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset.json").write_bytes(DATASET)

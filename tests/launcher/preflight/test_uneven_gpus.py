@@ -1,9 +1,8 @@
 """Hosts with unequal numbers of GPUs, as a probe finds them in /dev."""
 
 import os
-from collections.abc import Callable
 
-from tests.lab.hosts import Lab, wait_for_banner
+from tests.lab.hosts import wait_for_banner
 
 DEVICES = """\
 made=$(mktemp -d) && mount -t tmpfs none "$made" || exit 1
@@ -15,9 +14,7 @@ mount --move "$made" /dev && rmdir "$made" && exec "$@"
 """
 
 
-def test_another_number_of_gpus_is_refused_unless_slots_say_so(
-    start_lab: Callable[[int], Lab],
-) -> None:
+def test_another_number_of_gpus_is_refused_unless_slots_say_so(start_lab):
     """Two GPUs here, one there: 78, both numbers named; with slots= three ranks are one world."""
     assert os.geteuid() == 0, "devices need root; type: sudo ./run-tests"
     lab = start_lab(0)

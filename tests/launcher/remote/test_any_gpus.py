@@ -46,7 +46,7 @@ def started(rack: PlantedRack, name: str, *args: str) -> "subprocess.Popen[str]"
     return run
 
 
-def test_free_gpus_are_found_around_runs_and_sick_ones(rack: PlantedRack) -> None:
+def test_free_gpus_are_found_around_runs_and_sick_ones(rack):
     """By the locks of runs and nvidia-smi: what is left is taken, or 78 says what there is."""
     assert plan_of(rack, "--gpus-needed", "2") == [("gpu01", 2, "")]
     assert plan_of(rack, "--gpus-needed", "3") == [("gpu01", 2, ""), ("gpu02", 1, "0")]
@@ -67,7 +67,7 @@ def test_free_gpus_are_found_around_runs_and_sick_ones(rack: PlantedRack) -> Non
     run.communicate(timeout=120)
 
 
-def test_variables_that_choose_gpus_count(rack: PlantedRack) -> None:
+def test_variables_that_choose_gpus_count(rack):
     """--env, env= and the account's start files: ranks, and locks, are of those GPUs."""
     one = ("--include", "gpu01", "--env")
     assert plan_of(rack, *one, "CUDA_VISIBLE_DEVICES=1") == [("gpu01", 1, "1")]
@@ -87,7 +87,7 @@ def test_variables_that_choose_gpus_count(rack: PlantedRack) -> None:
     run.communicate(timeout=120)
 
 
-def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack) -> None:
+def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack):
     """A later launch takes none that an earlier one waits for, whether it names hosts or not."""
     run = started(rack, "night", "--gpus-needed", "5")
     large = rack.lab.run_ssh(
@@ -114,7 +114,7 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack: PlantedRack)
     assert [host["free"] for host in rack.inspect().values()] == [[0, 1]] * 3
 
 
-def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
+def test_launches_at_the_same_time_share_the_rack(rack):
     """Six launches for a GPU each, at once and without --wait: each gets one of its own."""
     runs = [
         rack.lab.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
@@ -131,7 +131,7 @@ def test_launches_at_the_same_time_share_the_rack(rack: PlantedRack) -> None:
         assert run.returncode == 130
 
 
-def test_no_file_beside_the_locks_keeps_gpus_from_us(rack: PlantedRack) -> None:
+def test_no_file_beside_the_locks_keeps_gpus_from_us(rack):
     """PROC-3: a lock of another account that nobody holds, a pipe and a link for tickets."""
     start = f"/tmp/rackrun-{rack.lab.hosts[0].address}-{rack.lab.hosts[0].port}.lock"
     lock = Path(f"{start}.gpu0")

@@ -4,15 +4,12 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.lab import warm, warm_server
 from tests.lab.hosts import ROOT
 from tests.lab.network import NetLab, port
 from tests.lab.waiting import until
-
-Labs = Callable[[int], NetLab]
 
 TRAIN = """\
 import os, pathlib, sys, time, torch, torch.distributed as dist
@@ -77,7 +74,7 @@ def lets_in(lab: NetLab, number: int, address: str, port: int) -> bool:
     return output.returncode == 0
 
 
-def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net: Labs) -> None:
+def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net):
     """NET-1, NET-2: real torchrun on hosts with a public address too, behind the docs' recipe: it
     trains; a third host reaches no port of it, and, without the recipe, the store's."""
     lab = net(3)

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.remote import locks
 from rackrun.units import seconds_in
-from tests.lab.detached import SHORT, WAIT, DetachedLab
+from tests.lab.detached import SHORT, WAIT
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.waiting import until
 
@@ -36,7 +35,7 @@ def rack(start_lab: Callable[[int], Lab]) -> Lab:
     return lab
 
 
-def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None:
+def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack):
     """The refusal names run, owner and command; those that --wait start in order of arrival.
 
     One that dies leaves the line, and one without --wait comes after those that wait.
@@ -76,7 +75,7 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack: Lab) -> None
     assert (rack.folder / "order").read_text().split() == ["early"] * 2 + ["late"] * 2
 
 
-def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_path: Path) -> None:
+def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack, tmp_path):
     """Exit code 124 with its cause; the command's own failure is reported and changes nothing."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
@@ -91,9 +90,7 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack: Lab, tmp_pa
     assert "time limit reached" in err
 
 
-def test_a_detached_run_reports_its_end_from_its_first_host(
-    detached: DetachedLab, tmp_path: Path
-) -> None:
+def test_a_detached_run_reports_its_end_from_its_first_host(detached, tmp_path):
     """No launcher is attached when the command gets the result; its failure is recorded."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
@@ -106,7 +103,7 @@ def test_a_detached_run_reports_its_end_from_its_first_host(
 @pytest.mark.parametrize(
     ("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("1d12h", 129600)]
 )
-def test_a_time_span_is_written_with_its_units(text: str, seconds: int) -> None:
+def test_a_time_span_is_written_with_its_units(text, seconds):
     """Days, hours, minutes and seconds, the largest first."""
     assert seconds_in(text) == seconds
 
@@ -122,9 +119,7 @@ def test_a_time_span_is_written_with_its_units(text: str, seconds: int) -> None:
         ({"hosts_needed": -1}, "--hosts-needed -1: must be 0 or more"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(
-    options: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(options, says):
     """The message repeats what was typed, and names what to type."""
     with pytest.raises(UsageError, match=says):
         _ = SshOptions(**options).jobs
@@ -164,7 +159,7 @@ def lock() -> Iterator[Path]:
         left.unlink()
 
 
-def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock: Path) -> None:
+def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock):
     """PROC-4: whoever made the file, whatever the umask is, also by kill -9; the file stays."""
     for user in (SOMEBODY, 0, SOMEBODY):
         with holding(lock, user) as process:
@@ -181,7 +176,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock: Path) -> Non
         os.close(locks.lock(str(lock), False))
 
 
-def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock: Path) -> None:
+def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock):
     """Runs on parts share the lock of the host, and each has that of its GPU alone."""
     shared = locks.lock(str(lock), True)
     with holding(Path(f"{lock}.gpu1")):
@@ -214,14 +209,14 @@ def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock: Path) -
         b'{"user": "a", "run": "", "name": "' + b"x" * 5000 + b'", "since": 1.0}',
     ],
 )
-def test_what_no_holder_writes_says_nothing(lock: Path, text: bytes) -> None:
+def test_what_no_holder_writes_says_nothing(lock, text):
     """PROC-5: any account can write into a lock: what has not the shape is passed over."""
     with holding(lock):
         lock.write_bytes(text)
         assert locks.in_the_way(str(lock), [""], "") == {"holder": "another launch"}
 
 
-def test_no_lock_leads_to_another_file(lock: Path, tmp_path: Path) -> None:
+def test_no_lock_leads_to_another_file(lock, tmp_path):
     """PROC-3: a link, a second name of a file, a pipe and a folder are refused, not written to."""
     target = tmp_path / "target"
     target.write_text("mine")
@@ -245,7 +240,7 @@ def test_no_lock_leads_to_another_file(lock: Path, tmp_path: Path) -> None:
         second.unlink()
 
 
-def test_a_lock_whose_file_was_removed_is_taken_anew(lock: Path) -> None:
+def test_a_lock_whose_file_was_removed_is_taken_anew(lock):
     """By a cleaner of /tmp: others would lock the next file of that name."""
     assert locks.hold(str(lock), shared=False)
     lock.unlink()
@@ -259,7 +254,7 @@ def test_a_lock_whose_file_was_removed_is_taken_anew(lock: Path) -> None:
 EARLY, LATE = ("1700000001.000000-00000001", "1700000002.000000-00000000")
 
 
-def test_tickets_that_cross_on_two_hosts_have_one_order(lock: Path) -> None:
+def test_tickets_that_cross_on_two_hosts_have_one_order(lock):
     """The late launch is the first to arrive on the second host; the early one has both."""
     other = Path(f"{lock}-other.lock")
     for path, turns in ((lock, (EARLY, LATE)), (other, (LATE, EARLY))):
@@ -271,7 +266,7 @@ def test_tickets_that_cross_on_two_hosts_have_one_order(lock: Path) -> None:
         assert locks.in_the_way(str(path), [""], "") == {"holder": ""}, "a restart does not queue"
 
 
-def test_gpus_have_queues_of_their_own(lock: Path) -> None:
+def test_gpus_have_queues_of_their_own(lock):
     """But for launches that wait for the whole host, and those behind them."""
     locks.take_tickets(str(lock), [".gpu0", ".gpu1"], EARLY)
     assert locks.in_the_way(str(lock), [".gpu1"], LATE)["queued"]
@@ -283,7 +278,7 @@ def test_gpus_have_queues_of_their_own(lock: Path) -> None:
     assert locks.tickets(str(lock)) == []
 
 
-def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock: Path) -> None:
+def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock):
     """It is removed after a minute; a launch that was only suspended gets its place again."""
     locks.take_tickets(str(lock), [""], EARLY)
     ticket = Path(f"{lock}{locks.TICKET}{EARLY}")
@@ -299,7 +294,7 @@ def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock: Path) -> No
 
 
 @pytest.mark.parametrize("turn", ["1", "1e300", "x", f"{EARLY}-polite", f"{EARLY}\n"])
-def test_a_file_that_is_no_ticket_ends_no_look(lock: Path, turn: str) -> None:
+def test_a_file_that_is_no_ticket_ends_no_look(lock, turn):
     """Any account may leave a file of such a name."""
     Path(f"{lock}{locks.TICKET}{turn}").touch()
     assert locks.in_the_way(str(lock), [""], LATE) == {"holder": ""}

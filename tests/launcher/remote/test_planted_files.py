@@ -89,8 +89,8 @@ def identity(pid: int) -> list[Any]:
 
 
 def test_stop_ends_and_removes_nothing_that_another_account_names(
-    detached_on_one: DetachedLab, stranger: Callable[[], Stranger], tmp_path: Path
-) -> None:
+    detached_on_one, stranger, tmp_path
+):
     """Processes that claim to be of the run, folders and pipes in /tmp, a name: root's own folders
     and processes stay, status and stop answer, and the run itself is ended."""
     detached_on_one.detach(detached_on_one.hosts, "--", sys.executable, "-c", WAIT)
@@ -148,7 +148,7 @@ NOT_OURS = {
 }
 
 
-def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode() -> None:
+def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode():
     """Another account may make any folder in /tmp, of any name."""
     run = os.urandom(16).hex()
     path = Path(f"/tmp/rackrun-{run}-12")
@@ -169,7 +169,7 @@ def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode() -> None:
     path.unlink()
 
 
-def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
+def test_an_agent_sweeps_only_what_is_ours(tmp_path):
     """Whatever path it is given: a folder elsewhere, one of another account, one with a pipe."""
     kept = tmp_path / "kept"
     kept.mkdir(0o700)
@@ -195,9 +195,7 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path: Path) -> None:
             bystander.kill()
 
 
-def test_an_agent_with_a_damaged_command_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_with_a_damaged_command_is_listed(tmp_path, monkeypatch):
     """Its run and its age are known all the same: one damaged file hides no run of the host."""
     monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
     run = secrets.token_hex(16)  # other tests have folders of OTHER_RUN

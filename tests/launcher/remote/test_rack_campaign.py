@@ -275,14 +275,14 @@ def overtaken(all_jobs: Sequence[Job]) -> list[tuple[str, str]]:
     ]
 
 
-def test_a_rack_is_shared_fairly_whoever_dies(passable: Lab, accounts: list[str]) -> None:
+def test_a_rack_is_shared_fairly_whoever_dies(passable, accounts):
     """All who wait are served, in the order of arrival; no GPU is used twice; nothing is left."""
     play(Campaign(passable, accounts, (2, 2)), few_jobs())
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.long  # 10 s a job, beside other work
-def test_a_rack_campaign_of_random_jobs(passable: Lab, accounts: list[str]) -> None:
+def test_a_rack_campaign_of_random_jobs(passable, accounts):
     """The same of 300 jobs, or of some of them."""
     variables = {"RACK_SEED": 28, "RACK_FIRST": 0, "RACK_JOBS": JOBS}
     seed, first, count = (int(os.environ.get(*default)) for default in variables.items())

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ from rackrun.launcher.run.job import Command
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.transport.local import free_port
 from tests.lab.waiting import until
-from tests.launcher.commands.test_node import SAY, Nodes, connected, ends, nodes, python
+from tests.launcher.commands.test_node import SAY, connected, ends, nodes, python
 
 __all__ = ["nodes"]
 
@@ -116,7 +115,7 @@ def zero() -> Iterator[Callable[..., Zero]]:
             connection.close()
 
 
-def test_no_stranger_ends_or_holds_up_the_roll_call(zero: Callable[..., Zero]) -> None:
+def test_no_stranger_ends_or_holds_up_the_roll_call(zero):
     """Nonsense of every kind, 60 who are silent and one who drips: the true node is met at once."""
     node = zero()
     enough = threading.Event()
@@ -143,9 +142,7 @@ def drip(stream: socket.socket, enough: threading.Event) -> None:
             stream.sendall(b"[")
 
 
-def test_who_drips_is_sent_away_and_the_limit_of_the_roll_call_holds(
-    zero: Callable[..., Zero],
-) -> None:
+def test_who_drips_is_sent_away_and_the_limit_of_the_roll_call_holds(zero):
     """A byte every 0.2 s: the connection ends after 5 s, and node 0 after its --wait-seconds."""
     node = zero(wait_seconds=8.0)
     with node.called() as stream, pytest.raises(OSError):
@@ -157,9 +154,7 @@ def test_who_drips_is_sent_away_and_the_limit_of_the_roll_call_holds(
     assert "node 1 did not come within 8 s" in str(node.error)
 
 
-def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(
-    zero: Callable[..., Zero],
-) -> None:
+def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
     """The oldest silent one leaves first."""
     node = zero()
     with contextlib.ExitStack() as callers:
@@ -173,7 +168,7 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(
 # -- a key of the job
 
 
-def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> None:
+def test_with_a_key_only_nodes_that_know_it_meet(zero):
     """No key, another key, and what was overheard before: none takes a seat; the true node does."""
     node = zero(KNOWN)
     with pytest.raises(UsageError, match=f"{JOB_KEY} is set on node 0, and not here"):
@@ -200,7 +195,7 @@ def test_with_a_key_only_nodes_that_know_it_meet(zero: Callable[..., Zero]) -> N
     theirs.close()
 
 
-def test_what_was_said_before_counts_no_second_time(zero: Callable[..., Zero]) -> None:
+def test_what_was_said_before_counts_no_second_time(zero):
     """A recorded greeting is refused at the next rendezvous (replay)."""
     first = zero(KNOWN)
     heard: list[bytes] = []
@@ -230,7 +225,7 @@ def test_what_was_said_before_counts_no_second_time(zero: Callable[..., Zero]) -
     again.second(KNOWN).connections[0].close()
 
 
-def test_a_node_with_a_key_believes_no_node_0_without_it() -> None:
+def test_a_node_with_a_key_believes_no_node_0_without_it():
     """Who listens at node 0's port before the job does has nothing to say."""
     for greeting, error, says in (
         ({"nonce": NONCE, "sealed": False}, UsageError, "is set here, and not on node 0"),
@@ -241,7 +236,7 @@ def test_a_node_with_a_key_believes_no_node_0_without_it() -> None:
             answered(json.dumps(greeting).encode() + b"\n", json.dumps(options).encode(), KNOWN)
 
 
-def test_nodes_of_a_job_with_a_key_run(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_a_job_with_a_key_run(nodes, monkeypatch):
     """The whole way, with the key in the environment; the ranks do not find it in theirs."""
     script = f"{SAY}; print('{JOB_KEY}' in os.environ)"
     monkeypatch.setenv(JOB_KEY, KNOWN.decode())
@@ -318,7 +313,7 @@ GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
     ],
     ids=str,
 )
-def test_what_no_node_0_would_say_is_a_line(args: Any) -> None:
+def test_what_no_node_0_would_say_is_a_line(args):
     """Folders elsewhere, names that are paths, other types: 69, and nothing is made anywhere."""
     with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps(args).encode())
@@ -327,7 +322,7 @@ def test_what_no_node_0_would_say_is_a_line(args: Any) -> None:
     assert "\x1b" not in str(caught.value)
 
 
-def test_a_refusal_is_shown_as_text() -> None:
+def test_a_refusal_is_shown_as_text():
     """With a valid exit code, on one line, without escape sequences."""
     with pytest.raises(Problem) as caught:
         answered(GREETING, json.dumps({"refused": "no\x1b]0;x\x07\nno", "code": 64}).encode())
@@ -349,9 +344,7 @@ def test_a_refusal_is_shown_as_text() -> None:
         ("http://[::1/", {"serve": True}, False),
     ],
 )
-def test_shards_are_read_from_node_0_only_and_only_if_it_serves(
-    data: str, serve: dict[str, Any], fits: bool
-) -> None:
+def test_shards_are_read_from_node_0_only_and_only_if_it_serves(data, serve, fits):
     """A URL, at the address where we met node 0, and where --serve was typed here, too."""
     meeting = Rendezvous(
         Agreement("0" * 32, RUN, ("a", "b"), (1, 1), data=data), "", "10.0.0.1", {}
@@ -369,9 +362,7 @@ def test_shards_are_read_from_node_0_only_and_only_if_it_serves(
         (RUN, NodeOptions(name="other", auto_resume=True), False),
     ],
 )
-def test_a_run_to_go_on_from_is_one_of_this_name(
-    resume: str, options: NodeOptions, fits: bool
-) -> None:
+def test_a_run_to_go_on_from_is_one_of_this_name(resume, options, fits):
     """And only where --auto-resume was typed here, too."""
     agreement = Agreement("0" * 32, RUN, ("a", "b"), (1, 1), resume=resume)
     meeting = Rendezvous(agreement, "", "10.0.0.1", {})
@@ -379,7 +370,7 @@ def test_a_run_to_go_on_from_is_one_of_this_name(
         check_agreement(meeting, options, Command(("true",)))
 
 
-def test_nodes_do_not_meet_at_a_public_address_unless_allowed() -> None:
+def test_nodes_do_not_meet_at_a_public_address_unless_allowed():
     """NET-1: as ./run-ssh, with the same word."""
     meeting = Rendezvous(Agreement("0" * 32, RUN, ("a", "b"), (1, 1)), "", "8.8.8.8", {})
     with pytest.raises(Problem, match="public address 8.8.8.8") as caught:
@@ -390,7 +381,7 @@ def test_nodes_do_not_meet_at_a_public_address_unless_allowed() -> None:
         NodeOptions(ignore_check=("gpus",))
 
 
-def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes, tmp_path):
     """End to end: a program that listens at 29500 before the job names no folder of ours."""
     args = json.dumps({"agreed": agreed(folder=str(tmp_path / "OUTSIDE"))}).encode()
     with socket.create_server(("127.0.0.1", nodes.port)) as listener:
@@ -405,7 +396,7 @@ def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes: Nodes, tmp_path: P
     assert not (tmp_path / "OUTSIDE").exists()
 
 
-def test_a_connection_takes_only_so_much() -> None:
+def test_a_connection_takes_only_so_much():
     """64 KiB without an end of line are nonsense."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

@@ -34,7 +34,7 @@ def hostile(count: int, seed: int, pieces: Sequence[str] = PIECES) -> list[str]:
 
 
 @pytest.mark.parametrize("real", [False, True])
-def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
+def test_hostile_words_arrive_byte_for_byte(tmp_path, real):
     """1,000 words and 1,000 values with quotes, newlines, `$()` and no UTF-8 do not change."""
     args, values = hostile(1000, 1), hostile(1000, 2)
     environment = [(f"H_{number}", value) for number, value in enumerate(values)]
@@ -48,9 +48,7 @@ def test_hostile_words_arrive_byte_for_byte(tmp_path: Path, real: bool) -> None:
     assert not list(drive.folder.rglob("canary"))
 
 
-def test_another_launchers_variables_do_not_reach_torchrun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_launchers_variables_do_not_reach_torchrun(tmp_path, monkeypatch):
     """A run inside a Slurm step or another torchrun does not take its rank from those."""
     for name in ("PET_NNODES", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK"):
         monkeypatch.setenv(name, "55555")
@@ -62,14 +60,14 @@ def test_another_launchers_variables_do_not_reach_torchrun(
 
 
 @pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])
-def test_a_variable_that_cannot_be_set_is_refused(pair: tuple[str, str]) -> None:
+def test_a_variable_that_cannot_be_set_is_refused(pair):
     """What execve cannot carry is an error before anything starts."""
     job = Job(Command(("x",)), RunFolder(Path("/x")), template=JobTemplate(environment=(pair,)))
     with pytest.raises(UsageError):
         make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
 
 
-def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
+def test_ranks_are_laid_out_in_the_order_of_hosts():
     """Uneven slots: first ranks, sizes and the master are right, and the plan names every host."""
     job = Job(TaskWork("catdog", ("--epochs", "2")), RunFolder(Path("/x")))
     hosts = [
@@ -84,9 +82,7 @@ def test_ranks_are_laid_out_in_the_order_of_hosts() -> None:
     assert dict(plan.hosts[2].defaults)["OMP_NUM_THREADS"] == "2"
 
 
-def test_the_network_device_of_a_host_is_set_unless_it_has_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_network_device_of_a_host_is_set_unless_it_has_one(monkeypatch):
     """For gloo, and for NCCL by its exact name; a login's own variables and --env go before."""
     job = Job(
         Command(("x",)),
@@ -113,7 +109,7 @@ def test_the_network_device_of_a_host_is_set_unless_it_has_one(
     assert not [name for name in observed if name.startswith("TORCH_NCCL_")]
 
 
-def test_python_means_the_interpreter_of_the_host() -> None:
+def test_python_means_the_interpreter_of_the_host():
     """`-- python train.py` runs with the Python that has torch; other programs are left alone."""
     assert Command(("python", "train.py")).argv("/venv/python") == ("/venv/python", "train.py")
     assert Command(("bash", "x.sh")).argv("/venv/python") == ("bash", "x.sh")

@@ -75,9 +75,7 @@ def containers() -> list[str]:
     return output.stdout.decode().split()
 
 
-def test_real_torchrun_makes_one_world_of_two_containers(
-    hosts: tuple[Lab, tuple[str, ...]],
-) -> None:
+def test_real_torchrun_makes_one_world_of_two_containers(hosts):
     """Gloo meets over the host's network; results, logs and codes are those of any run.
 
     Each container has a home of its own, empty at first.
@@ -105,7 +103,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(
     assert containers() == []
 
 
-def test_exit_codes_and_secrets_are_those_of_the_rank(hosts: tuple[Lab, tuple[str, ...]]) -> None:
+def test_exit_codes_and_secrets_are_those_of_the_rank(hosts):
     """The rank's own code comes through; no container has its secret in its words, nor a right."""
     lab, args = hosts
     code = "import os, sys, time; time.sleep(3); sys.exit(len(os.environ['TOKEN']))"
@@ -127,7 +125,7 @@ LONG = [pytest.param(fault, marks=pytest.mark.long) for fault in ("docker run", 
 
 
 @pytest.mark.parametrize("fault", ["Ctrl-C", "agent", *LONG])
-def test_no_container_outlives_its_run(hosts: tuple[Lab, tuple[str, ...]], fault: str) -> None:
+def test_no_container_outlives_its_run(hosts, fault):
     """Whatever is killed, all processes of the run and its containers are gone."""
     lab, args = hosts
     process = lab.run_ssh(*args, "--", *SLEEP)
@@ -166,9 +164,7 @@ def processes(*args: str) -> list[int]:
     return result
 
 
-def test_an_image_that_is_not_there_is_named_before_anything_starts(
-    hosts: tuple[Lab, tuple[str, ...]],
-) -> None:
+def test_an_image_that_is_not_there_is_named_before_anything_starts(hosts):
     """Exit 78, and the line to type; docker pulls nothing behind our back."""
     lab, args = hosts
     code, _, err = lab.result_of("--image", "no/such:image", *args[2:], "--", "true")
@@ -178,7 +174,7 @@ def test_an_image_that_is_not_there_is_named_before_anything_starts(
     assert "torch" not in err  # which cannot be inspected
 
 
-def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> None:
+def test_the_plan_shows_the_container(hosts):
     """--dry-run prints the docker line that runs, whole."""
     lab, args = hosts
     code, out, err = lab.result_of("--dry-run", *args, "--", "true")
@@ -188,9 +184,7 @@ def test_the_plan_shows_the_container(hosts: tuple[Lab, tuple[str, ...]]) -> Non
     assert "--network host --ipc host" in line
 
 
-def test_a_detached_run_in_containers_shows_and_returns_all(
-    hosts: tuple[Lab, tuple[str, ...]],
-) -> None:
+def test_a_detached_run_in_containers_shows_and_returns_all(hosts):
     """--detach and --image together: attach has every line, the code and the results."""
     lab, args = hosts
     home = {"HOME": str(lab.folder / "home")}
@@ -214,7 +208,7 @@ def test_a_detached_run_in_containers_shows_and_returns_all(
 @pytest.mark.parametrize(
     "how", [pytest.param("stop", marks=pytest.mark.long), "the controller is killed"]
 )
-def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]], how: str) -> None:
+def test_no_container_outlives_a_detached_run(hosts, how):
     """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
     lab, args = hosts
     home = {"HOME": str(lab.folder / "home")}
@@ -235,7 +229,7 @@ def test_no_container_outlives_a_detached_run(hosts: tuple[Lab, tuple[str, ...]]
     assert "2 of 2 hosts clean" in err
 
 
-def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) -> None:
+def test_an_account_of_no_rights_has_its_containers(account, image):
     """Not root, but let in by Docker: ranks are that account, and so is what they write."""
     lab, args = account, hosts_of(account, image)
     code = (
@@ -256,7 +250,7 @@ def test_an_account_of_no_rights_has_its_containers(account: Lab, image: str) ->
     until(lambda: not containers() and not ranks(), "nothing is left", 20)
 
 
-def test_an_account_that_docker_does_not_know_is_named(account: Lab, image: str) -> None:
+def test_an_account_that_docker_does_not_know_is_named(account, image):
     """No right to ask the daemon: 78 with that, for each host."""
     lab, args = account, hosts_of(account, image)
     root("usermod", "--groups", "", user())
@@ -304,7 +298,7 @@ def borrowing(image: str) -> tuple[str, ...]:
     return ("--image", image, "--python", sys.executable, *volumes, *SHORT[:4])
 
 
-def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
+def test_a_container_on_this_machine(image, tmp_path):
     """./run-local --image: two ranks in a container, true codes, logs and results here."""
     code = (
         "import os, sys, time; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
@@ -328,7 +322,7 @@ def test_a_container_on_this_machine(image: str, tmp_path: Path) -> None:
     assert containers() == []
 
 
-def test_ctrl_c_leaves_no_container_on_this_machine(image: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_container_on_this_machine(image, tmp_path):
     """./run-local --image, interrupted: 130, and neither rank nor container is left."""
     process = local(tmp_path, *borrowing(image), "--", *SLEEP)
     until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
@@ -338,7 +332,7 @@ def test_ctrl_c_leaves_no_container_on_this_machine(image: str, tmp_path: Path) 
     assert not containers() and not ranks()
 
 
-def test_an_image_that_this_machine_has_not_is_named(image: str, tmp_path: Path) -> None:
+def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
     """./run-local --image: 78 and what to type, before anything is made."""
     process = local(tmp_path, "--image", "no/such:image", "--", "true")
     _, err = process.communicate(timeout=60)
@@ -348,7 +342,7 @@ def test_an_image_that_this_machine_has_not_is_named(image: str, tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_docker_would_misread_is_refused() -> None:
+def test_what_docker_would_misread_is_refused():
     """An image that looks like an option, a volume without a path, a volume without an image."""
     for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
         with pytest.raises(UsageError):

@@ -2,7 +2,6 @@
 
 import re
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -22,7 +21,7 @@ def faults(text: str) -> list[tuple[int, int, str]]:
     return [(fault.line, fault.column, fault.text) for fault in caught.value.faults]
 
 
-def test_the_order_of_the_lines_is_the_order_of_the_hosts() -> None:
+def test_the_order_of_the_lines_is_the_order_of_the_hosts():
     """Node rank is the place in the file; comments, blanks and indents do not count."""
     text = "# ours\n\n  gpu02  # the big one\n\tgpu01\n#gpu03\ngpu[10-11]\n"
     assert names(text) == ["gpu02", "gpu01", "gpu10", "gpu11"]
@@ -51,7 +50,7 @@ def test_the_order_of_the_lines_is_the_order_of_the_hosts() -> None:
         ("a env=EMPTY=", Host("a", env=(("EMPTY", ""),))),
     ],
 )
-def test_a_line_says_how_to_reach_a_host_and_what_runs_there(line: str, host: Host) -> None:
+def test_a_line_says_how_to_reach_a_host_and_what_runs_there(line, host):
     """Every setting of the grammar arrives in its field."""
     assert parse_hosts(line) == (host,)
 
@@ -67,7 +66,7 @@ def test_a_line_says_how_to_reach_a_host_and_what_runs_there(line: str, host: Ho
         ("[1-2]x", ["1x", "2x"]),
     ],
 )
-def test_a_range_stands_for_its_hosts(text: str, expected: list[str]) -> None:
+def test_a_range_stands_for_its_hosts(text, expected):
     """Ranges keep leading zeros, take lists, and multiply."""
     assert names(text) == expected
 
@@ -82,14 +81,14 @@ def test_a_range_stands_for_its_hosts(text: str, expected: list[str]) -> None:
         "worker-1\rworker-2\r",
     ],
 )
-def test_host_files_of_other_launchers_are_read_unchanged(text: str, tmp_path: Path) -> None:
+def test_host_files_of_other_launchers_are_read_unchanged(text, tmp_path):
     """A DeepSpeed, Open MPI or Horovod host file needs no edit, whatever its line ends."""
     path = tmp_path / "hosts.txt"
     path.write_bytes(text.encode())
     assert [host.name for host in read_hosts(path)] == ["worker-1", "worker-2"]
 
 
-def test_every_bad_line_is_named_at_once_with_line_and_column() -> None:
+def test_every_bad_line_is_named_at_once_with_line_and_column():
     """One look at the message is enough to repair the whole file."""
     text = "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 colour=red\nb:99999\n2001:db8::1\n"
     assert faults(text) == [
@@ -144,7 +143,7 @@ def test_every_bad_line_is_named_at_once_with_line_and_column() -> None:
         ("^gpu01", 1, "cannot be part"),
     ],
 )
-def test_a_bad_line_is_refused_where_it_is_bad(line: str, column: int, says: str) -> None:
+def test_a_bad_line_is_refused_where_it_is_bad(line, column, says):
     """SSH-5: names are held to a strict grammar, and the message points at the place."""
     (line_number, result, text), *_ = faults(line)
     assert (line_number, says in text) == (1, True), text
@@ -152,7 +151,7 @@ def test_a_bad_line_is_refused_where_it_is_bad(line: str, column: int, says: str
 
 
 @pytest.mark.parametrize("text", ["", "\n \n# nothing\n", "\ufeff"])
-def test_a_file_without_a_host_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_file_without_a_host_is_refused(text, tmp_path):
     """An empty list of hosts is a mistake."""
     path = tmp_path / "hosts.txt"
     path.write_bytes(text.encode())
@@ -160,14 +159,14 @@ def test_a_file_without_a_host_is_refused(text: str, tmp_path: Path) -> None:
         read_hosts(path)
 
 
-def test_a_machine_may_stand_only_once() -> None:
+def test_a_machine_may_stand_only_once():
     """Two ranks 0 on one machine are refused; the message says where the first one is."""
     text = "gpu01\ngpu02\nGPU01.\njo@gpu02:22\ngpu02:2222\n"
     assert [(line, column) for line, column, _ in faults(text)] == [(3, 1), (4, 1)]
     assert "line 1 already" in faults(text)[0][2]
 
 
-def test_equal_bare_lines_are_slots() -> None:
+def test_equal_bare_lines_are_slots():
     """$PBS_NODEFILE names a node once per slot; anything more in a line is a mistake."""
     hosts = parse_hosts("n1\nn1\nn2\nn1\nn2\nn3\n")
     assert [(host.name, host.slots) for host in hosts] == [("n1", 3), ("n2", 2), ("n3", None)]
@@ -175,13 +174,13 @@ def test_equal_bare_lines_are_slots() -> None:
         assert "line 1 already" in faults(text)[0][2]
 
 
-def test_labels_are_unique_where_one_name_has_several_ports() -> None:
+def test_labels_are_unique_where_one_name_has_several_ports():
     """Two sshd on one address have distinct labels in logs and tables."""
     hosts = parse_hosts("127.0.0.1:2201\n127.0.0.1:2202\ngpu01\n")
     assert [host.label for host in hosts] == ["127.0.0.1:2201", "127.0.0.1:2202", "gpu01"]
 
 
-def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
     """A missing file, a directory, a binary file: the path and the reason, exit 64."""
     binary = tmp_path / "binary"
     binary.write_bytes(b"gpu01\ngpu\xff02\n")
@@ -203,7 +202,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_ten_thousand_lines_are_read_in_seconds() -> None:
+def test_ten_thousand_lines_are_read_in_seconds():
     """A big cluster, and a big cluster with a fault in every line, cost no patience."""
     good = "".join(f"jo@node{number:05}.cluster:22 slots=8\n" for number in range(10_000))
     bad = "".join(f"no;de{number} slots=x\n" for number in range(10_000))
@@ -237,9 +236,7 @@ HOSTS = parse_hosts("gpu01 slots=4\ngpu02 slots=4\ngpu03\n")
         ("gpu01:0,gpu02", "gpu01:0", [("gpu02", None)]),
     ],
 )
-def test_hosts_and_slots_can_be_picked(
-    include: str, exclude: str, expected: list[tuple[str, tuple[int, ...] | None]]
-) -> None:
+def test_hosts_and_slots_can_be_picked(include, exclude, expected):
     """--include and --exclude take hosts, ranges of hosts, and slots of hosts."""
     chosen = select(HOSTS, include, exclude)
     assert [(host.name, host.devices) for host in chosen] == expected
@@ -260,7 +257,7 @@ def test_hosts_and_slots_can_be_picked(
         ("gpu01", "gpu01", "leave no host"),
     ],
 )
-def test_a_wrong_pick_is_refused(include: str, exclude: str, says: str) -> None:
+def test_a_wrong_pick_is_refused(include, exclude, says):
     """A host or slot that is not there is named, never ignored."""
     with pytest.raises(UsageError, match=re.escape(says)):
         select(HOSTS, include, exclude)
@@ -269,7 +266,7 @@ def test_a_wrong_pick_is_refused(include: str, exclude: str, says: str) -> None:
 @given(
     st.text(alphabet=st.sampled_from("ab1-.:@[],%#='\" \t\n\r\ufeff;$`\\é\x00slots"), max_size=80)
 )
-def test_whatever_is_in_the_file_ends_in_hosts_or_in_named_faults(text: str) -> None:
+def test_whatever_is_in_the_file_ends_in_hosts_or_in_named_faults(text):
     """SSH-5: no text of any kind makes a name outside the grammar or an unnamed error."""
     try:
         hosts = parse_hosts(text)
@@ -287,7 +284,7 @@ def test_whatever_is_in_the_file_ends_in_hosts_or_in_named_faults(text: str) -> 
 
 
 @given(st.text(max_size=60))
-def test_any_text_at_all_is_safe(text: str) -> None:
+def test_any_text_at_all_is_safe(text):
     """The whole of Unicode is refused or read; nothing else happens."""
     try:
         assert parse_hosts(text)

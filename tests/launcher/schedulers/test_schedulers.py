@@ -59,28 +59,26 @@ NAMES = sorted(path.stem for path in RECORDED.glob("*.env"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plan_of_every_recorded_environment_is_known(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_plan_of_every_recorded_environment_is_known(name, monkeypatch):
     """Rank, size, master and port, each with its origin; three nodes have slots 2, 1 and 4."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert planned(name) == GOLDEN[name]
 
 
-def test_nothing_is_recorded_in_vain() -> None:
+def test_nothing_is_recorded_in_vain():
     """There is a plan for each environment, and there are fourteen and more of them."""
     assert sorted(GOLDEN) == NAMES
     assert len(NAMES) >= 14
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_node_of_several_ever_calls_itself(name: str) -> None:
+def test_no_node_of_several_ever_calls_itself(name):
     """Where the first node is not known there is an error, and never localhost."""
     if isinstance(GOLDEN[name], dict) and not GOLDEN[name]["nodes"].startswith("1 "):
         assert not GOLDEN[name]["master"].startswith(("localhost", "127.", "("))
 
 
-def test_an_option_says_more_than_the_platform() -> None:
+def test_an_option_says_more_than_the_platform():
     """`--master`, `--port` and `--nproc` replace what was found, and are named as the origin."""
     options = NodeOptions(master="10.0.0.7", port=4000, nproc=2)
     placement = placement_here(options, recorded("openmpi-no-master"))
@@ -90,7 +88,7 @@ def test_an_option_says_more_than_the_platform() -> None:
     assert (placement.processes.value, placement.processes.origin) == (2, "--nproc")
 
 
-def test_a_single_node_shows_the_port_that_it_would_take() -> None:
+def test_a_single_node_shows_the_port_that_it_would_take():
     """A free one, whatever the scheduler's would be, unless --port names another."""
     single = with_free_port(placement_here(NodeOptions(), ALONE))
     assert single.port.origin == "free here"
@@ -104,7 +102,7 @@ def test_a_single_node_shows_the_port_that_it_would_take() -> None:
         assert with_free_port(given) == given and given.port.origin == origin
 
 
-def test_an_unknown_scheduler_is_no_single_node() -> None:
+def test_an_unknown_scheduler_is_no_single_node():
     """Each node of Flux or jsrun would run alone: what was seen is named, and what to set."""
     seen = {"FLUX_TASK_RANK": "1", "JSM_NAMESPACE_RANK": "1", "TERM_PROGRAM": "x"}
     with pytest.raises(UsageError) as error:
@@ -113,7 +111,7 @@ def test_an_unknown_scheduler_is_no_single_node() -> None:
     assert "set NNODES, NODE_RANK and MASTER_ADDR on every node" in str(error.value)
 
 
-def test_steps_of_one_job_do_not_meet() -> None:
+def test_steps_of_one_job_do_not_meet():
     """Two at the same time, as in a sweep: another port, and another name of the job."""
     step = recorded("slurm-step-2")
     one, other = (find_placement({**step, "SLURM_STEP_ID": number}) for number in ("0", "1"))
@@ -133,7 +131,7 @@ def test_steps_of_one_job_do_not_meet() -> None:
         (NodeOptions(port=70000), "by-hand", "--port=70000: not a port"),
     ],
 )
-def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, line: str) -> None:
+def test_a_size_that_does_not_fit_is_refused(options, name, line):
     """More than the scheduler gave, or for other nodes than there are."""
     with pytest.raises(UsageError) as error:
         placement_here(options, recorded(name))
@@ -149,7 +147,7 @@ def test_a_size_that_does_not_fit_is_refused(options: NodeOptions, name: str, li
         ("r[1-2]n[1,3]-ib", ["r1n1-ib", "r1n3-ib", "r2n1-ib", "r2n3-ib"]),
     ],
 )
-def test_node_lists_are_read_as_slurm_writes_them(text: str, names: list[str]) -> None:
+def test_node_lists_are_read_as_slurm_writes_them(text, names):
     """Ranges keep their zeros, and of several ranges the last one counts fastest."""
     assert expand(text, "SLURM_STEP_NODELIST") == names
 
@@ -192,9 +190,7 @@ LONG = "a" * 64
     ],
     ids=range(29),
 )
-def test_an_environment_that_cannot_be_is_refused_at_once(
-    name: str, changes: dict[str, str], line: str
-) -> None:
+def test_an_environment_that_cannot_be_is_refused_at_once(name, changes, line):
     """Ranges without end, names that are none, numbers of 5,000 digits: a line, no hang."""
     environment = {**recorded(name), **changes}
     began = time.monotonic()
@@ -221,13 +217,13 @@ def placement_here_or_allocated(environment: dict[str, str], name: str) -> None:
         ("slurm-uneven-tasks", ["n1 4", "n2 2", "n3 1"]),
     ],
 )
-def test_an_allocation_is_a_list_of_hosts(name: str, lines: list[str]) -> None:
+def test_an_allocation_is_a_list_of_hosts(name, lines):
     """Of all its parts; with slots where tasks were asked for."""
     hosts = allocated(recorded(name))
     assert [f"{host.name} {host.slots or ''}".strip() for host in hosts] == lines
 
 
-def test_the_gpus_of_an_allocation_are_slots() -> None:
+def test_the_gpus_of_an_allocation_are_slots():
     """What was asked for per node, with or without a kind of GPU."""
     for asked in ("8", "a100:8"):
         hosts = allocated({**recorded("slurm-salloc"), "SLURM_GPUS_PER_NODE": asked})
@@ -241,7 +237,7 @@ def dry_run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})
 
 
-def test_a_dry_run_shows_what_was_found_and_from_where() -> None:
+def test_a_dry_run_shows_what_was_found_and_from_where():
     """Each value with the variable that it comes from, then the plan; JSON has the same."""
     output = dry_run("slurm-step-2", "--slots", "2,1,4")
     assert output.returncode == 0, output.stderr
@@ -254,7 +250,7 @@ def test_a_dry_run_shows_what_was_found_and_from_where() -> None:
     assert [host["node"] for host in as_json["plan"]["hosts"]] == [2]
 
 
-def test_a_batch_shell_gets_the_command_to_type() -> None:
+def test_a_batch_shell_gets_the_command_to_type():
     """It is never mistaken for the first of many nodes."""
     output = dry_run("slurm-batch")
     assert output.returncode == 64

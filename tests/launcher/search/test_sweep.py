@@ -3,8 +3,6 @@
 import json
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -44,9 +42,7 @@ def results(lab: Lab) -> dict[str, str]:
     }
 
 
-def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
-    start_lab: Callable[[int], Lab],
-) -> None:
+def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(start_lab):
     """Two hosts, four runs, two at a time: a row for each, a page, and the code of the one."""
     lab = start_lab(2)
     options = ("--sweep", "lr=0.1,0.3", "--sweep", "wd=0,1", "--sweep-hosts", "1", "--name", "t")
@@ -71,7 +67,7 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(
     assert "t-2-lr-0.1-wd-1" in (lab.folder / page).read_text()
 
 
-def test_a_script_has_what_it_reported() -> None:
+def test_a_script_has_what_it_reported():
     """Without metrics.jsonl a row shows the numbers of its last report, and nothing else of it."""
     report = {"accuracy": 0.9, "loss": 0.25, "images_per_second": 1234.0}
     row = list(cells(Story("run", end=RunEnd("done", report=report))))
@@ -80,7 +76,7 @@ def test_a_script_has_what_it_reported() -> None:
     assert list(cells(Story("run", end=RunEnd("done", report=strange))))[1:4] == [""] * 3
 
 
-def test_ctrl_c_ends_every_run(start_lab: Callable[[int], Lab]) -> None:
+def test_ctrl_c_ends_every_run(start_lab):
     """Both launches get it once, stop their hosts and say so; nothing new is started."""
     lab = start_lab(2)
     process = lab.run_ssh(*swept(lab, FOREVER, "--sweep", "x=1,2,3", "--sweep-hosts", "1"))
@@ -106,13 +102,13 @@ def test_ctrl_c_ends_every_run(start_lab: Callable[[int], Lab]) -> None:
         (f"seed={','.join(map(str, range(1001)))}", "more than 1,000 combinations"),
     ],
 )
-def test_what_is_no_list_of_values_is_refused(text: str, says: str) -> None:
+def test_what_is_no_list_of_values_is_refused(text, says):
     """One line, with what to type."""
     with pytest.raises(UsageError, match=says):
         members_of([text], "t")
 
 
-def test_a_member_is_the_command_that_was_typed_with_its_own_settings() -> None:
+def test_a_member_is_the_command_that_was_typed_with_its_own_settings():
     """Options of the sweep go, a value that the task had is replaced, hosts are chosen by name."""
     options = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
     _, second = members_of(["lr=1,2"], "t")
@@ -125,9 +121,7 @@ def test_a_member_is_the_command_that_was_typed_with_its_own_settings() -> None:
     assert args[2:] == ["--", "python", "train.py", "--lr=2"]
 
 
-def test_a_dry_run_of_a_sweep_checks_each_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_of_a_sweep_checks_each_value(tmp_path, monkeypatch, capsys):
     """One that the task refuses is named; a sweep without one prints lines that can be typed."""
     monkeypatch.chdir(tmp_path)
     task = ("catdog", "--synthetic", "--device", "cpu", "--epochs", "1")
@@ -149,7 +143,7 @@ def test_a_dry_run_of_a_sweep_checks_each_value(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_hosts_go_into_groups_of_a_size() -> None:
+def test_hosts_go_into_groups_of_a_size():
     """What is left over takes no part; a group larger than all of them is refused."""
     hosts = [Host("a"), Host("b", devices=(0, 1)), Host("c")]
     assert groups_of(hosts, 1) == ["a", "b:0,1", "c"]

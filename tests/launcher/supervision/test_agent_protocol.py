@@ -53,7 +53,7 @@ NONSENSE = {
     "digits": frame(b'{"event": "opened", "port": 1' + b"0" * 5000 + b"}"),
     "frame of a new kind": frame(b"", kind=9),
     "event of a new kind": event("unheard"),
-    "event without a name": event([]),  # type: ignore[arg-type]
+    "event without a name": event([]),
     "no port": event("opened"),
     "unknown field": event("joined", who=1),
     "port": event("opened", port=70_000),
@@ -85,13 +85,13 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_nonsense_from_a_host_is_a_lost_host(name: str) -> None:
+def test_nonsense_from_a_host_is_a_lost_host(name):
     """Every wrong type, range, rank and size is HostLost, 75: never another error."""
     with pytest.raises(HostLost, match=agent_protocol.NONSENSE):
         heard(NONSENSE[name])
 
 
-def test_what_an_agent_says_arrives() -> None:
+def test_what_an_agent_says_arrives():
     """Events carry the node and ranks of the sending host, whatever it calls itself."""
     message = heard(
         frame(b"hello", frames.OUT, 1),
@@ -114,7 +114,7 @@ def test_what_an_agent_says_arrives() -> None:
     ]
 
 
-def test_memory_does_not_grow_with_what_ranks_report() -> None:
+def test_memory_does_not_grow_with_what_ranks_report():
     """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
     decoder = agent_protocol.Decoder(plan_of().hosts[0])
     run = RunState(plan_of(), time.monotonic())
@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_what_ranks_report() -> None:
     assert len(FIELDS) <= 32
 
 
-def test_a_rank_starts_and_ends_once() -> None:
+def test_a_rank_starts_and_ends_once():
     """A host cannot take back what it has said of a rank."""
     run = RunState(plan_of(), time.monotonic())
     for message in (

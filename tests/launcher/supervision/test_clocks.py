@@ -4,7 +4,7 @@ import ast
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,6 @@ import pytest
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.waiting import until
-
-Labs = Callable[[int], Lab]
 
 SKEWED_RANKS = str(Path(__file__).with_name("skewed_ranks.py"))
 ANOTHER_TIME = """\
@@ -93,7 +91,7 @@ class Clocks:
         return [self.folder / f"halfway-{rank}" for rank in range(2)]
 
 
-def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(start_lab: Labs) -> None:
+def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(start_lab):
     """Real torchrun and gloo, one host an hour ahead; halfway the launcher's clock and a host's are
     set back by an hour, another one's is set an hour ahead: both ranks in one world, 0."""
     err = Clocks(start_lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
@@ -103,9 +101,7 @@ def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(start_lab: Labs)
 @pytest.mark.long
 @pytest.mark.parametrize("detach", [False, True])
 @pytest.mark.parametrize("skew", [-20, 60, HOUR, -HOUR])
-def test_a_host_with_another_time_trains_with_the_others(
-    start_lab: Labs, skew: float, detach: bool
-) -> None:
+def test_a_host_with_another_time_trains_with_the_others(start_lab, skew, detach):
     """At such skews an elastic rendezvous starts two worlds of one, or never ends."""
     Clocks(start_lab(2)).train(0, skew, detach=detach)
 
@@ -151,7 +147,7 @@ def askers(tree: ast.Module) -> Iterator[str]:
                 yield function.name
 
 
-def test_intervals_are_measured_by_monotonic_clocks() -> None:
+def test_intervals_are_measured_by_monotonic_clocks():
     """In launcher and training only dates come from the wall clock."""
     paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/**/*.py"))
     by_file = {

@@ -37,7 +37,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", REPORTING + code]
 
 
-def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path: Path) -> None:
+def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path):
     """One rank sleeps in a step: 75, rank and step are named, every rank's stack is in its log."""
     code = (
         "def stuck(): time.sleep(999)\n"
@@ -57,7 +57,7 @@ def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path: Path) -> 
     assert not drive.alive()
 
 
-def test_ranks_that_wait_for_one_that_left_are_named(tmp_path: Path) -> None:
+def test_ranks_that_wait_for_one_that_left_are_named(tmp_path):
     """Uneven steps without a plan: one rank has left, the one that waits for it ends with 75."""
     code = (
         "for step in range(1, 6 + 4 * rank):\n"
@@ -74,7 +74,7 @@ def test_ranks_that_wait_for_one_that_left_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fields", ["", "step=step", "loss=1.5"])
-def test_a_report_without_a_phase_counts(tmp_path: Path, fields: str) -> None:
+def test_a_report_without_a_phase_counts(tmp_path, fields):
     """The socket requires `rank` alone: a rank that reports and then stands still ends with 75."""
     code = (
         "for step in range(1, 8):\n"
@@ -99,13 +99,13 @@ COMPUTING = (
 )
 
 
-def test_a_first_step_that_computes_is_slow_and_no_hang(tmp_path: Path) -> None:
+def test_a_first_step_that_computes_is_slow_and_no_hang(tmp_path):
     """A rank computes for longer than the limit, and another one waits for it: exit code 0."""
     drive = Drive(tmp_path, python(COMPUTING), slots=[2], limits={"hang_seconds": HANG_SECONDS})
     assert drive.wait() == 0, drive.err
 
 
-def test_a_rank_that_stands_still_before_its_first_step_hangs(tmp_path: Path) -> None:
+def test_a_rank_that_stands_still_before_its_first_step_hangs(tmp_path):
     """Also when it has computed before: it is ended, with its stack, one limit after that."""
     options = {"environment": [("STUCK", "1")], "limits": {"hang_seconds": HANG_SECONDS}}
     drive = Drive(tmp_path, python(COMPUTING), slots=[2], **options)
@@ -113,7 +113,7 @@ def test_a_rank_that_stands_still_before_its_first_step_hangs(tmp_path: Path) ->
     assert re.search(r"before its first step, at <string>:\d+ in <module>", drive.result["cause"])
 
 
-def test_a_rank_in_native_code_still_shows_its_stack(tmp_path: Path) -> None:
+def test_a_rank_in_native_code_still_shows_its_stack(tmp_path):
     """A rank that holds the interpreter's lock in a native loop is named, with its Python line."""
     code = (
         "import ctypes\n"
@@ -175,22 +175,20 @@ def blamed(drive: Drive, how: str, rank: int) -> None:
 @pytest.mark.parametrize(
     ("how", "rank"), [pytest.param("stopped", 0, marks=pytest.mark.long), ("stuck", 1)]
 )
-def test_of_ranks_that_wait_for_each_other_the_right_one_is_named(
-    tmp_path: Path, how: str, rank: int
-) -> None:
+def test_of_ranks_that_wait_for_each_other_the_right_one_is_named(tmp_path, how, rank):
     """Ranks with gloo between them report now and then; one is stopped, or stuck in native code."""
     blamed(hung(tmp_path, how, rank, real=True), how, rank)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["stopped", "stuck"])
-def test_the_right_one_is_named_every_time(tmp_path: Path, how: str) -> None:
+def test_the_right_one_is_named_every_time(tmp_path, how):
     """Ten times each rank: who reported last is a matter of chance, who is named is not."""
     for turn in range(20):
         blamed(hung(tmp_path, how, turn % 2), how, turn % 2)
 
 
-def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+def test_a_stopped_rank_is_named(tmp_path):
     """SIGSTOP for a rank that never reports: it is named, and gone, though TERM cannot reach it."""
     drive = Drive(tmp_path, [sys.executable, "-c", "import time; time.sleep(98764)"], slots=[2])
     until(lambda: len([line for line in drive.alive().values() if "-c import time" in line]) == 2)
@@ -200,9 +198,7 @@ def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_a_command_that_never_reports_has_no_hang_detection_and_that_is_said(
-    tmp_path: Path,
-) -> None:
+def test_a_command_that_never_reports_has_no_hang_detection_and_that_is_said(tmp_path):
     """A rank without reports may be silent for much longer than the limit; one line says so."""
     drive = Drive(tmp_path, ["sleep", "2.5"], slots=[2], limits={"hang_seconds": 0.3})
     assert drive.wait() == 0
@@ -213,7 +209,7 @@ def test_a_command_that_never_reports_has_no_hang_detection_and_that_is_said(
     )
 
 
-def test_ranks_that_never_report_beside_some_that_do_are_named(tmp_path: Path) -> None:
+def test_ranks_that_never_report_beside_some_that_do_are_named(tmp_path):
     """Rank 0 reports, rank 1 and 2 do not: the line is about those."""
     code = "for step in range(1, 60): rank or report(step=step); time.sleep(0.1)"
     drive = Drive(tmp_path, python(code), slots=[3], limits={"hang_seconds": 1.0})
@@ -222,7 +218,7 @@ def test_ranks_that_never_report_beside_some_that_do_are_named(tmp_path: Path) -
     assert "no hang detection for rank 1-2: no report in 1 s; call report()" in line
 
 
-def test_a_stall_is_reported_before_it_ends_the_run(tmp_path: Path) -> None:
+def test_a_stall_is_reported_before_it_ends_the_run(tmp_path):
     """A third of the limit without progress is a line, and so is the next step."""
     code = (
         "for step in range(1, 10): report(step=step); time.sleep(0.1)\n"
@@ -237,7 +233,7 @@ def test_a_stall_is_reported_before_it_ends_the_run(tmp_path: Path) -> None:
     assert again == "rackrun: all ranks make progress again"
 
 
-def test_ranks_that_waited_for_one_that_saved_have_time_for_their_step(tmp_path: Path) -> None:
+def test_ranks_that_waited_for_one_that_saved_have_time_for_their_step(tmp_path):
     """One saves for longer than the limit of a step, which the others still have to end: 0."""
     code = (
         "report(step=1); time.sleep(0.1); report(step=2)\n"
@@ -263,7 +259,7 @@ def report(run: RunState, now: float, rank: int, **fields: object) -> None:
     run.take(Report(0, rank, {"rank": rank, **fields}), now)
 
 
-def test_slow_steps_raise_the_limit() -> None:
+def test_slow_steps_raise_the_limit():
     """With steps of 30 s the limit is ten of them; with short ones it is a minute."""
     run = make_run(1)
     for step in range(1, 6):
@@ -277,7 +273,7 @@ def test_slow_steps_raise_the_limit() -> None:
     assert find_hang(quick, LIMITS, 0.5 + 61) is not None
 
 
-def test_compiling_has_the_limit_of_saving() -> None:
+def test_compiling_has_the_limit_of_saving():
     """At the first step or at a later one, for all that wait; then steps are judged as before."""
     run = make_run(2)
     for rank in (0, 1):
@@ -292,7 +288,7 @@ def test_compiling_has_the_limit_of_saving() -> None:
     assert find_hang(run, LIMITS, 801 + 61) is not None
 
 
-def test_a_rank_that_waits_for_data_has_the_limit_of_its_reader() -> None:
+def test_a_rank_that_waits_for_data_has_the_limit_of_its_reader():
     """A server that is away for two minutes is no hang, also of those that wait for that rank."""
     run = make_run(2)
     for rank in (0, 1):
@@ -308,7 +304,7 @@ def test_a_rank_that_waits_for_data_has_the_limit_of_its_reader() -> None:
     )
 
 
-def test_computing_before_the_first_timed_step_has_the_limit_of_compiling() -> None:
+def test_computing_before_the_first_timed_step_has_the_limit_of_compiling():
     """No endless loop, and no step once the pace of steps is known."""
     run = make_run(2)
     for rank in (0, 1):
@@ -324,7 +320,7 @@ def test_computing_before_the_first_timed_step_has_the_limit_of_compiling() -> N
     assert find_hang(run, LIMITS, 2062.0) is not None
 
 
-def test_a_task_that_never_reports_has_the_limit_of_its_start() -> None:
+def test_a_task_that_never_reports_has_the_limit_of_its_start():
     """Every task reports: one that does not get as far, in an import of torch, say, hangs."""
     run = make_run(2)
     assert find_hang(run, LIMITS, 10_000.0) is None
@@ -334,7 +330,7 @@ def test_a_task_that_never_reports_has_the_limit_of_its_start() -> None:
     assert hang and hang.suspects[0].text == "no progress for 601 s before its first report"
 
 
-def test_a_download_of_weights_has_hours() -> None:
+def test_a_download_of_weights_has_hours():
     """What stands still fails by itself; the ranks of other hosts wait as long."""
     run = make_run(2)
     for rank in (0, 1):
@@ -343,7 +339,7 @@ def test_a_download_of_weights_has_hours() -> None:
     assert find_hang(run, LIMITS, 3 * 3600) is None
 
 
-def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
+def test_peers_of_a_rank_that_saves_are_not_judged():
     """One rank saves for ten minutes while the others wait: no hang; an hour is too long."""
     run = make_run(3)
     for rank in range(3):
@@ -354,7 +350,7 @@ def test_peers_of_a_rank_that_saves_are_not_judged() -> None:
     assert hang is not None
 
 
-def test_a_report_without_progress_is_no_sign_of_life() -> None:
+def test_a_report_without_progress_is_no_sign_of_life():
     """The same step again and again, as a thread might send it, does not help."""
     run = make_run(1)
     for second in range(100):
@@ -364,7 +360,7 @@ def test_a_report_without_progress_is_no_sign_of_life() -> None:
     assert "step 5" in hang.text
 
 
-def test_the_furthest_behind_is_to_blame() -> None:
+def test_the_furthest_behind_is_to_blame():
     """Of ranks that all stand still, the one with the fewest steps is named."""
     run = make_run(3)
     for rank, step in ((0, 41), (1, 40), (2, 41)):
@@ -375,7 +371,7 @@ def test_the_furthest_behind_is_to_blame() -> None:
     assert cause_of(hang, lambda *source: "").rank == 1
 
 
-def test_who_moves_is_no_suspect() -> None:
+def test_who_moves_is_no_suspect():
     """One of three ranks goes on where it does not need the others: it is not among those."""
     run = make_run(3)
     for rank in range(3):
@@ -403,7 +399,7 @@ WAITS = [
 
 @pytest.mark.parametrize("waits", WAITS)
 @pytest.mark.parametrize("rank", range(3))
-def test_the_stacks_say_who_waits_and_who_is_waited_for(rank: int, waits: str) -> None:
+def test_the_stacks_say_who_waits_and_who_is_waited_for(rank, waits):
     """Reports come now and then, so the others may seem to be behind: the stacks count for more.
 
     A rank that could not even write its stack is the one as well.
@@ -420,7 +416,7 @@ def test_the_stacks_say_who_waits_and_who_is_waited_for(rank: int, waits: str) -
         assert cause.traceback == its.partition("\n\n")[2].rstrip()
 
 
-def test_where_all_wait_at_one_step_no_rank_is_named() -> None:
+def test_where_all_wait_at_one_step_no_rank_is_named():
     """The network, or a rank that is stuck in the middle of it: that is said."""
     run = make_run(3)
     for one in range(3):
@@ -432,7 +428,7 @@ def test_where_all_wait_at_one_step_no_rank_is_named() -> None:
 
 
 @pytest.mark.parametrize("phase", ["start", "evaluate", "save", "done"])
-def test_other_phases_have_more_time(phase: str) -> None:
+def test_other_phases_have_more_time(phase):
     """Loading, evaluating, saving and finishing may be silent for several limits."""
     run = make_run(1)
     report(run, 1.0, 0, phase=phase)
@@ -440,7 +436,7 @@ def test_other_phases_have_more_time(phase: str) -> None:
     assert find_hang(run, LIMITS, 1 + 901) is not None
 
 
-def test_a_suspended_launcher_reports_no_hang() -> None:
+def test_a_suspended_launcher_reports_no_hang():
     """After the lid was closed for an hour, the ranks have their time again."""
     run = make_run(1)
     report(run, 1.0, 0, phase="train", step=1)

@@ -46,7 +46,7 @@ def hostile(folder: Path, data: bytes) -> str:
     return str(path)
 
 
-def test_what_a_hostile_host_says_is_its_own_end(tmp_path: Path) -> None:
+def test_what_a_hostile_host_says_is_its_own_end(tmp_path):
     """SSH-7: one line that names it, 75, no traceback; the other host is clean."""
     drives = {
         name: Drive(
@@ -66,7 +66,7 @@ def test_what_a_hostile_host_says_is_its_own_end(tmp_path: Path) -> None:
         assert drive.result["hosts"]["127.0.0.2"] == "clean"
 
 
-def test_a_host_cannot_make_a_run_succeed(tmp_path: Path) -> None:
+def test_a_host_cannot_make_a_run_succeed(tmp_path):
     """The only host says that all is over, and no rank ever ran: 75, not done."""
     message = event("closed", survivors=[])
     drive = Drive(tmp_path, WAIT, agents=[hostile(tmp_path, message)]).end()
@@ -94,7 +94,7 @@ LATE = (
 )
 
 
-def test_news_that_comes_late_names_the_rank_that_died(tmp_path: Path) -> None:
+def test_news_that_comes_late_names_the_rank_that_died(tmp_path):
     """A host on a slow line: the complaint of its peer arrives first, and is not the cause."""
     slow = tmp_path / "slow"
     slow.write_text(
@@ -118,7 +118,7 @@ def test_news_that_comes_late_names_the_rank_that_died(tmp_path: Path) -> None:
         assert (drive.result["host"], drive.result["rank"]) == ("127.0.0.3", 1), drive.err
 
 
-def test_nohup_is_respected(tmp_path: Path) -> None:
+def test_nohup_is_respected(tmp_path):
     """SIGHUP and SIGINT that the caller has us ignore do not end the run; SIGTERM still does."""
     ignoring = "import os, signal, sys\n" + "".join(
         f"signal.signal(signal.{name}, signal.SIG_IGN)\n" for name in ("SIGHUP", "SIGINT")

@@ -38,7 +38,7 @@ run(main)
         (3000, 64, "", "error: 3,000 hosts: need 3064 open files, and 2000 are allowed here; type"),
     ],
 )
-def test_as_many_files_may_be_open_as_hosts_need(hosts: int, code: int, out: str, err: str) -> None:
+def test_as_many_files_may_be_open_as_hosts_need(hosts, code, out, err):
     """The soft limit is raised for the connections; where the hard one forbids it, 64 says so."""
     command = [sys.executable, "-c", ALLOW, str(hosts)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -46,7 +46,7 @@ def test_as_many_files_may_be_open_as_hosts_need(hosts: int, code: int, out: str
     assert done.stderr.startswith(err) and "Traceback" not in done.stderr
 
 
-def test_the_lag_of_the_launcher_is_no_silence_of_a_host() -> None:
+def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
     """Of a turn half a second counts, and nothing while bytes of the host wait to be read."""
     plan = make_plan(
         Job(Command(("true",)), RunFolder(Path("/x"))),
@@ -80,7 +80,7 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host() -> None:
         assert lost(2, 0.1) == "silent for 15 s"
 
 
-def test_all_events_are_taken_at_once_and_in_order() -> None:
+def test_all_events_are_taken_at_once_and_in_order():
     """A full queue holds up its writer until some are taken; nothing is lost or swapped."""
     events = EventQueue(4)
     writer = threading.Thread(target=lambda: [events.put(Joined(node)) for node in range(100)])

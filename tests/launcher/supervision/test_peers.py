@@ -56,7 +56,7 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: ExitStack) -> None:
+def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack):
     """With the name of the node that it is about."""
     node = Node(0, stack)
     failed = b'{"failed": {"node": 1, "text": "x", "exit_code": 3, "secondary": false}}\n'
@@ -71,7 +71,7 @@ def test_what_other_nodes_say_becomes_events_and_node_0_passes_it_on(stack: Exit
     assert heard.startswith(failed)
 
 
-def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> None:
+def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack):
     """--hang-seconds of a century switches the detection off, and a phase multiplies it."""
     longest = MOST_SECONDS * max(PHASE_HANG_FACTORS.values())
     node, other = Node(0, stack), Node(2, stack)
@@ -101,7 +101,7 @@ def test_the_longest_hang_limit_is_one_for_the_other_nodes(stack: ExitStack) -> 
         b'{"other": 1}\n',
     ],
 )
-def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, args: bytes) -> None:
+def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack, args):
     """Types, ranges, another node's name: node 1 is lost (75), and the others are notified."""
     node = Node(0, stack)
     node.ends[1].sendall(args)
@@ -109,7 +109,7 @@ def test_nonsense_is_the_end_of_that_node_and_of_no_thread(stack: ExitStack, arg
     assert b"not the protocol of peers" in node.ends[2].recv(1 << 16)
 
 
-def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
+def test_node_0_speaks_for_all_but_not_for_us(stack):
     """As it passes on what others say; and its own end is one."""
     node = Node(2, stack)
     args: dict[str, Any] = {"node": 1, "signal": 15}
@@ -123,7 +123,7 @@ def test_node_0_speaks_for_all_but_not_for_us(stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize(("number", "name"), [(40, "signal 40"), (15, "SIGTERM")])
-def test_another_node_may_have_been_stopped_by_any_signal(number: int, name: str) -> None:
+def test_another_node_may_have_been_stopped_by_any_signal(number, name):
     """Real-time signals have no name in Python: the number is shown, and no launcher fails."""
     assert stopping_line(number) == f"stopping: {name}"
     plan = make_plan(

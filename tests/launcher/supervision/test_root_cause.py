@@ -68,13 +68,13 @@ def tails(**texts: str):
     return lambda node, rank, stream: texts.get(f"rank{rank}", "") if stream == "err" else ""
 
 
-def test_the_first_failure_is_the_cause() -> None:
+def test_the_first_failure_is_the_cause():
     """Two ranks fail by themselves: the one whose end arrives first is named."""
     cause = find_root_cause([RankEnded(0, 1, 7), RankEnded(1, 2, 8)], [], tails())
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
 
 
-def test_a_log_of_one_line_is_the_reason() -> None:
+def test_a_log_of_one_line_is_the_reason():
     """As of an interpreter that finds no script; a longer log is left to its reader."""
     line = "python: can't open file '/nothere.py': [Errno 2] No such file or directory"
     cause = find_root_cause([RankEnded(0, 0, 2)], [], tails(rank0=f"{line}\n"))
@@ -84,7 +84,7 @@ def test_a_log_of_one_line_is_the_reason() -> None:
 
 
 @pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED, GLOO + ABORTED])
-def test_a_broken_connection_is_a_secondary_failure(noise: str) -> None:
+def test_a_broken_connection_is_a_secondary_failure(noise):
     """Peers notice a dead rank before its host reports: one without a network error is named."""
     end = (0, 6) if ABORTED in noise else (1,)
     troubles = [RankEnded(0, 0, *end), RankEnded(0, 1, *end), RankEnded(1, 2, 0, 9)]
@@ -92,13 +92,13 @@ def test_a_broken_connection_is_a_secondary_failure(noise: str) -> None:
     assert (cause.rank, cause.exit_code, cause.text) == (2, 137, "killed by SIGKILL")
 
 
-def test_only_broken_connections_leave_the_first_of_them() -> None:
+def test_only_broken_connections_leave_the_first_of_them():
     """When every rank blames the network, the first one to do so is named."""
     troubles = [RankEnded(0, 3, 1), RankEnded(0, 1, 1)]
     assert find_root_cause(troubles, [], tails(rank3=GLOO, rank1=GLOO)).rank == 3
 
 
-def test_a_connection_that_breaks_between_healthy_hosts_may_hold_next_time() -> None:
+def test_a_connection_that_breaks_between_healthy_hosts_may_hold_next_time():
     """A firewall's reset, or an MTU: 75, and not the 70 or 1 of the rank; not for other servers."""
     job = Job(Command(("true",)), RunFolder(Path("/none")))
     hosts = [PlannedHost(name, name, 1, "python3", "/w", "/w/run", 1) for name in ("a", "b")]
@@ -111,14 +111,14 @@ def test_a_connection_that_breaks_between_healthy_hosts_may_hold_next_time() -> 
         assert ("a connection between ranks broke" in cause.text) == (code == 75)
 
 
-def test_a_host_that_is_lost_explains_its_peers() -> None:
+def test_a_host_that_is_lost_explains_its_peers():
     """Ranks of other hosts complain at once, the lost host is known only after its lease."""
     lost = Lost(1, "silent for 15 s")
     cause = find_root_cause([RankEnded(0, 0, 1)], [lost], tails(rank0=GLOO))
     assert (cause.node, cause.exit_code, cause.text) == (1, 75, "silent for 15 s")
 
 
-def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
+def test_a_rank_that_was_slow_to_die_is_the_cause():
     """It printed its exception, then took its time, and got our SIGTERM: code 1, its exception."""
     late = RankEnded(1, 5, 0, 15, ordered=True)
     cause = find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO, rank5=OWN))
@@ -126,14 +126,14 @@ def test_a_rank_that_was_slow_to_die_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize("end", [(0, 9), (0, 11), (7, 0)])
-def test_late_news_names_the_rank_that_had_no_order_to_end(end: tuple[int, int]) -> None:
+def test_late_news_names_the_rank_that_had_no_order_to_end(end):
     """Rank 2 died first, without a word; peers, and then our order to stop, were sooner."""
     late = [RankEnded(0, 1, 0, 15, ordered=True), RankEnded(1, 2, *end)]
     cause = find_root_cause([RankEnded(0, 0, 1)], late, tails(rank0=GLOO))
     assert (cause.rank, cause.exit_code) == (2, late[1].exit_code)
 
 
-def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
+def test_a_rank_with_an_order_to_end_is_not_the_cause():
     """However it ends then: by our signal, a code of its own, or with its connection gone."""
     late = [
         RankEnded(1, n, *end, ordered=True) for n, end in ((1, (0, 15)), (2, (3, 0)), (3, (1, 0)))
@@ -143,7 +143,7 @@ def test_a_rank_with_an_order_to_end_is_not_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("report", "node"), [(False, 1), (True, 0)])
-def test_torchrun_killed_on_a_slow_host(report: bool, node: int) -> None:
+def test_torchrun_killed_on_a_slow_host(report, node):
     """It was gone before any order to end, or ended with the rest."""
     late = TorchrunEnded(1, 0, 9, ordered=report)
     assert find_root_cause([RankEnded(0, 0, 1)], [late], tails(rank0=GLOO)).node == node
@@ -156,7 +156,7 @@ WAITING = (
 SPINNING = WAITING.replace("/x/torch/distributed/distributed_c10d.py", "/x/model.py")
 
 
-def test_a_rank_whose_connection_broke_does_not_hang() -> None:
+def test_a_rank_whose_connection_broke_does_not_hang():
     """It died of its neighbour's end a moment before it could write where it was: it waited."""
     suspects = tuple(Suspect(0, n, 7, f"no progress of rank {n}") for n in range(3))
     hang = Hang(None, None, "no progress of 3 ranks", suspects)
@@ -165,7 +165,7 @@ def test_a_rank_whose_connection_broke_does_not_hang() -> None:
     assert (cause.rank, "model.py:3" in cause.text) == (2, True)
 
 
-def test_the_traceback_ends_with_its_exception() -> None:
+def test_the_traceback_ends_with_its_exception():
     """What the end of the run shows of a long log is the traceback alone."""
     cause = find_root_cause([RankEnded(0, 0, 1)], [], tails(rank0=OWN))
     assert cause.traceback.startswith("Traceback (most recent call last):")
@@ -195,9 +195,7 @@ def test_the_traceback_ends_with_its_exception() -> None:
         (Hang(0, 3, "no progress for 61 s at step 7"), "", "at step 7", 75, "again"),
     ],
 )
-def test_every_trouble_has_words_a_code_and_advice(
-    trouble: object, tail: str, text: str, code: int, advice: str
-) -> None:
+def test_every_trouble_has_words_a_code_and_advice(trouble, tail, text, code, advice):
     """The table of exit codes, one row each."""
     cause = find_root_cause([trouble], [], lambda node, rank, stream: tail)
     assert text in cause.text

@@ -5,7 +5,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,8 +17,6 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.hosts import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
 
-Labs = Callable[[int], Lab]
-
 ONE_SECOND = {
     f"{step}_seconds": 1.0 for step in ("connect", "banner", "handshake", "login", "channel")
 }
@@ -27,7 +25,7 @@ ONE_SECOND = {
 @contextmanager
 def network(lab: Lab, **access: float) -> Iterator[Network]:
     """Yield a Network with a second for each step, unless set otherwise."""
-    made = Network(ConnectSettings(config=lab.config, **{**ONE_SECOND, **access}))  # type: ignore[arg-type]
+    made = Network(ConnectSettings(config=lab.config, **{**ONE_SECOND, **access}))
     try:
         yield made
     finally:
@@ -84,7 +82,7 @@ class Mute:
             pass  # the test is over
 
 
-def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab: Labs) -> None:
+def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab):
     """SSH-8: after the banner, in the key exchange, and while a key is judged: 69 for all three."""
     lab = start_lab(1)
     server = lab.hosts[0]
@@ -107,7 +105,7 @@ def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab: Labs)
     assert "within 1 s" in message[2]
 
 
-def test_the_limit_of_a_login_is_for_all_keys_together(start_lab: Labs) -> None:
+def test_the_limit_of_a_login_is_for_all_keys_together(start_lab):
     """SSH-8: five keys at a host that judges none of them take no longer than one."""
     lab = start_lab(0)
     slow = lab.start(extra=JUDGES_NO_KEY)
@@ -121,7 +119,7 @@ def test_the_limit_of_a_login_is_for_all_keys_together(start_lab: Labs) -> None:
     assert time.monotonic() - began < BUSY * 4
 
 
-def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab: Labs) -> None:
+def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab):
     """SSH-8: sshd's session stands still after the login; a gateway's does so for those behind."""
     lab = start_lab(3)
     gateway, behind, other = lab.hosts
@@ -164,7 +162,7 @@ class NoPrograms(paramiko.ServerInterface):
         return False
 
 
-def test_a_host_that_starts_no_program_is_named(start_lab: Labs) -> None:
+def test_a_host_that_starts_no_program_is_named(start_lab):
     """SSH-8: the channel is there, the request for a program is never answered."""
     lab = start_lab(0)
     key = make_key(lab.folder / "host_key")
@@ -190,7 +188,7 @@ def serve(door: socket.socket, server: paramiko.ServerInterface, key: Path) -> N
     transport.join()
 
 
-def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(start_lab: Labs) -> None:
+def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(start_lab):
     """MaxSessions 0, as on bastions: named with sshd's message; it is no host to train on."""
     lab = start_lab(0)
     bastion = lab.start(extra="MaxSessions 0\n")

@@ -12,7 +12,6 @@ from tests.lab.hosts import ROOT
 from tests.lab.network import NetLab
 from tests.launcher.commands.test_run_ssh import result
 from tests.launcher.output.test_dashboard import plan_of, training
-from tests.launcher.transport.ssh.test_network import Labs
 
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 
@@ -28,7 +27,7 @@ def trained(lab: NetLab) -> str:
 
 
 @pytest.mark.long  # tests/training/test_stragglers.py finds the reason
-def test_a_host_with_slow_data_is_named(net: Labs) -> None:
+def test_a_host_with_slow_data_is_named(net):
     """A rank that reads slowly: its host is named as hosts.txt calls it, with the reason, once."""
     lab = net(3)
     err = trained(lab)
@@ -38,7 +37,7 @@ def test_a_host_with_slow_data_is_named(net: Labs) -> None:
 
 
 @pytest.mark.long
-def test_the_deep_check_names_a_slow_link(net: Labs) -> None:
+def test_the_deep_check_names_a_slow_link(net):
     """Three hosts, of which one sends 1 Mbit/s: a run of its own after the table says so."""
     lab = net(3)
     lab.slow_down(2, 1000)
@@ -54,7 +53,7 @@ def test_the_deep_check_names_a_slow_link(net: Labs) -> None:
 @pytest.mark.parametrize(
     "fields", [{}, {"slow_rank": "1", "slow": "x"}, {"slow_why": "\x1b[2J", "slow": "x"}]
 )
-def test_malformed_reports_name_no_rank(fields: dict[str, object]) -> None:
+def test_malformed_reports_name_no_rank(fields):
     """A rank may report anything: only well-formed reports of stragglers are accepted."""
     plan: Plan = plan_of(2)
     run = RunState(plan, 0.0)

@@ -18,7 +18,7 @@ print(*{free_port() for _ in range(20)})
 """In a network namespace with four ports for all programs, of which one is free."""
 
 
-def test_a_free_port_is_free_at_every_address() -> None:
+def test_a_free_port_is_free_at_every_address():
     """torchrun listens on all addresses: a port that another one has would end it at once."""
     assert os.geteuid() == 0, "namespaces need root; type: sudo ./run-tests"
     python = [sys.executable, "-c", CROWDED]

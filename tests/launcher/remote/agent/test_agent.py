@@ -64,7 +64,7 @@ def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
     return events
 
 
-def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path: Path) -> None:
+def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path):
     """Without a heartbeat, though the stream is open, the agent says why and ends its ranks."""
     plan = plan_of(tmp_path, "sleep", "98764")
     began = time.monotonic()
@@ -75,7 +75,7 @@ def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path: Path) -> None:
     assert not Path(plan.scratch).exists()
 
 
-def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
+def test_a_heartbeat_renews_the_lease(tmp_path):
     """With heartbeats a rank lives through several leases."""
     plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
     channel = started(plan)
@@ -89,7 +89,7 @@ def test_a_heartbeat_renews_the_lease(tmp_path: Path) -> None:
     assert events[-1] == Closed(0)
 
 
-def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None:
+def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path):
     """While the launcher does not read, the agent's memory stays small; later all of it arrives.
 
     Of reports it then gets the newest of every rank, however many there were.
@@ -122,7 +122,7 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path: Path) -> None
     assert step == 49_999
 
 
-def test_a_private_folder_that_exists_is_refused(tmp_path: Path) -> None:
+def test_a_private_folder_that_exists_is_refused(tmp_path):
     """A planted folder in place of the agent's, or a link: refused, and left as it was."""
     target = tmp_path / "target"
     target.mkdir()
@@ -140,7 +140,7 @@ def test_a_private_folder_that_exists_is_refused(tmp_path: Path) -> None:
             scratch.unlink() if scratch.is_symlink() else scratch.rmdir()
 
 
-def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
+def test_what_a_login_shell_prints_is_no_frame(tmp_path):
     """Noise before the agent's first word, even noise that looks like frames, is skipped."""
     plan = plan_of(tmp_path, "true")
     noise = b"Welcome!\n\x00\x00\x01\x00\x00\x00\x05hello\nrackrun agent\n"
@@ -156,7 +156,7 @@ def test_what_a_login_shell_prints_is_no_frame(tmp_path: Path) -> None:
         assert events == [Output(0, 0, "out", b"abc")]
 
 
-def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> None:
+def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path):
     """A rank cannot report for one of another host, and noise on the socket does no harm.
 
     Of a report known fields of the right type are kept: whatever else a rank says is forgotten.
@@ -180,7 +180,7 @@ def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path: Path) -> No
     assert any(isinstance(event, RankEnded) and event.code == 0 for event in events)
 
 
-def test_a_sweep_finds_what_a_lost_agent_left(tmp_path: Path) -> None:
+def test_a_sweep_finds_what_a_lost_agent_left(tmp_path):
     """Processes that carry the run's mark are ended by a second agent; others are left alone."""
     plan = plan_of(tmp_path, "true")
     mark = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}/reports"}
@@ -215,7 +215,7 @@ def is_free(path: Path) -> bool:
     return not locks.is_locked(str(path))
 
 
-def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
+def test_a_lock_stays_young_and_goes_with_its_run(tmp_path):
     """PROC-4: a cleaner of /tmp does not find it old; it names the run; kill -9 sets it free."""
     plan, path = locked(tmp_path, "sleep", "98764")
     channel = started(plan)
@@ -232,7 +232,7 @@ def test_a_lock_stays_young_and_goes_with_its_run(tmp_path: Path) -> None:
         pass
 
 
-def test_a_lock_goes_with_a_refusal(tmp_path: Path) -> None:
+def test_a_lock_goes_with_a_refusal(tmp_path):
     """A start that is refused holds the host no longer."""
     plan, path = locked(tmp_path, "true")
     refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
@@ -240,7 +240,7 @@ def test_a_lock_goes_with_a_refusal(tmp_path: Path) -> None:
     assert is_free(path)
 
 
-def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -> None:
+def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path):
     """Ctrl-C while ranks are being started: the last one is not waited for in vain."""
     torchrun = (
         "import os, subprocess, sys, time\n"
@@ -276,7 +276,7 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path: Path) -
     assert RankEnded(0, 0, 0, 0, ordered=True) in events
 
 
-def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
+def test_a_signal_reaches_a_program_that_is_only_just_being_started():
     """Between fork and exec it is not taken by the handler of the starting process."""
     script = (
         "import os, signal\n"
@@ -292,7 +292,7 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> None:
+def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
     """400 hosts that do not answer, 100 descriptors: some are named, and the agent lives on."""
     plan = plan_of(tmp_path, "sleep", "98764")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
@@ -320,7 +320,7 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path: Path) -> Non
     assert events[-1] == Closed(0)
 
 
-def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
+def test_the_bootstrap_is_fixed_and_shell_safe():
     """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
     args = bootstrap.bootstrap("python3.9")
     assert args[:6] == ("python3.9", "-I", "-S", "-X", "utf8", "-c")
@@ -329,7 +329,7 @@ def test_the_bootstrap_is_fixed_and_shell_safe() -> None:
     assert order == {"do": "stop", "signal": 15, "grace_seconds": 1.5}
 
 
-def test_a_program_that_does_not_arrive_is_not_waited_for() -> None:
+def test_a_program_that_does_not_arrive_is_not_waited_for():
     """The link may break while it is sent; once it is here, it has all the time it takes."""
     hasty = bootstrap.BOOTSTRAP.replace("alarm(60)", "alarm(1)")
     with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:

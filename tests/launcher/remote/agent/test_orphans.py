@@ -80,7 +80,7 @@ HALVES = [SHORT_RUN, pytest.param(REST, marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("kind", ["shim", "agent", "launcher", *LONG])
 @pytest.mark.parametrize("names", HALVES, ids="-".join)
-def test_nothing_survives(tmp_path: Path, kind: str, names: tuple[str, ...]) -> None:
+def test_nothing_survives(tmp_path, kind, names):
     """Each process of a run gets each signal: nothing is left in time, codes are true."""
     drives = {name: start(tmp_path) for name in names}
     hurt_at = {}
@@ -101,9 +101,7 @@ def test_nothing_survives(tmp_path: Path, kind: str, names: tuple[str, ...]) -> 
 
 
 @pytest.mark.parametrize("names", HALVES, ids="-".join)
-def test_a_loader_that_dies_is_the_business_of_its_rank(
-    tmp_path: Path, names: tuple[str, ...]
-) -> None:
+def test_a_loader_that_dies_is_the_business_of_its_rank(tmp_path, names):
     """A child of a rank gets each signal: the run goes on, and nothing is left when it is ended."""
     drives = {name: start(tmp_path) for name in names}
     for name, drive in drives.items():
@@ -116,7 +114,7 @@ def test_a_loader_that_dies_is_the_business_of_its_rank(
         assert not drive.alive()
 
 
-def test_a_guard_ignores_signals_and_its_end_is_noticed(tmp_path: Path) -> None:
+def test_a_guard_ignores_signals_and_its_end_is_noticed(tmp_path):
     """The agent's guard takes no signal but KILL, which ends the run; stopped, it goes with it."""
     first, second = start(tmp_path), start(tmp_path)
     for name in ("TERM", "INT", "HUP", "STOP"):
@@ -132,7 +130,7 @@ def test_a_guard_ignores_signals_and_its_end_is_noticed(tmp_path: Path) -> None:
         until(lambda drive=drive: not drive.alive(), seconds=5.0)
 
 
-def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None:
+def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path):
     """Agent, torchrun and launcher die of SIGKILL in the same moment: the shims clean up."""
     drive = start(tmp_path)
     scratch = Path(drive.plan["hosts"][0]["scratch"])
@@ -144,7 +142,7 @@ def test_agent_and_torchrun_killed_at_once_leave_nothing(tmp_path: Path) -> None
     drive.wait()
 
 
-def test_a_daemon_of_a_rank_dies_with_the_agent(tmp_path: Path) -> None:
+def test_a_daemon_of_a_rank_dies_with_the_agent(tmp_path):
     """A rank's daemon (two forks, own session) is gone after the agent got SIGKILL."""
     code = (
         "import os, time\n"
@@ -161,7 +159,7 @@ def test_a_daemon_of_a_rank_dies_with_the_agent(tmp_path: Path) -> None:
     assert not drive.alive()
 
 
-def test_a_decoy_survives(tmp_path: Path) -> None:
+def test_a_decoy_survives(tmp_path):
     """A process with the same command line and user, but not of the run, is left alone."""
     command = [sys.executable, "-c", RANK]
     with subprocess.Popen(command, start_new_session=True) as decoy:
@@ -177,7 +175,7 @@ def test_a_decoy_survives(tmp_path: Path) -> None:
                 os.killpg(decoy.pid, signal.SIGKILL)
 
 
-def test_the_private_folder_of_an_agent_is_gone_as_well(tmp_path: Path) -> None:
+def test_the_private_folder_of_an_agent_is_gone_as_well(tmp_path):
     """Sockets and pipes under /tmp go with the run, also when the agent was killed."""
     drive = start(tmp_path)
     scratch = Path(until(lambda: drive.plan["hosts"][0]["scratch"]))
@@ -187,7 +185,7 @@ def test_the_private_folder_of_an_agent_is_gone_as_well(tmp_path: Path) -> None:
     assert not scratch.exists()
 
 
-def test_the_same_launch_works_again_at_once(tmp_path: Path) -> None:
+def test_the_same_launch_works_again_at_once(tmp_path):
     """After a killed launcher the next launch starts at once, and says what became of the last."""
     first, second = start(tmp_path), start(tmp_path)
     second.process.kill()

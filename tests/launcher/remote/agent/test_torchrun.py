@@ -37,7 +37,7 @@ def nothing_is_left(drive: Drive) -> None:
     until(lambda: not drive.alive(), seconds=10.0)
 
 
-def test_ranks_know_who_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_know_who_they_are(tmp_path, monkeypatch):
     """Hosts with 2 and 1 slots: ranks, world size, threads and an all-reduce are right."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     code = (
@@ -74,7 +74,7 @@ def one_is_the_cause(drive: Drive, rank: int, cause: str) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path, rank: int) -> None:
+def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path, rank):
     """One rank of two hosts gets SIGKILL in an all-reduce: it is named, not its peers' errors.
 
     Rank 0 is a case of its own: the others meet at its host.
@@ -95,9 +95,7 @@ def test_the_rank_that_was_killed_is_the_cause_and_not_its_peers(tmp_path: Path,
         (1, "torch.OutOfMemoryError('CUDA out of memory. Tried 2 GiB.')", "a smaller --batch-size"),
     ],
 )
-def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
-    tmp_path: Path, rank: int, error: str, advice: str
-) -> None:
+def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(tmp_path, rank, error, advice):
     """One rank of two hosts raises between two all-reduces: its traceback once, code 1."""
     drive = drive_of(tmp_path, python(ENDLESS % (rank, f"raise {error}")), [1, 1])
     assert drive.wait() == 1, drive.err
@@ -107,7 +105,7 @@ def test_the_exception_of_one_rank_is_shown_once_and_not_its_peers(
     assert advice in drive.err.splitlines()[-1]
 
 
-def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path: Path) -> None:
+def test_a_torchrun_in_its_exit_barrier_is_ended(tmp_path):
     """One host is done and its torchrun waits for the other, deaf to SIGTERM: gone all the same."""
     code = "os._exit(0) if rank == 0 else print('alone', flush=True) or time.sleep(98764)"
     drive = drive_of(tmp_path, python(code), [1, 1])

@@ -53,7 +53,7 @@ CONFIGS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_alias_means_what_it_means_to_ssh(name: str, tmp_path: Path) -> None:
+def test_an_alias_means_what_it_means_to_ssh(name, tmp_path):
     """Host name, port and user are those of `ssh -G`, wherever the Include stands."""
     for file, text in CONFIGS[name].items():
         absolute = text.replace("Include ", f"Include {tmp_path}/").replace(
@@ -78,7 +78,7 @@ def ssh_says(config: Path, alias: str) -> dict[str, str]:
     return {key: value for key, value in pairs if key in ("hostname", "port", "user")}
 
 
-def test_an_include_that_includes_itself_is_refused(tmp_path: Path) -> None:
+def test_an_include_that_includes_itself_is_refused(tmp_path):
     """A circle of files ends with its name, not with the memory."""
     config = tmp_path / "config"
     config.write_text(f"Include {config}\n")
@@ -86,7 +86,7 @@ def test_an_include_that_includes_itself_is_refused(tmp_path: Path) -> None:
         expanded(config, tmp_path)
 
 
-def test_a_quote_that_is_not_closed_is_named(tmp_path: Path) -> None:
+def test_a_quote_that_is_not_closed_is_named(tmp_path):
     """A broken line is shown with its file."""
     config = tmp_path / "config"
     config.write_text('Host "a\n')
@@ -94,15 +94,13 @@ def test_a_quote_that_is_not_closed_is_named(tmp_path: Path) -> None:
         expanded(config, tmp_path)
 
 
-def test_a_missing_file_given_by_hand_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_given_by_hand_is_named(tmp_path):
     """--ssh-config with a wrong path is a usage error, not an empty configuration."""
     with pytest.raises(UsageError, match="no such ssh_config"):
         Network(ConnectSettings(config=tmp_path / "none"))
 
 
-def test_a_config_of_ones_own_that_others_may_write_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_config_of_ones_own_that_others_may_write_is_refused(tmp_path, monkeypatch):
     """~/.ssh/config, as with ssh: who writes there starts commands here, by ProxyCommand."""
     monkeypatch.setenv("HOME", str(tmp_path))
     config = tmp_path / ".ssh" / "config"
@@ -115,7 +113,7 @@ def test_a_config_of_ones_own_that_others_may_write_is_refused(
     assert Network(ConnectSettings()).settings("a")["port"] == "1001"
 
 
-def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path: Path) -> None:
+def test_a_host_is_asked_about_only_where_it_may_be_meant(tmp_path):
     """Blocks for hosts of other names are left out: hundreds of hosts may have hundreds of them."""
     config = tmp_path / "config"
     config.write_text(
@@ -162,9 +160,7 @@ INCLUDED = "User included\nMatch !user included\n  Port 1\nHost 127.0.0.2\n  Hos
 
 @pytest.mark.parametrize("is_full", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("around", AROUND)
-def test_in_every_situation_the_settings_are_those_of_the_ssh_client(
-    around: str, is_full: bool, tmp_path: Path
-) -> None:
+def test_in_every_situation_the_settings_are_those_of_the_ssh_client(around, is_full, tmp_path):
     """SSH-1: blocks of the second pass, patterns, and which of two proxies counts, as `ssh -G`."""
     config = tmp_path / "config"
     (tmp_path / "included").write_text(INCLUDED)

@@ -3,7 +3,6 @@
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tests.launcher.commands.test_run_ssh import (
     started,
 )
 
-Labs = Callable[[int], NetLab]
 LEASE_SECONDS = 3.0
 BOUND_SECONDS = BUSY * (LEASE_SECONDS + 5.0)
 
@@ -40,7 +38,7 @@ def ranks_left(lab: NetLab) -> list[int]:
     return collected
 
 
-def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None:
+def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net):
     """Names resolve on the launcher only, and to loopback on the hosts: torchrun meets anyway."""
     lab = net(3)
     hosts = lab.write_hosts(f"python={warm.interpreter()}")
@@ -61,7 +59,7 @@ def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net: Labs) -> None
         assert log.read_text() == f"node{number + 1} 3 eth0\n"
 
 
-def test_a_pulled_cable_is_named_and_both_sides_end(net: Labs) -> None:
+def test_a_pulled_cable_is_named_and_both_sides_end(net):
     """A host without its cable: 75 within the lease and 5 s, and the ranks of both sides ended."""
     lab = net(3)
     process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
@@ -79,7 +77,7 @@ def test_a_pulled_cable_is_named_and_both_sides_end(net: Labs) -> None:
     assert states["node2"] != "clean"
 
 
-def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net: Labs) -> None:
+def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net):
     """No byte reaches the launcher and none comes from it: within the lease the hosts are clean."""
     lab = net(2)
     process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
@@ -94,7 +92,7 @@ def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net: Labs) -> None
 
 
 @pytest.mark.long
-def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net: Labs) -> None:
+def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net):
     """Three seconds without a cable are not a lost host: the run ends with 0."""
     lab = net(2)
     command = ("--", sys.executable, "-c", "import time; time.sleep(12); print('through')")
@@ -110,7 +108,7 @@ def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net: Labs) -> N
     assert out.count("through") == 1 or out.count("through") == 2
 
 
-def test_all_hosts_that_cannot_be_reached_are_named_in_time(net: Labs) -> None:
+def test_all_hosts_that_cannot_be_reached_are_named_in_time(net):
     """A dropped SYN costs 10 s and not 133; beside it no machine, no route, no sshd, and a good
     host that is not blamed: 69 within 15 s."""
     lab = net(3)
@@ -129,7 +127,7 @@ def test_all_hosts_that_cannot_be_reached_are_named_in_time(net: Labs) -> None:
     ]
 
 
-def test_a_name_server_that_is_silent_does_not_hold_us_up(net: Labs) -> None:
+def test_a_name_server_that_is_silent_does_not_hold_us_up(net):
     """Packets to it are lost: the unknown host is named by our limit of 5 s, before the resolver
     gives up (after 10 s and more, and in other words), with 69.
     """
@@ -143,7 +141,7 @@ def test_a_name_server_that_is_silent_does_not_hold_us_up(net: Labs) -> None:
     assert err == "error: gpu77.example: no name server answered for gpu77.example within 5 s\n"
 
 
-def test_a_master_port_that_is_shut_is_found_before_the_start(net: Labs) -> None:
+def test_a_master_port_that_is_shut_is_found_before_the_start(net):
     """The firewall of the first host lets in ssh only: 78, and which host cannot reach it."""
     lab = net(3)
     lab.firewall(1, "-s", "10.77.0.12", "-p", "tcp", "-j", "REJECT")
@@ -154,7 +152,7 @@ def test_a_master_port_that_is_shut_is_found_before_the_start(net: Labs) -> None
     assert not (lab.folder / "runs").exists()
 
 
-def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
+def test_two_names_of_one_machine_are_found_out(net):
     """A name and the address of the same host: 78, found by the machine and not by DNS."""
     lab = net(2)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")
@@ -165,7 +163,7 @@ def test_two_names_of_one_machine_are_found_out(net: Labs) -> None:
 
 
 @pytest.mark.long
-def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net: Labs) -> None:
+def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net):
     """The controller loses a host in time, both sides end, and attach reports it later."""
     lab = net(3)
     home = {"HOME": str(lab.folder / "home")}
@@ -187,7 +185,7 @@ def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net: Labs) -> 
     assert states == {"node1": "stopped", "node2": "not reached", "node3": "stopped"}
 
 
-def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
+def test_a_connection_that_is_reset_is_a_lost_host(net):
     """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
     lab = net(2)
     process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
@@ -204,7 +202,7 @@ def test_a_connection_that_is_reset_is_a_lost_host(net: Labs) -> None:
 
 
 @pytest.mark.long
-def test_lost_packets_are_no_lost_host(net: Labs) -> None:
+def test_lost_packets_are_no_lost_host(net):
     """One packet in twenty is dropped, both ways: the run goes on and ends with 0."""
     lab = net(2)
     loss = ("-m", "statistic", "--mode", "random", "--probability", "0.05", "-j", "DROP")
@@ -223,7 +221,7 @@ def ring(lab: NetLab, size: int, steps: int) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("ways", ["both", pytest.param("one", marks=pytest.mark.long)])
-def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> None:
+def test_a_cut_between_two_workers_is_named_as_a_pair(net, ways):
     """Packets between two hosts are dropped, ssh is fine: 75 in time, both named, all clean."""
     lab = net(3)
     args = (*SHORT, "--hang-seconds", "2", cheap_hosts(lab))
@@ -241,7 +239,7 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net: Labs, ways: str) -> N
     assert set(result(lab)["hosts"].values()) == {"clean"}
 
 
-def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
+def test_ports_that_no_rank_is_given_may_be_shut(net):
     """A firewall that drops what lies above the kernel's own ports: a rank that hangs is named."""
     lab = net(2)
     for number in (1, 2):
@@ -258,7 +256,7 @@ def test_ports_that_no_rank_is_given_may_be_shut(net: Labs) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_link_is_no_hang(net: Labs) -> None:
+def test_a_slow_link_is_no_hang(net):
     """A host that sends 200 kbit/s: each step takes long, the run is left alone and ends with 0."""
     lab = net(2)
     lab.slow_down(2, 200)

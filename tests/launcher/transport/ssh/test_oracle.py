@@ -288,9 +288,7 @@ ALL = {**ACCEPTED, **REFUSED, **STRICTER}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_whom_the_ssh_client_refuses_we_refuse(
-    server: tuple[Lab, dict[str, str]], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whom_the_ssh_client_refuses_we_refuse(server, name, monkeypatch):
     """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
     lab, args = server
     case = ALL[name]
@@ -304,9 +302,7 @@ def test_whom_the_ssh_client_refuses_we_refuse(
     assert (theirs, options) == expected, f"ssh: {message}\nours: {why}"
 
 
-def test_a_key_that_other_accounts_may_read_is_not_used(
-    server: tuple[Lab, dict[str, str]],
-) -> None:
+def test_a_key_that_other_accounts_may_read_is_not_used(server):
     """SSH-1: as with the client; the message has the command that closes the file."""
     lab, args = server
     lab.known_hosts.write_text("{there} {key}\n".format(**args))

@@ -5,16 +5,13 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Lab, wait_for_banner
+from tests.lab.hosts import wait_for_banner
 from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.run.test_arguments import PIECES, hostile
-
-Labs = Callable[[int], Lab]
 
 SHELLS = {  # what sshd is told, and what the account's own start-up file says
     "bash": ("", ""),
@@ -38,9 +35,7 @@ LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("bash", "dash"
 
 
 @pytest.mark.parametrize("shell", ["forced", *LONG])
-def test_a_thousand_hostile_words_and_values_arrive_as_they_are(
-    start_lab: Labs, shell: str, tmp_path: Path
-) -> None:
+def test_a_thousand_hostile_words_and_values_arrive_as_they_are(start_lab, shell, tmp_path):
     """SSH-4: 1,000 words, 1,000 values, paths: equal byte for byte, and no shell has read them."""
     lab = start_lab(0)
     config, start_up = SHELLS[shell]
@@ -73,7 +68,7 @@ def where_shells_start() -> Path:
     return Path(pwd.getpwuid(os.geteuid()).pw_dir)
 
 
-def test_a_word_that_a_shell_reads_leaves_the_canary(start_lab: Labs, tmp_path: Path) -> None:
+def test_a_word_that_a_shell_reads_leaves_the_canary(start_lab, tmp_path):
     """What the test above would see: such a word behind `ssh HOST`, where a shell reads it."""
     lab = start_lab(1)
     host, canary = lab.hosts[0], tmp_path / "canary"
@@ -82,7 +77,7 @@ def test_a_word_that_a_shell_reads_leaves_the_canary(start_lab: Labs, tmp_path: 
     assert canary.exists()
 
 
-def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab: Labs) -> None:
+def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab):
     """SSH-4, SSH-6: no word, variable or secret of a run is in a command that sshd was given."""
     lab = start_lab(0)
     asked = lab.folder / "asked"

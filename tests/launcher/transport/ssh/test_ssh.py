@@ -43,7 +43,7 @@ def network(start_lab: Labs) -> Iterator[Callable[..., Network]]:
     made: list[Network] = []
 
     def make(lab: Lab, **access: object) -> Network:
-        made.append(Network(ConnectSettings(config=lab.config, **access)))  # type: ignore[arg-type]
+        made.append(Network(ConnectSettings(config=lab.config, **access)))
         return made[-1]
 
     yield make
@@ -59,7 +59,7 @@ def output(machine: Machine, *argv: str) -> bytes:
     return everything
 
 
-def test_all_hosts_are_connected_and_run_what_they_are_given(start_lab: Labs, network) -> None:
+def test_all_hosts_are_connected_and_run_what_they_are_given(start_lab, network):
     """Four real sshd, four places, each of which runs a program with its very words."""
     lab = start_lab(4)
     machines = network(lab).connect([host.host for host in lab.hosts])
@@ -68,7 +68,7 @@ def test_all_hosts_are_connected_and_run_what_they_are_given(start_lab: Labs, ne
     assert [machine.address for machine in machines] == [host.address for host in lab.hosts]
 
 
-def test_a_program_gets_its_input_and_sees_the_end_of_it(start_lab: Labs, network) -> None:
+def test_a_program_gets_its_input_and_sees_the_end_of_it(start_lab, network):
     """Bytes go both ways unchanged, and closing the channel is an end of file over there."""
     lab = start_lab(1)
     (machine,) = network(lab).connect([lab.hosts[0].host])
@@ -85,9 +85,7 @@ def test_a_program_gets_its_input_and_sees_the_end_of_it(start_lab: Labs, networ
     until((lab.folder / "seen").exists, "the program saw the end of its input", 20)
 
 
-def test_a_first_program_does_not_wait_for_a_delayed_acknowledgement(
-    start_lab: Labs, network
-) -> None:
+def test_a_first_program_does_not_wait_for_a_delayed_acknowledgement(start_lab, network):
     """A kernel that delays an acknowledgement does so for 40 ms: of some logins, one is faster."""
     lab = start_lab(1)
 
@@ -105,7 +103,7 @@ def send_in_pieces(channel, data: bytes) -> None:
         channel.send(data[start : start + 50_000])
 
 
-def test_standard_error_never_blocks_and_its_end_is_kept(start_lab: Labs, network) -> None:
+def test_standard_error_never_blocks_and_its_end_is_kept(start_lab, network):
     """A host that fills its standard error is drained; the complaint is the last of it."""
     lab = start_lab(1)
     (machine,) = network(lab).connect([lab.hosts[0].host])
@@ -118,7 +116,7 @@ def test_standard_error_never_blocks_and_its_end_is_kept(start_lab: Labs, networ
     channel.close()
 
 
-def test_a_broken_link_is_an_end_with_a_reason(start_lab: Labs, network) -> None:
+def test_a_broken_link_is_an_end_with_a_reason(start_lab, network):
     """Reader and writer of a lost session get an error; a next program, a new connection."""
     lab = start_lab(1)
     (machine,) = network(lab).connect([lab.hosts[0].host])
@@ -137,9 +135,7 @@ def test_a_broken_link_is_an_end_with_a_reason(start_lab: Labs, network) -> None
     channel.close()
 
 
-def test_a_link_that_breaks_under_a_write_is_a_lost_host(
-    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_that_breaks_under_a_write_is_a_lost_host(start_lab, network, monkeypatch):
     """paramiko's writer ends with EOFError once its reader has closed the connection."""
     lab = start_lab(1)
     (machine,) = network(lab).connect([lab.hosts[0].host])
@@ -155,7 +151,7 @@ def broken(data: bytes) -> None:
     raise EOFError
 
 
-def test_a_host_that_takes_nothing_is_reported_within_seconds(start_lab: Labs, network) -> None:
+def test_a_host_that_takes_nothing_is_reported_within_seconds(start_lab, network):
     """A full channel does not block the thread that sends to all hosts."""
     lab = start_lab(1)
     (machine,) = network(lab).connect([lab.hosts[0].host])
@@ -196,7 +192,7 @@ def certify(
     lab.known_hosts.write_text(f"@cert-authority {server.known_as} {public}\n")
 
 
-def test_a_host_known_by_an_authority_alone_is_unknown(start_lab: Labs, network) -> None:
+def test_a_host_known_by_an_authority_alone_is_unknown(start_lab, network):
     """SSH-1: certificates of hosts are not supported; the line says so, and what to type."""
     lab = start_lab(1)
     certify(lab)
@@ -215,9 +211,7 @@ def seen_fingerprint(public: Path) -> str:
     return completed.stdout.split()[1]
 
 
-def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(
-    start_lab: Labs, network
-) -> None:
+def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(start_lab, network):
     """SSH-1: the message says what was known, what was shown, and how to forget the old key."""
     lab = start_lab(2)
     swap_key(lab)
@@ -236,9 +230,7 @@ def test_a_changed_key_is_refused_with_both_fingerprints_and_the_line_to_type(
     assert lab.hosts[0].known_as not in lab.known_hosts.read_text()
 
 
-def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(
-    start_lab: Labs, network
-) -> None:
+def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(start_lab, network):
     """SSH-1: typing the line that the message offers makes the host known, and nothing else."""
     lab = start_lab(2)
     lab.known_hosts.write_text("")
@@ -256,7 +248,7 @@ def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(
 @pytest.mark.parametrize(
     "setting", ["", pytest.param("HashKnownHosts yes", marks=pytest.mark.long)]
 )
-def test_accept_new_records_new_keys_and_only_these(start_lab: Labs, network, setting: str) -> None:
+def test_accept_new_records_new_keys_and_only_these(start_lab, network, setting):
     """SSH-1: a new host is written down once; when its key changes later, it is refused."""
     lab = start_lab(2)
     lab.configure(setting)
@@ -272,7 +264,7 @@ def test_accept_new_records_new_keys_and_only_these(start_lab: Labs, network, se
         network(lab, accept_new=True).connect(hosts)
 
 
-def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab: Labs, network) -> None:
+def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab, network):
     """SSH-1: trust on first use needs the record for the second login."""
     lab = start_lab(1)
     file = lab.key / "known_hosts"
@@ -281,7 +273,7 @@ def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab: Labs
         network(lab, accept_new=True).connect([lab.hosts[0].host])
 
 
-def test_another_type_of_key_is_a_changed_key(start_lab: Labs, network) -> None:
+def test_another_type_of_key_is_a_changed_key(start_lab, network):
     """SSH-1: who offers a type we never saw does not pass as a new host, even with accept-new."""
     lab = start_lab(1)
     rsa = lab.folder / "rsa"
@@ -292,9 +284,7 @@ def test_another_type_of_key_is_a_changed_key(start_lab: Labs, network) -> None:
         network(lab, accept_new=True).connect([lab.hosts[0].host])
 
 
-def test_ssh_config_says_under_which_name_and_where_a_key_is_known(
-    start_lab: Labs, network
-) -> None:
+def test_ssh_config_says_under_which_name_and_where_a_key_is_known(start_lab, network):
     """HostKeyAlias, UserKnownHostsFile and StrictHostKeyChecking are followed."""
     lab = start_lab(1)
     elsewhere = lab.folder / "elsewhere"
@@ -310,9 +300,7 @@ def test_ssh_config_says_under_which_name_and_where_a_key_is_known(
 # -- keys and ssh_config ------------------------------------------------------------------------
 
 
-def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(
-    start_lab: Labs, network
-) -> None:
+def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(start_lab, network):
     """SSH-2: a wrong key is tried once, the login ends with 77 and says what to type."""
     lab = start_lab(2)
     (lab.folder / "authorized_keys").write_text("")
@@ -327,7 +315,7 @@ def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(
     assert "password" not in lab.hosts[0].log.lower().replace("failed password", "")
 
 
-def test_a_locked_key_is_named_with_the_way_to_unlock_it(start_lab: Labs, network) -> None:
+def test_a_locked_key_is_named_with_the_way_to_unlock_it(start_lab, network):
     """SSH-2: a key with a passphrase prompts for nothing; the message names ssh-add."""
     lab = start_lab(1)
     locked = lab.folder / "locked"
@@ -348,8 +336,8 @@ def key_agent(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
-    start_lab: Labs, network, key_agent: Path
-) -> None:
+    start_lab, network, key_agent
+):
     """The agent's key lets us in; with IdentitiesOnly only if ssh_config names it, as with ssh."""
     lab = start_lab(1)
     environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
@@ -374,7 +362,7 @@ def test_an_agent_serves_its_keys_and_identities_only_holds_them_back(
     ],
     ids=lambda words: words[1],
 )
-def test_a_key_in_pkcs8_lets_us_in(start_lab: Labs, network, form: tuple[str, ...]) -> None:
+def test_a_key_in_pkcs8_lets_us_in(start_lab, network, form):
     """As `openssl genpkey` writes one, and ssh reads it; a file that is no key stands before it."""
     lab = start_lab(1)
     key, junk = lab.folder / "pk8", lab.folder / "junk"
@@ -394,9 +382,7 @@ def test_a_key_in_pkcs8_lets_us_in(start_lab: Labs, network, form: tuple[str, ..
     assert len(network(lab).connect([lab.hosts[0].host])) == 1
 
 
-def test_a_locked_key_that_the_agent_holds_needs_no_public_file(
-    start_lab: Labs, network, key_agent: Path
-) -> None:
+def test_a_locked_key_that_the_agent_holds_needs_no_public_file(start_lab, network, key_agent):
     """The public part stands in clear in the private file, which IdentitiesOnly names."""
     lab = start_lab(1)
     environment = {**os.environ, "SSH_AUTH_SOCK": str(key_agent)}
@@ -409,8 +395,8 @@ def test_a_locked_key_that_the_agent_holds_needs_no_public_file(
 
 
 def test_names_of_key_files_may_have_variables_and_tokens(
-    start_lab: Labs, network, key_agent: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_lab, network, key_agent, monkeypatch
+):
     """`${NAME}` and `%u` in IdentityFile, `$NAME` in IdentityAgent, as with ssh."""
     lab = start_lab(1)
     monkeypatch.setenv("KEYS", str(lab.folder))
@@ -425,9 +411,7 @@ def test_names_of_key_files_may_have_variables_and_tokens(
     assert len(network(lab).connect([lab.hosts[0].host])) == 1
 
 
-def test_an_agent_that_is_gone_is_named(
-    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_that_is_gone_is_named(start_lab, network, monkeypatch):
     """The socket of an earlier login, as in tmux: no new key would help."""
     lab = start_lab(1)
     lab.config.write_text(f"UserKnownHostsFile {lab.known_hosts}\nIdentityFile /none\n")
@@ -437,7 +421,7 @@ def test_an_agent_that_is_gone_is_named(
 
 
 @pytest.mark.parametrize("second", ["password", "publickey"])
-def test_a_host_that_wants_more_than_a_key(start_lab: Labs, network, second: str) -> None:
+def test_a_host_that_wants_more_than_a_key(start_lab, network, second):
     """A second key lets us in; a second factor is named, and is no fault of the network."""
     lab = start_lab(0)
     methods = f"AuthenticationMethods publickey,{second}"
@@ -456,9 +440,7 @@ def test_a_host_that_wants_more_than_a_key(start_lab: Labs, network, second: str
         network(lab).connect([host.host])
 
 
-def test_criteria_of_newer_clients_do_not_end_a_launch_to_other_hosts(
-    start_lab: Labs, network
-) -> None:
+def test_criteria_of_newer_clients_do_not_end_a_launch_to_other_hosts(start_lab, network):
     """`Match localnetwork` for other hosts is passed over, `tagged` is judged; else it is said."""
     lab = start_lab(1)
     lab.configure(
@@ -472,9 +454,7 @@ def test_criteria_of_newer_clients_do_not_end_a_launch_to_other_hosts(
 
 
 @pytest.mark.parametrize("where", ["file", "agent"])
-def test_a_certificate_file_lets_its_key_in(
-    start_lab: Labs, network, key_agent: Path, where: str
-) -> None:
+def test_a_certificate_file_lets_its_key_in(start_lab, network, key_agent, where):
     """CertificateFile: the host knows only who signed; the key may be in a file or in an agent."""
     lab = start_lab(1)
     server, signer, signed = lab.hosts[0], make_key(lab.folder / "signer"), lab.folder / "word.pub"
@@ -499,7 +479,7 @@ def test_a_certificate_file_lets_its_key_in(
     assert len(network(lab).connect([server.host])) == 1
 
 
-def test_address_family_says_which_addresses_are_tried(start_lab: Labs, network) -> None:
+def test_address_family_says_which_addresses_are_tried(start_lab, network):
     """inet reaches a host at its IPv4 address, inet6 finds it has none; a typing error is named."""
     lab = start_lab(1)
     lab.configure("AddressFamily inet")
@@ -512,9 +492,7 @@ def test_address_family_says_which_addresses_are_tried(start_lab: Labs, network)
         network(lab).connect([lab.hosts[0].host])
 
 
-def test_the_agent_is_not_forwarded(
-    start_lab: Labs, network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_is_not_forwarded(start_lab, network, monkeypatch):
     """SSH-2: a host's root does not get our keys, whatever ssh_config says."""
     lab = start_lab(1)
     lab.configure("ForwardAgent yes")
@@ -522,7 +500,7 @@ def test_the_agent_is_not_forwarded(
     assert output(machine, "sh", "-c", 'echo "<$SSH_AUTH_SOCK>"') == b"<>\n"
 
 
-def test_ssh_config_is_read_with_includes_and_matches(start_lab: Labs, network) -> None:
+def test_ssh_config_is_read_with_includes_and_matches(start_lab, network):
     """An alias in an included file, and a Match inside it, lead to the right machine."""
     lab = start_lab(2)
     first, second = lab.hosts
@@ -541,7 +519,7 @@ def test_ssh_config_is_read_with_includes_and_matches(start_lab: Labs, network) 
     assert [machine.name for machine in machines] == ["alias-one", "alias-two"]
 
 
-def test_many_hosts_share_one_connection_to_their_gateway(start_lab: Labs, network) -> None:
+def test_many_hosts_share_one_connection_to_their_gateway(start_lab, network):
     """ProxyJump: three hosts behind one gateway, and behind two, cost one login at each."""
     lab = start_lab(5)
     outer, inner, *behind = lab.hosts
@@ -553,7 +531,7 @@ def test_many_hosts_share_one_connection_to_their_gateway(start_lab: Labs, netwo
     assert inner.log.count("Accepted publickey") == 1
 
 
-def test_a_gateway_that_broke_is_dialled_again(start_lab: Labs, network) -> None:
+def test_a_gateway_that_broke_is_dialled_again(start_lab, network):
     """Through two gateways: the hosts behind them come back at once, over one login at each."""
     lab = start_lab(4)
     outer, inner, *behind = lab.hosts
@@ -567,7 +545,7 @@ def test_a_gateway_that_broke_is_dialled_again(start_lab: Labs, network) -> None
     assert inner.log.count("Accepted publickey") == 2
 
 
-def test_what_fails_on_the_way_is_a_value_of_each_host(start_lab: Labs, network) -> None:
+def test_what_fails_on_the_way_is_a_value_of_each_host(start_lab, network):
     """--check and status go on with the hosts that answer, whatever is wrong with a gateway."""
     lab = start_lab(4)
     good, gateway, *behind = lab.hosts
@@ -588,7 +566,7 @@ def test_what_fails_on_the_way_is_a_value_of_each_host(start_lab: Labs, network)
     assert str(caught.value).count("CHANGED") == 1
 
 
-def test_a_gateway_behind_a_gateway_follows_the_same_policy(start_lab: Labs, network) -> None:
+def test_a_gateway_behind_a_gateway_follows_the_same_policy(start_lab, network):
     """Gateways that ssh_config chains by itself are connected once, and their keys are checked."""
     lab = start_lab(4)
     outer, inner, *behind = lab.hosts
@@ -606,7 +584,7 @@ def test_a_gateway_behind_a_gateway_follows_the_same_policy(start_lab: Labs, net
         network(lab).connect([host.host for host in behind])
 
 
-def test_the_gateway_itself_is_reached_directly(start_lab: Labs, network) -> None:
+def test_the_gateway_itself_is_reached_directly(start_lab, network):
     """`Host *` with a ProxyJump does not send the gateway through itself."""
     lab = start_lab(2)
     gateway, behind = lab.hosts
@@ -614,7 +592,7 @@ def test_the_gateway_itself_is_reached_directly(start_lab: Labs, network) -> Non
     assert len(network(lab).connect([gateway.host, behind.host])) == 2
 
 
-def test_gateways_in_a_circle_are_a_usage_error(start_lab: Labs, network) -> None:
+def test_gateways_in_a_circle_are_a_usage_error(start_lab, network):
     """A ProxyJump that leads back is named, and nothing hangs."""
     lab = start_lab(1)
     lab.configure("Host a", "  ProxyJump b", "Host b", "  ProxyJump c", "Host c", "  ProxyJump b")
@@ -622,7 +600,7 @@ def test_gateways_in_a_circle_are_a_usage_error(start_lab: Labs, network) -> Non
         network(lab).connect([Host("a")])
 
 
-def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(start_lab: Labs, network) -> None:
+def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(start_lab, network):
     """The message names both ends."""
     lab = start_lab(2)
     gateway, behind = lab.hosts
@@ -632,7 +610,7 @@ def test_a_host_behind_a_gateway_that_cannot_reach_it_is_named(start_lab: Labs, 
         network(lab).connect([behind.host])
 
 
-def test_a_proxy_command_is_run_and_ended(start_lab: Labs, network) -> None:
+def test_a_proxy_command_is_run_and_ended(start_lab, network):
     """ProxyCommand: the connection goes through a program, which does not outlive the network."""
     lab = start_lab(1)
     relay = lab.folder / "relay.py"
@@ -657,7 +635,7 @@ def test_a_proxy_command_is_run_and_ended(start_lab: Labs, network) -> None:
     assert not Path(f"/proc/{relays[0]}").exists()
 
 
-def test_a_run_goes_through_a_proxy_command(start_lab: Labs) -> None:
+def test_a_run_goes_through_a_proxy_command(start_lab):
     """The whole launch over a pipe to a host that does not know its own address: `sshd -i`."""
     lab = start_lab(1)
     config = lab.hosts[0].folder / "sshd_config"
@@ -670,7 +648,7 @@ def test_a_run_goes_through_a_proxy_command(start_lab: Labs) -> None:
     assert code == 0, out + err
 
 
-def test_a_rank_that_cannot_start_or_asks_where_it_is(start_lab: Labs) -> None:
+def test_a_rank_that_cannot_start_or_asks_where_it_is(start_lab):
     """$PWD is the working directory, by the name that was typed; a script of Windows is named."""
     lab = start_lab(1)
     real, typed = lab.folder / "real", lab.folder / "typed"
@@ -686,7 +664,7 @@ def test_a_rank_that_cannot_start_or_asks_where_it_is(start_lab: Labs) -> None:
     assert code == 127 and "its lines end as on Windows: type sed -i" in err, err
 
 
-def test_variables_of_libraries_stay_here_with_a_word_and_files_are_many(start_lab: Labs) -> None:
+def test_variables_of_libraries_stay_here_with_a_word_and_files_are_many(start_lab):
     """NCCL_* and HF_* are named unless --env passes them on; ranks may open 65,536 files."""
     lab = start_lab(1)
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
@@ -699,7 +677,7 @@ def test_variables_of_libraries_stay_here_with_a_word_and_files_are_many(start_l
     assert "NCCL_XY" not in err
 
 
-def test_a_shim_is_asked_in_the_working_directory(start_lab: Labs) -> None:
+def test_a_shim_is_asked_in_the_working_directory(start_lab):
     """pyenv, asdf and mise choose by the folder: what is checked is what ranks start."""
     lab = start_lab(1)
     real, shim = lab.cheap_python(), lab.folder / "shims" / "python3"
@@ -714,7 +692,7 @@ def test_a_shim_is_asked_in_the_working_directory(start_lab: Labs) -> None:
     assert json.loads(out)["hosts"][0]["command"][0] == sys.executable
 
 
-def test_a_login_shell_that_starts_another_one_is_seen(start_lab: Labs) -> None:
+def test_a_login_shell_that_starts_another_one_is_seen(start_lab):
     """`exec zsh` in ~/.bashrc gets our program as commands; the start-up file is named."""
     lab = start_lab(1)
     (lab.hosts[0].folder / ".bashrc").write_text("echo 'zsh: = not found' >&2; exit 1\n")
@@ -722,7 +700,7 @@ def test_a_login_shell_that_starts_another_one_is_seen(start_lab: Labs) -> None:
     assert code == 69 and "does ~/.bashrc there start another shell?" in err, err
 
 
-def test_a_shell_of_a_rank_does_not_read_bashrc_again(start_lab: Labs) -> None:
+def test_a_shell_of_a_rank_does_not_read_bashrc_again(start_lab):
     """--env holds for `bash -c` too: below sshd, Debian's bash reads ~/.bashrc at SHLVL 0."""
     lab = start_lab(1)
     (lab.hosts[0].folder / ".bashrc").write_text("export LR=0.5 MASTER_PORT=1\n")
@@ -732,7 +710,7 @@ def test_a_shell_of_a_rank_does_not_read_bashrc_again(start_lab: Labs) -> None:
     assert code == 0 and "LR=0.1," in out and ", 1." not in out, out + err
 
 
-def test_a_proxy_command_that_fails_is_named_with_its_words(start_lab: Labs, network) -> None:
+def test_a_proxy_command_that_fails_is_named_with_its_words(start_lab, network):
     """Who reads the message can type the command."""
     lab = start_lab(1)
     lab.configure("ProxyCommand sh -c 'echo no way to %h >&2; exit 3'")
@@ -754,9 +732,7 @@ def silent() -> Iterator[tuple[str, int]]:
         yield server.getsockname()
 
 
-def test_all_hosts_that_fail_are_named_each_with_its_reason(
-    start_lab: Labs, network, silent: tuple[str, int]
-) -> None:
+def test_all_hosts_that_fail_are_named_each_with_its_reason(start_lab, network, silent):
     """One message for the refused, the unnamed and the mute; the good one is not blamed."""
     lab = start_lab(2)
     good, stopped = lab.hosts
@@ -772,7 +748,7 @@ def test_all_hosts_that_fail_are_named_each_with_its_reason(
     assert "127.0.0.2:" not in text
 
 
-def test_all_hosts_that_cannot_be_reached_are_named_at_once(start_lab: Labs, network) -> None:
+def test_all_hosts_that_cannot_be_reached_are_named_at_once(start_lab, network):
     """Unknown names beside a host that refuses connections: nobody mends one to meet the next."""
     lab = start_lab(2)
     lab.hosts[1].stop()
@@ -785,7 +761,7 @@ def test_all_hosts_that_cannot_be_reached_are_named_at_once(start_lab: Labs, net
     assert str(caught.value).count("\n") == 2
 
 
-def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab: Labs, network) -> None:
+def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab, network):
     """What it accepts is named, and the setting that is missing there: no ssh-copy-id helps."""
     lab = start_lab(0)
     only = "Match all\n  PubkeyAuthentication no\n  PasswordAuthentication yes\n"
@@ -800,7 +776,7 @@ def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab: Labs, net
     assert "ssh-copy-id" not in message
 
 
-def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
+def test_check_waits_for_no_silent_name_server(tmp_path):
     """An unknown name is in the table after the limit, beside the host that answers."""
     lab = NetLab(tmp_path, 1)
     try:
@@ -816,7 +792,7 @@ def test_check_waits_for_no_silent_name_server(tmp_path: Path) -> None:
     assert re.search(r"reachable +node1 +yes", out)
 
 
-def test_a_login_that_sshd_drops_at_random_is_tried_once_more(start_lab: Labs, network) -> None:
+def test_a_login_that_sshd_drops_at_random_is_tried_once_more(start_lab, network):
     """A connection that ends before SSH begins is retried; the second attempt gets in."""
     lab = start_lab(1)
     server = lab.hosts[0]
@@ -833,9 +809,7 @@ CHUNKS = range(1, 6)
 """After how many pieces of what we send the connection breaks; with the sixth we are logged in."""
 
 
-def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(
-    start_lab: Labs, network
-) -> None:
+def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(start_lab, network):
     """Version, key exchange, keys: a second attempt gets in, and no refusal is reported."""
     lab = start_lab(1)
     with contextlib.ExitStack() as doors:
@@ -850,7 +824,7 @@ def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(
         assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(CHUNKS)
 
 
-def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab: Labs, network) -> None:
+def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab, network):
     """69 and what happened: a connection that breaks is no verdict on a key."""
     lab = start_lab(1)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -864,7 +838,7 @@ def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab: Labs, 
     assert "ssh-copy-id" not in str(caught.value)
 
 
-def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab: Labs, network) -> None:
+def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab, network):
     """SSH-2: sshd ends the login after MaxAuthTries; that is a refusal, with its message."""
     lab = start_lab(0)
     server = lab.start(extra="MaxAuthTries 2\n")
@@ -906,9 +880,7 @@ HOSTILE_BANNERS = {
 
 
 @pytest.mark.parametrize("banner", HOSTILE_BANNERS)
-def test_what_a_stranger_says_before_any_key_is_shown_and_not_obeyed(
-    start_lab: Labs, network, banner: bytes
-) -> None:
+def test_what_a_stranger_says_before_any_key_is_shown_and_not_obeyed(start_lab, network, banner):
     """SSH-7: no escape sequence of a banner or version reaches the terminal, nor endless lines."""
     lab = start_lab(0)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -929,7 +901,7 @@ def greet(door: socket.socket, banner: bytes) -> None:
         client.recv(65536)
 
 
-def test_a_name_that_no_name_server_can_be_asked_about_is_said(start_lab: Labs, network) -> None:
+def test_a_name_that_no_name_server_can_be_asked_about_is_said(start_lab, network):
     """HostName may be anything in ssh_config: a label of 64 letters is no name."""
     lab = start_lab(0)
     lab.configure("Host far", f"  HostName {'x' * 64}")
@@ -955,7 +927,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("weak", ["Ciphers aes128-cbc", "MACs hmac-md5\nCiphers aes128-ctr"])
-def test_a_server_with_only_weak_algorithms_is_refused(start_lab: Labs, network, weak: str) -> None:
+def test_a_server_with_only_weak_algorithms_is_refused(start_lab, network, weak):
     """SSH-3: CBC and MD5 are not negotiated, though the library would offer them."""
     lab = start_lab(1)
     server = lab.start(extra=weak + "\n")
@@ -965,9 +937,7 @@ def test_a_server_with_only_weak_algorithms_is_refused(start_lab: Labs, network,
         network(lab).connect([server.host])
 
 
-def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(
-    start_lab: Labs, silent: tuple[str, int], tmp_path: Path
-) -> None:
+def test_ctrl_c_does_not_wait_for_hosts_that_are_silent(start_lab, silent, tmp_path):
     """An interrupt during the login ends the launcher at once, whatever the time limits are."""
     lab = start_lab(1)
     script = (
