@@ -109,7 +109,7 @@ def pack(content: dict[str, Any]) -> bytes:
 def unpack(data: bytes) -> dict[str, Any]:
     """Return what was packed, on the CPU; code in it is not run but refused."""
     with torch.serialization.safe_globals(PLAIN_DATA):
-        content: dict[str, Any] = torch.load(
+        content: dict[str, Any] = torch.load(  # noqa: TID251
             io.BytesIO(data), map_location="cpu", weights_only=True
         )
     return content
