@@ -115,6 +115,7 @@ def test_impossible_folders_are_refused(files, problem, says, tmp_path, convert)
         ("..", r"x.jpg/a/x.jpg: the 5th symbolic link on the way: they lead in a circle"),
     ],
 )
+@pytest.mark.security("DATA-2")
 def test_links_that_lead_out_and_devices_are_refused(target, says, tmp_path, convert):
     """DATA-2: a link could lead anywhere, also in a circle, and a pipe never ends."""
     folder = write_files(tmp_path / "set", classes(2, "a", "b"))

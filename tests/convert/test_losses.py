@@ -24,6 +24,7 @@ def names(*kinds: str, count: int) -> dict[str, str]:
     return {f"{kind}/{number}.jpg": kind for kind in kinds for number in range(count)}
 
 
+@pytest.mark.security("DATA-6")
 def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_on(
     tmp_path, command
 ):
@@ -60,6 +61,7 @@ def spoilt(path: Path, share: int) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.security("DATA-6")
 def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(tmp_path, convert):
     """65, the number to allow, and no manifest; that number closes the folder, no redo."""
     source = write_zip(tmp_path / "train.zip", kaggle(30))

@@ -99,6 +99,7 @@ def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path):
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.security("DATA-2")
 def test_overlapping_members_are_refused(tmp_path):
     """DATA-2: a zip bomb whose entries share one content is refused before anything is inflated."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(1000), "b.jpg": bytes(1000)})

@@ -62,6 +62,7 @@ def changed(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
 
 
 @pytest.mark.parametrize("target", SEEDS, ids=lambda target: target.__name__)
+@pytest.mark.security("FUZZ-1")
 def test_no_bytes_bring_a_decoder_of_conversion_to_a_traceback(target):
     """Any bytes, and true ones with damage: a value, a Defect or a Problem, nothing else."""
 

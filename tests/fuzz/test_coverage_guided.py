@@ -10,6 +10,7 @@ from tests.fuzz.fuzz import ROOT
 
 @pytest.mark.long
 @pytest.mark.timeout(4 * 3600)
+@pytest.mark.security("FUZZ-1")
 def test_ten_million_inputs_break_no_decoder():
     """No traceback, no input of more than ten seconds, none of more than 4 GiB."""
     args = [sys.executable, "-m", "tests.fuzz.fuzz", "--inputs", "10000000"]

@@ -21,6 +21,7 @@ def server(folder: Path, image: str) -> Iterator[NginxServer]:
         yield server
 
 
+@pytest.mark.security("WEB-1")
 def test_the_daemon_holds_the_container_to_exactly_this_policy(server):
     """Read-only root, no capability, no way to new ones, limits, two read-only mounts, no more."""
     args = ["docker", "container", "inspect", server.home.name]
@@ -56,6 +57,7 @@ POLICY = {
 }
 
 
+@pytest.mark.security("WEB-1")
 def test_inside_there_is_no_right_and_nothing_to_write_to(server):
     """Every process: not root, no capability, no new privilege, filtered calls, read-only files."""
     for pid in inside(server):
@@ -75,6 +77,7 @@ def test_inside_there_is_no_right_and_nothing_to_write_to(server):
     assert not list(root.rglob("docker.sock"))
 
 
+@pytest.mark.security("WEB-2")
 def test_the_server_listens_at_the_one_address_and_nowhere_else(server):
     """No other socket of any kind listens, and another address of this machine is refused."""
     table = subprocess.run(["ss", "-Hnlp"], capture_output=True, text=True, check=True).stdout

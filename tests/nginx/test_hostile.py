@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from rackrun.nginx.serve import serving
 from tests.lab.nginx_processes import access_log
 from tests.nginx.test_requests import answer
@@ -29,6 +31,7 @@ def every_byte() -> list[bytes]:
     return [request + b"Connection: close\r\n\r\n" for request in requests]
 
 
+@pytest.mark.security("WEB-3")
 def test_no_byte_of_a_request_ends_the_server(folder):
     """Every byte wherever a client may put it."""
     with access_log() as log, serving(log.site(folder)) as it:
@@ -77,6 +80,7 @@ with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
 """
 
 
+@pytest.mark.security("WEB-5")
 def test_one_address_cannot_take_every_connection_past_the_firewall(folder, tmp_path):
     """With the documented line others keep their connections; without it none are left."""
     page = (ROOT / "docs" / "howto" / "serve-shards.md").read_text()

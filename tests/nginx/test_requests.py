@@ -125,6 +125,7 @@ def statuses(address: str, port: int) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["container", "native"])
+@pytest.mark.security("WEB-3")
 def test_each_request_gets_exactly_the_status_of_the_table(folder, image, native):
     """Only GET and HEAD of shards, indexes and the manifest are answered, to our own name, in full
     or by one range."""
@@ -250,6 +251,7 @@ def hangs_up(connection: socket.socket, seconds: float) -> bool:
     return bool(select.select([connection], [], [], seconds)[0]) and not connection.recv(1)
 
 
+@pytest.mark.security("WEB-5")
 def test_the_whole_configuration_passes_every_look(folder):
     """The looks that notice a missing line find nothing wrong with the file as it is."""
     with serving(Site(folder, port=0, native=True)) as server:

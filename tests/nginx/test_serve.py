@@ -130,6 +130,7 @@ def test_a_port_that_was_taken_meanwhile_is_another_one(folder, monkeypatch):
     assert not ports
 
 
+@pytest.mark.security("WEB-4")
 def test_lines_of_ones_own_are_nginxs(folder, tmp_path, keys):
     """--include adds TLS with client certificates at a port of its own, and a password."""
     users = tmp_path / "users"
@@ -299,6 +300,7 @@ def test_an_image_that_was_asked_for_is_never_replaced(folder, daemon):
     assert "the image rackrun.invalid/none:1 cannot be pulled" in refused.stderr
 
 
+@pytest.mark.security("SUP-1")
 def test_the_default_image_is_pinned_by_its_digest():
     """A tag can be moved to other bytes, a digest cannot."""
     assert re.fullmatch(r"nginx:[\d.]+-alpine@sha256:[0-9a-f]{64}", IMAGE)

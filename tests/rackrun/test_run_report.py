@@ -86,6 +86,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.security("HOST-5")
 def test_no_flipped_bit_of_the_predictions_is_a_traceback(run):
     """In any byte: the page's content or one line that names the file, never zlib's own error."""
     path = run / "predictions.npz"
@@ -102,6 +103,7 @@ def test_no_flipped_bit_of_the_predictions_is_a_traceback(run):
             read_predictions(path)
 
 
+@pytest.mark.security("HOST-5")
 def test_the_results_of_a_host_are_read_within_limits(run, capsys):
     """Depth, length of a line and of the file; what a line may hold are plain values."""
     metrics = run / "metrics.jsonl"
@@ -137,6 +139,7 @@ def browsed(address: str, folder: Path) -> tuple[str, list[str]]:
     return ended.stdout, [line for line in ended.stderr.splitlines() if "CONSOLE" in line]
 
 
+@pytest.mark.security("DATA-8")
 def test_a_browser_shows_the_page_and_complains_of_nothing(run):
     """All of a run is on it, nothing is fetched or run, and names from elsewhere stay text."""
     elements, console = browsed(write(run).as_uri(), run)

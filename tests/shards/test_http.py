@@ -480,6 +480,7 @@ def test_a_server_may_go_away_and_come_back(tiny):
 @pytest.mark.parametrize(
     "location", ["pipe:cat x.tar", "file:///data", "ftp://host/x", "s3://bucket", "gs://bucket"]
 )
+@pytest.mark.security("DATA-1")
 def test_only_folders_and_http_are_sources(location):
     """Nothing that a location could run is run."""
     with pytest.raises(UsageError, match="from a folder or from http"):

@@ -123,6 +123,7 @@ def in_one_lab(work: tuple[Reader, list[Mutation]]) -> list[Outcome]:
     return result
 
 
+@pytest.mark.security("DATA-4")
 def test_no_mutation_gets_through(capsys):
     """500 of them: each is detected with its place, or costs nothing; none is silent."""
     ours = outcomes(rackrun, corpus())

@@ -411,6 +411,7 @@ def test_of_five_hundred_lies_none_is_believed_and_none_takes_longer_than_the_li
     assert max(longest.values()) < SHORT.answer_seconds + SHORT.fetch_seconds + 20.0
 
 
+@pytest.mark.security("DATA-7")
 def test_strangers_are_not_answered(large, tmp_path):
     """Another token, half a request, HTTP, noise: closed without a byte, and readers are served."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:
@@ -455,6 +456,7 @@ def conversation(port: int, data: bytes, ends: bool = True) -> bytes:
     return received.lstrip(WAIT)
 
 
+@pytest.mark.security("DATA-7")
 def test_only_parts_of_known_shards_are_sent(large, tmp_path):
     """An unknown shard, a range beyond the end or across blocks, none at all: NO, and no more."""
     with hosts(str(large.folder), tmp_path, [PLENTY]) as run:

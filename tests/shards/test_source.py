@@ -35,6 +35,7 @@ def test_samples_come_back_in_order(tiny):
 
 @ANY_FIXTURE
 @given(position=st.integers(0, 10**9), bit=st.integers(0, 7))
+@pytest.mark.security("DATA-4")
 def test_no_flipped_bit_gets_through(position, bit, fresh):
     """DATA-4: whichever bit of a shard flips, in a header, a label, an image or the padding."""
     path = fresh.folder / FIRST
@@ -139,6 +140,7 @@ def _memory_of(index: np.ndarray) -> str:
 @pytest.mark.parametrize(
     "location", ["pipe:touch {}", "ssh://host/shards", "file:///data", "ftp://host/a", "s3://b/k"]
 )
+@pytest.mark.security("DATA-1")
 def test_other_schemes_are_refused(location, tmp_path):
     """DATA-1: nothing but folders and http(s) is opened, and no command ever runs."""
     canary = tmp_path / "canary"

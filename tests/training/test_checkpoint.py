@@ -55,6 +55,7 @@ def test_what_was_written_is_read(folder):
     assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
+@pytest.mark.security("CKPT-2")
 def test_ckpt_2_every_flipped_byte_is_found(folder):
     """One flipped byte anywhere makes a file damaged; torch alone would load most of them."""
     checkpoint.write(folder.final, content(3))
@@ -76,6 +77,7 @@ def test_a_truncated_file_is_found(folder, length):
         checkpoint.read(folder.final)
 
 
+@pytest.mark.security("CKPT-1")
 def test_ckpt_1_code_in_a_file_is_refused(folder, tmp_path):
     """A file that would run something when it is unpickled does not get to."""
     canary = tmp_path / "canary"
@@ -265,6 +267,7 @@ def saved(about: checkpoint.Content, model: nn.Module, data: str = "dd", **chang
         ),
     ],
 )
+@pytest.mark.security("CKPT-3")
 def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(local, remote, says):
     """Each difference that matters is named as it is typed, and no consequence of it."""
     about, model, *data = local
@@ -332,6 +335,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     assert checkpoint.read(folder.checkpoint(1))["state"]["step"] == 1
 
 
+@pytest.mark.security("CKPT-2")
 def test_a_kill_at_any_moment_leaves_whole_checkpoints_only(folder):
     """After kill -9 in the middle of saving, every file under a final name is whole."""
     checkpoint.save(folder, content(1), keep=3, best=True)

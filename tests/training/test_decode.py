@@ -280,6 +280,7 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("make", [png_that_claims, jpeg_that_claims])
 @pytest.mark.parametrize("size", [(65000, 65000), (60000, 1), (1, 60000), (9000, 9000)])
+@pytest.mark.security("DATA-3")
 def test_a_bomb_is_refused_before_it_is_decoded(make, size):
     """Too many pixels, or a strip that a resize would blow up: an error that says the size."""
     with pytest.raises(DataError, match="pixels"):
@@ -324,6 +325,7 @@ def test_what_is_no_image_is_an_error(data):
         decode(data)
 
 
+@pytest.mark.security("DATA-3")
 def test_other_formats_are_not_tried():
     """A TIFF or an EPS is refused although Pillow could open it."""
     for form in ("TIFF", "EPS", "PPM"):

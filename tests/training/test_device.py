@@ -46,6 +46,7 @@ def test_setting_up_imports_no_compiler():
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
+@pytest.mark.security("RUN-2")
 def test_compiled_code_is_kept_where_no_other_account_may_put_some(monkeypatch, tmp_path):
     """torch loads what it finds there; by default that is in /tmp, open to any account."""
     config = replace(CatDog(), synthetic=True, compile=True)
@@ -77,6 +78,7 @@ def test_compiled_code_is_kept_where_the_cache_is_a_link_and_the_umask_is_wide(
 
 
 @pytest.mark.parametrize("planted", ["folder", "above", "open", "link", "file"])
+@pytest.mark.security("RUN-2")
 def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(
     planted, monkeypatch, tmp_path
 ):

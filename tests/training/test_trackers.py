@@ -139,6 +139,7 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["figures", "../20260102-030405-b"])
+@pytest.mark.security("HOST-3")
 def test_wandb_obeys_no_settings_in_the_folder_of_a_run(below, tmp_path):
     """On a disk that hosts share they can write wandb/settings: it would get the user's key."""
     runs = tmp_path / "project" / "runs"

@@ -181,6 +181,7 @@ def test_a_file_that_holds_no_weights_is_refused(tmp_path):
     ],
     ids=["empty", "text", "page", "GGUF", "safetensors", "zip", "code", "short", "F4"],
 )
+@pytest.mark.security("CKPT-1")
 def test_a_file_of_another_kind_is_named_in_our_own_words(tmp_path, data, says):
     """No traceback, and not torch's advice to let the code in it run."""
     path = tmp_path / "weights"

@@ -249,6 +249,7 @@ def test_what_cannot_be_decoded_is_marked(data):
     assert fingerprint(jpeg(parts(1)[0]))["state"] == SOUND
 
 
+@pytest.mark.security("DATA-8")
 def test_names_of_strangers_stay_text(tmp_path, examine, capsys):
     """A class whose name is HTML is shown as text, in a page without scripts or addresses."""
     evil = "<img src=x onerror=alert(1)>"

@@ -46,6 +46,7 @@ def test_a_signal_while_a_command_is_imported(tmp_path, number, code, says):
     assert process.returncode == code
 
 
+@pytest.mark.security("HOST-4")
 def test_what_lies_in_the_current_folder_is_not_imported(tmp_path):
     """A1, A4: a queue.py and a typing.py in the current folder do not run in the launcher."""
     (tmp_path / "here").mkdir()

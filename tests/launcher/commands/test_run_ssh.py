@@ -324,6 +324,7 @@ def decoy() -> Iterator[Callable[[Sshd, tuple[str, ...]], "subprocess.Popen[byte
         for fault in FAULTS
     ],
 )
+@pytest.mark.security("PROC-1", "PROC-2")
 def test_whatever_dies_nothing_is_left_on_any_host(start_lab, decoy, fault):
     """PROC-1, PROC-2: in time every host runs what it ran before, and a decoy lives on.
 
@@ -471,6 +472,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
 # -- the command line ---------------------------------------------------------------------------
 
 
+@pytest.mark.security("SSH-5")
 def test_bad_lines_are_all_named_and_nothing_is_contacted(start_lab):
     """hosts.txt with faults: exit 64, a line for each, and sshd has not heard from us."""
     lab = start_lab(1)
@@ -551,6 +553,7 @@ def test_check_has_a_help_of_its_own(args, prog):
 # -- secrets and locks --------------------------------------------------------------------------
 
 
+@pytest.mark.security("SSH-6")
 def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab):
     """SSH-6: in no plan, log, result or command line, here or there; but every rank has it."""
     lab = start_lab(2)

@@ -298,6 +298,7 @@ TAKEN += ("wandb/offline-run-1-x/run-x.wandb", "wandb/offline-run-1-x/files/conf
 TAKEN += ("mlruns/1/meta.yaml", "mlruns/1/2/metrics/train/loss", "mlruns/1/2/params/resolved.name")
 
 
+@pytest.mark.security("HOST-3")
 def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path):
     """HOST-3: names and kinds are an allow-list; the rest stays on the host, and is named."""
     remote, local = tmp_path / "there", tmp_path / "here"

@@ -266,6 +266,7 @@ def tree(folder: Path) -> dict[str, bytes | str]:
 SECRETS = {"server.key": 0o644, "conf/.env": 0o644, "mine.txt": 0o600, "closed/notes.txt": 0o644}
 
 
+@pytest.mark.security("SSH-9")
 def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab):
     """Untracked keys, .env, what only its owner reads: left out, and named with what to type."""
     lab = start_lab(1)

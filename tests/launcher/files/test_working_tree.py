@@ -266,6 +266,7 @@ keyboard.csv environment.yml data.csv model.pt tokenize.py monkey.txt auth/login
 
 
 @pytest.mark.parametrize(("names", "is_private"), [(SECRET, True), (PLAIN, False)])
+@pytest.mark.security("SSH-9")
 def test_names_of_secrets_are_known_and_others_are_not(names, is_private, tmp_path):
     """SSH-9: what programs call their secrets is left out of --sync; vocabularies are not."""
     for name in names.split():

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.lab import warm
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import SHORT, of_the_run, run_folder
@@ -25,6 +27,7 @@ time.sleep(999)
 """
 
 
+@pytest.mark.security("SSH-6")
 def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab):
     """SSH-6: no command line of the machine and no file shows it, meanwhile and afterwards."""
     lab = start_lab(2)

@@ -144,6 +144,7 @@ def test_a_closed_terminal_ends_the_run(tmp_path):
     assert not drive.alive()
 
 
+@pytest.mark.security("SSH-7")
 def test_control_characters_are_shown_not_obeyed(tmp_path):
     """A rank that sets the title, clears the screen and writes to the clipboard only shows it."""
     nasty = "\x1b]0;owned\x07 \x1b[2J \x1b]52;c;eA==\x07 \x9b31m \x08 \u202eabc"

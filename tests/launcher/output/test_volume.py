@@ -41,6 +41,7 @@ SIZES = [(10, 100), pytest.param((100, 1000), marks=pytest.mark.long)]
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.security("SSH-7")
 def test_a_flood_takes_time_in_proportion_and_no_more_memory(tmp_path, sizes, kind):
     """SSH-7: ten times the bytes (1 GB in the long tests), with newlines or without: all are in the
     log, for at most 12 times the launcher's processor time, in the memory of a small run."""

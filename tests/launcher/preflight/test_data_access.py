@@ -26,6 +26,7 @@ def shown(public: Path) -> str:
     return output.stdout.split()[1]
 
 
+@pytest.mark.security("SSH-1")
 def test_a_changed_and_an_unknown_key_are_both_named(start_lab, tmp_path):
     """SSH-1, SSH-2: 77 in time, both fingerprints, one attempt to log in, and nothing has run."""
     lab = start_lab(2)
@@ -51,6 +52,7 @@ def test_a_changed_and_an_unknown_key_are_both_named(start_lab, tmp_path):
     assert not (lab.folder / "runs").exists()
 
 
+@pytest.mark.security("SSH-1")
 def test_a_name_that_leads_to_another_machine_is_refused(net, tmp_path):
     """SSH-1: also where a false name server (here: /etc/hosts) leads to another known host."""
     lab = net(2)

@@ -70,6 +70,7 @@ def host_of_lies(lab: Lab, lies: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize(
     "lies", [LIES[::2], pytest.param(LIES, marks=pytest.mark.long)], ids=["half", "all"]
 )
+@pytest.mark.security("HOST-1")
 def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(start_lab, lies):
     """Types, ranges, paths, addresses, JSON: 69, a line each, no traceback, and no GPU believed."""
     lab = start_lab(0)

@@ -186,6 +186,7 @@ def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch):
     assert families == [socket.AF_INET6, socket.AF_INET, socket.AF_INET6]
 
 
+@pytest.mark.security("NET-1")
 def test_a_public_address_for_the_master_needs_a_word():
     """NET-1: no rendezvous at a public address, unless with --ignore-check public."""
     cluster = ClusterFacts((finding("a"),), "8.8.8.8", 29500)

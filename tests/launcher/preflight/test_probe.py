@@ -32,6 +32,7 @@ def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
     return network.reach("127.0.0.1", port, number.hex(), expected.hex())
 
 
+@pytest.mark.security("NET-5")
 def test_strangers_at_the_meeting_point_keep_no_host_out(port):
     """Silent ones, one that drips, resets, and more of them than there are places."""
     with contextlib.ExitStack() as strangers:
@@ -52,6 +53,7 @@ def test_strangers_at_the_meeting_point_keep_no_host_out(port):
         assert outcomes == [{}] * 64
 
 
+@pytest.mark.security("NET-5")
 def test_the_token_is_never_sent(port):
     """A stranger hears an HMAC of its own number; who has another token is another one."""
     with socket.create_connection(("127.0.0.1", port)) as stranger:

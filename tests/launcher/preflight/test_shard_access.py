@@ -73,6 +73,7 @@ def moved(target: str, code: int = 302) -> bytes:
 
 @pytest.mark.parametrize("code", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("name", ["dataset.json", "a.tar"])
+@pytest.mark.security("WEB-4")
 def test_a_redirect_takes_no_password_to_another_server(server, tmp_path, code, name):
     """WEB-4: neither for dataset.json nor for a shard; the finding names the other server."""
     other = Server("127.0.0.7")

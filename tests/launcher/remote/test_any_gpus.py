@@ -114,6 +114,7 @@ def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack):
     assert [host["free"] for host in rack.inspect().values()] == [[0, 1]] * 3
 
 
+@pytest.mark.security("PROC-4")
 def test_launches_at_the_same_time_share_the_rack(rack):
     """Six launches for a GPU each, at once and without --wait: each gets one of its own."""
     runs = [
@@ -131,6 +132,7 @@ def test_launches_at_the_same_time_share_the_rack(rack):
         assert run.returncode == 130
 
 
+@pytest.mark.security("PROC-3")
 def test_no_file_beside_the_locks_keeps_gpus_from_us(rack):
     """PROC-3: a lock of another account that nobody holds, a pipe and a link for tickets."""
     start = f"/tmp/rackrun-{rack.lab.hosts[0].address}-{rack.lab.hosts[0].port}.lock"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.lab import warm, warm_server
 from tests.lab.hosts import ROOT
 from tests.lab.network import NetLab, port
@@ -74,6 +76,7 @@ def lets_in(lab: NetLab, number: int, address: str, port: int) -> bool:
     return output.returncode == 0
 
 
+@pytest.mark.security("NET-1", "NET-2")
 def test_what_listens_is_what_the_docs_say_and_a_stranger_meets_the_firewall(net):
     """NET-1, NET-2: real torchrun on hosts with a public address too, behind the docs' recipe: it
     trains; a third host reaches no port of it, and, without the recipe, the store's."""

@@ -209,6 +209,7 @@ def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock):
         b'{"user": "a", "run": "", "name": "' + b"x" * 5000 + b'", "since": 1.0}',
     ],
 )
+@pytest.mark.security("PROC-5")
 def test_what_no_holder_writes_says_nothing(lock, text):
     """PROC-5: any account can write into a lock: what has not the shape is passed over."""
     with holding(lock):
@@ -216,6 +217,7 @@ def test_what_no_holder_writes_says_nothing(lock, text):
         assert locks.in_the_way(str(lock), [""], "") == {"holder": "another launch"}
 
 
+@pytest.mark.security("PROC-3")
 def test_no_lock_leads_to_another_file(lock, tmp_path):
     """PROC-3: a link, a second name of a file, a pipe and a folder are refused, not written to."""
     target = tmp_path / "target"
@@ -294,6 +296,7 @@ def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock):
 
 
 @pytest.mark.parametrize("turn", ["1", "1e300", "x", f"{EARLY}-polite", f"{EARLY}\n"])
+@pytest.mark.security("PROC-5")
 def test_a_file_that_is_no_ticket_ends_no_look(lock, turn):
     """Any account may leave a file of such a name."""
     Path(f"{lock}{locks.TICKET}{turn}").touch()

@@ -88,6 +88,7 @@ def identity(pid: int) -> list[Any]:
     return [*processes.identity(pid), *processes.identity(pid), space]
 
 
+@pytest.mark.security("PROC-2")
 def test_stop_ends_and_removes_nothing_that_another_account_names(
     detached_on_one, stranger, tmp_path
 ):

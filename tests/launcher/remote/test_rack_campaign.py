@@ -275,6 +275,7 @@ def overtaken(all_jobs: Sequence[Job]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.mark.security("PROC-4")
 def test_a_rack_is_shared_fairly_whoever_dies(passable, accounts):
     """All who wait are served, in the order of arrival; no GPU is used twice; nothing is left."""
     play(Campaign(passable, accounts, (2, 2)), few_jobs())

@@ -115,6 +115,7 @@ def zero() -> Iterator[Callable[..., Zero]]:
             connection.close()
 
 
+@pytest.mark.security("NET-4")
 def test_no_stranger_ends_or_holds_up_the_roll_call(zero):
     """Nonsense of every kind, 60 who are silent and one who drips: the true node is met at once."""
     node = zero()
@@ -168,6 +169,7 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
 # -- a key of the job
 
 
+@pytest.mark.security("NET-4")
 def test_with_a_key_only_nodes_that_know_it_meet(zero):
     """No key, another key, and what was overheard before: none takes a seat; the true node does."""
     node = zero(KNOWN)

@@ -103,6 +103,7 @@ def test_real_torchrun_makes_one_world_of_two_containers(hosts):
     assert containers() == []
 
 
+@pytest.mark.security("RUN-1")
 def test_exit_codes_and_secrets_are_those_of_the_rank(hosts):
     """The rank's own code comes through; no container has its secret in its words, nor a right."""
     lab, args = hosts

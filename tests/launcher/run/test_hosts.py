@@ -143,6 +143,7 @@ def test_every_bad_line_is_named_at_once_with_line_and_column():
         ("^gpu01", 1, "cannot be part"),
     ],
 )
+@pytest.mark.security("SSH-5")
 def test_a_bad_line_is_refused_where_it_is_bad(line, column, says):
     """SSH-5: names are held to a strict grammar, and the message points at the place."""
     (line_number, result, text), *_ = faults(line)

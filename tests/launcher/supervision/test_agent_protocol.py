@@ -85,6 +85,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.security("HOST-1")
 def test_nonsense_from_a_host_is_a_lost_host(name):
     """Every wrong type, range, rank and size is HostLost, 75: never another error."""
     with pytest.raises(HostLost, match=agent_protocol.NONSENSE):

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames
 from tests.lab.drive import Drive
@@ -46,6 +48,7 @@ def hostile(folder: Path, data: bytes) -> str:
     return str(path)
 
 
+@pytest.mark.security("HOST-2")
 def test_what_a_hostile_host_says_is_its_own_end(tmp_path):
     """SSH-7: one line that names it, 75, no traceback; the other host is clean."""
     drives = {
@@ -66,6 +69,7 @@ def test_what_a_hostile_host_says_is_its_own_end(tmp_path):
         assert drive.result["hosts"]["127.0.0.2"] == "clean"
 
 
+@pytest.mark.security("HOST-2")
 def test_a_host_cannot_make_a_run_succeed(tmp_path):
     """The only host says that all is over, and no rank ever ran: 75, not done."""
     message = event("closed", survivors=[])

@@ -82,6 +82,7 @@ class Mute:
             pass  # the test is over
 
 
+@pytest.mark.security("SSH-8")
 def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab):
     """SSH-8: after the banner, in the key exchange, and while a key is judged: 69 for all three."""
     lab = start_lab(1)
@@ -162,6 +163,7 @@ class NoPrograms(paramiko.ServerInterface):
         return False
 
 
+@pytest.mark.security("SSH-8")
 def test_a_host_that_starts_no_program_is_named(start_lab):
     """SSH-8: the channel is there, the request for a program is never answered."""
     lab = start_lab(0)

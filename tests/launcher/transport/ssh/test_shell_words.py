@@ -35,6 +35,7 @@ LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("bash", "dash"
 
 
 @pytest.mark.parametrize("shell", ["forced", *LONG])
+@pytest.mark.security("SSH-4")
 def test_a_thousand_hostile_words_and_values_arrive_as_they_are(start_lab, shell, tmp_path):
     """SSH-4: 1,000 words, 1,000 values, paths: equal byte for byte, and no shell has read them."""
     lab = start_lab(0)
@@ -77,6 +78,7 @@ def test_a_word_that_a_shell_reads_leaves_the_canary(start_lab, tmp_path):
     assert canary.exists()
 
 
+@pytest.mark.security("SSH-4")
 def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab):
     """SSH-4, SSH-6: no word, variable or secret of a run is in a command that sshd was given."""
     lab = start_lab(0)

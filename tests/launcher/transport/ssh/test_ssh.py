@@ -300,6 +300,7 @@ def test_ssh_config_says_under_which_name_and_where_a_key_is_known(start_lab, ne
 # -- keys and ssh_config ------------------------------------------------------------------------
 
 
+@pytest.mark.security("SSH-2")
 def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(start_lab, network):
     """SSH-2: a wrong key is tried once, the login ends with 77 and says what to type."""
     lab = start_lab(2)
@@ -492,6 +493,7 @@ def test_address_family_says_which_addresses_are_tried(start_lab, network):
         network(lab).connect([lab.hosts[0].host])
 
 
+@pytest.mark.security("SSH-2")
 def test_the_agent_is_not_forwarded(start_lab, network, monkeypatch):
     """SSH-2: a host's root does not get our keys, whatever ssh_config says."""
     lab = start_lab(1)
@@ -927,6 +929,7 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("weak", ["Ciphers aes128-cbc", "MACs hmac-md5\nCiphers aes128-ctr"])
+@pytest.mark.security("SSH-3")
 def test_a_server_with_only_weak_algorithms_is_refused(start_lab, network, weak):
     """SSH-3: CBC and MD5 are not negotiated, though the library would offer them."""
     lab = start_lab(1)
