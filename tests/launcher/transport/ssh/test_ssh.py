@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from io import BufferedReader
 from pathlib import Path
 
 import pytest
@@ -807,23 +808,23 @@ def test_a_login_that_sshd_drops_at_random_is_tried_once_more(start_lab, network
         assert output(machine, "echo", "hi") == b"hi\n"
 
 
-CHUNKS = range(1, 6)
-"""After how many pieces of what we send the connection breaks; with the sixth we are logged in."""
+MESSAGES = range(1, 6)
+"""After how many of our messages the connection breaks; with the sixth we are logged in."""
 
 
 def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(start_lab, network):
     """Version, key exchange, keys: a second attempt gets in, and no refusal is reported."""
     lab = start_lab(1)
     with contextlib.ExitStack() as doors:
-        opened = [doors.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in CHUNKS]
-        for door, chunks in zip(opened, CHUNKS, strict=True):
-            arguments = (door, lab.hosts[0], chunks)
+        opened = [doors.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in MESSAGES]
+        for door, messages in zip(opened, MESSAGES, strict=True):
+            arguments = (door, lab.hosts[0], messages)
             threading.Thread(target=cut_then_relay, args=arguments, daemon=True).start()
         lab.configure("HostKeyAlias there")
         lab.known_hosts.write_text(f"there {lab.hosts[0].public_key}\n")
         ports = [door.getsockname()[1] for door in opened]
         machines = network(lab).connect([Host("127.0.0.1", port=port) for port in ports])
-        assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(CHUNKS)
+        assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(MESSAGES)
 
 
 def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab, network):
@@ -853,8 +854,8 @@ def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab, network):
         network(lab).connect([server.host])
 
 
-def cut_then_relay(door: socket.socket, server: Sshd, chunks: int) -> None:
-    cut(door, server, chunks)
+def cut_then_relay(door: socket.socket, server: Sshd, messages: int) -> None:
+    cut(door, server, messages)
     client, _ = door.accept()
     with client, socket.create_connection((server.address, server.port)) as inner:
         threading.Thread(target=pump, args=(inner, client), daemon=True).start()
@@ -862,17 +863,30 @@ def cut_then_relay(door: socket.socket, server: Sshd, chunks: int) -> None:
 
 
 def cut(door: socket.socket, server: Sshd, *cuts: int) -> None:
-    """Break one connection after the other, each after that many pieces from its client."""
-    for chunks in cuts:
+    """Break one connection after the other, each after that many messages from its client.
+
+    Our version, KEXINIT, the key exchange, NEWKEYS, and the request to log in, which is encrypted.
+    """
+    for messages in cuts:
         client, _ = door.accept()
-        with client, socket.create_connection((server.address, server.port)) as inner:
+        inner = socket.create_connection((server.address, server.port))
+        with client, client.makefile("rb") as sent, inner:
             back = threading.Thread(target=pump, args=(inner, client), daemon=True)
             back.start()
-            for _ in range(chunks):
-                inner.sendall(client.recv(65536))
+            for number in range(messages):
+                inner.sendall(next_message(sent, number))
             client.shutdown(socket.SHUT_RDWR)
             inner.shutdown(socket.SHUT_RDWR)
             back.join()
+
+
+def next_message(sent: BufferedReader, number: int) -> bytes:
+    if number == 0:
+        return sent.readline()
+    if number < 4:
+        length = sent.read(4)
+        return length + sent.read(int.from_bytes(length, "big"))
+    return sent.read1()
 
 
 HOSTILE_BANNERS = {
