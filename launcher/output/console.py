@@ -98,7 +98,7 @@ class PlainOutput(MergedOutput, AbstractContextManager["PlainOutput"]):
         self._write(self.merger.take(now))
         if now - self.progress_at > PROGRESS_SECONDS:
             self.progress_at = now
-            parts = list(progress_words(run.ranks[0], now))
+            parts = list(progress_words(run.lead, now))
             if parts:
                 self.note(f"{time_of_day(now)} {', '.join(parts)}")
 

@@ -83,7 +83,8 @@ def carry(secure: ssl.SSLSocket, argv: list[str]) -> None:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        except OSError:
+        except OSError as error:
+            secure.sendall(f"{argv[0]}: {error.strerror}\n".encode())
             return
     pump(secure, ours)
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
+from rackrun.launcher.remote.network import family_of
 from rackrun.launcher.remote.sockets import keep_alive, pump, read_line, tls
 from rackrun.launcher.transport.local import SocketChannel
 
@@ -32,8 +33,7 @@ class _Listener:
 
     def __init__(self, address: str, context: ssl.SSLContext) -> None:
         """Open a free port at this address; raises OSError."""
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        backlog = WAITING_CALLERS
+        family, backlog = family_of(address), WAITING_CALLERS
         self.listener = socket.create_server((address, 0), family=family, backlog=backlog)
         self.port = int(self.listener.getsockname()[1])
         self.context = context

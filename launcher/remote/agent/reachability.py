@@ -15,6 +15,7 @@ import socket
 import time
 
 from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.network import family_of
 from rackrun.launcher.remote.processes import names_in
 
 CALLS = 256  # to other hosts at a time
@@ -66,7 +67,7 @@ class Reachability:
         # Only in the first half of the time: the last ones called need some to answer.
         while self.uncalled and len(self.calls) < self.most_calls and now < self.call_until:
             address, port = self.uncalled.pop()
-            call = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+            call = socket.socket(family_of(address))
             call.setblocking(False)
             self.calls[address] = call
             with contextlib.suppress(OSError):  # a name that means nothing here stays unanswered

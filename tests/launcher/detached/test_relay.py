@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.remote.relay import call
+from rackrun.launcher.remote.relay import call, carry
 from rackrun.launcher.remote.sockets import memory_file, read_line, tls
 from rackrun.launcher.transport import relay
 from rackrun.launcher.transport.certificate import new_key
@@ -138,6 +138,19 @@ def test_a_carrier_that_never_calls_is_a_lost_host(monkeypatch):
         transport.open(["true"])
     transport.close()
     control.close()
+
+
+def test_a_program_that_a_relay_cannot_start_is_named():
+    """Its reason arrives as its last words: no login shell is blamed for it."""
+    transport, control = met()
+    with ThreadPoolExecutor() as pool, control:
+        opened = pool.submit(transport.open, ["no-such-python"])
+        order = json.loads(read_line(control))
+        carrier = call(tls(KEY, server=False), "127.0.0.1", order["port"], order["token"])
+        carry(carrier, order["argv"])
+        carrier.close()
+        assert opened.result(20).receive() == b"no-such-python: No such file or directory\n"
+    transport.close()
 
 
 def test_the_key_of_a_run_is_in_no_file(tmp_path, monkeypatch):

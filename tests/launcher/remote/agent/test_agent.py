@@ -320,6 +320,25 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
     assert events[-1] == Closed(0)
 
 
+def test_a_host_known_by_a_name_with_ipv6_alone_is_reached(tmp_path):
+    """Nobody listens at the port of the name; its refusal shows that packets go both ways."""
+    plan = plan_of(tmp_path, "sleep", "98764")
+    (tmp_path / "hosts").write_text("::1 six\n127.0.0.1 four\n")
+    with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    shell = ["unshare", "--mount", "sh", "-c", with_names, str(tmp_path / "hosts")]
+    channel = LocalTransport("here").open([*shell, *bootstrap.bootstrap()])
+    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
+    decoder = agent_protocol.Decoder(plan)
+    wait_for(channel, decoder, Opened)
+    channel.send(agent_protocol.reach_order([("six", 9), ("four", 9)], 1.0))
+    events: list[Event] = []
+    while data := channel.receive():
+        events += decoder.feed(data)
+        if any(isinstance(event, Unreached) for event in events):
+            channel.close()
+    assert [event for event in events if isinstance(event, Unreached)] == [Unreached(0, ())]
+
+
 def test_the_bootstrap_is_fixed_and_shell_safe():
     """The only words on a remote command line: no quote of its own kind, no `!`, no newline."""
     args = bootstrap.bootstrap("python3.9")
