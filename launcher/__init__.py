@@ -8,13 +8,11 @@ if __name__ != "rackrun.launcher":  # a second copy of the package, with other c
     raise ImportError("import rackrun.launcher, not launcher")
 
 if TYPE_CHECKING:
-    from typing import Unpack
-
-    from rackrun.launcher.run.python_launch import LaunchOptions, LaunchResult
+    from rackrun.launcher.run.python_launch import LaunchResult
     from rackrun.launcher.run.result import Result
 
 
-def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
+def launch(*args: object, **options: object) -> LaunchResult:
     """Run what `./run-local` would, from Python: `launch("catdog", "--epochs", "2", nproc=2)`.
 
     With `hosts="hosts.txt"` it is what `./run-ssh` does, with `address="auto"` what `./run-ray`
@@ -26,14 +24,14 @@ def launch(*args: object, **options: Unpack[LaunchOptions]) -> LaunchResult:
     A function, or its import path as "my_module:train", is called by every rank with the further
     arguments, which travel as JSON; `returned` of the result has what it returned on each rank.
     """
-    from rackrun.launcher.run.python_launch import function_call, launched
+    from rackrun.launcher.run.python_launch import LaunchResult, function_call, with_returned
 
-    call = function_call(args)
-    typed = ("--", *call.args) if call else tuple(map(str, args))
-    return launched(_launch(typed, options), args)
+    if call := function_call(args):
+        return with_returned(_launch(("--", *call.args), options), args[0])
+    return LaunchResult(**vars(_launch(tuple(map(str, args)), options)))
 
 
-def _launch(args: tuple[str, ...], options: LaunchOptions) -> Result:
+def _launch(args: tuple[str, ...], options: dict[str, object]) -> Result:
     """Launch here, on hosts, or on a Ray cluster, depending on the options."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
         from rackrun.launcher.commands.ssh import launch as launch_there

@@ -1,14 +1,13 @@
-"""`launcher.launch`: its options, the function that it is given to call, and what it returns."""
+"""`rackrun.launch`: the function that it is given to call, and what it returns."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, TypeAlias, TypedDict, get_type_hints
+from typing import Any, get_type_hints
 
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem, UsageError
@@ -20,56 +19,6 @@ from rackrun.user_code.imports import is_import_path
 
 MOST_ARGUMENTS = 100_000
 """Bytes; the kernel passes no more than 131,072 in a word."""
-
-
-Strings: TypeAlias = list[str] | tuple[str, ...]
-
-
-class LaunchOptions(TypedDict, total=False):
-    """The options of a launch by their names in Python; their help is in the dataclasses."""
-
-    hosts: str | os.PathLike[str]
-    host_list: str
-    address: str
-    nproc: int
-    name: str
-    runs: str | os.PathLike[str]
-    env: Strings
-    secret: Strings
-    plain: bool
-    time_limit: str
-    on_event: str
-    share: bool
-    python: str
-    image: str
-    volume: Strings
-    ignore_check: Strings
-    workdir: str
-    port: int
-    wait: bool
-    max_restarts: int
-    spares: int
-    min_hosts: int
-    slurm: bool
-    include: str
-    exclude: str
-    hosts_needed: int
-    gpus_needed: int
-    sync: bool
-    sync_untracked: Strings
-    sync_wheels: str
-    accept_new: bool
-    ssh_config: str
-    serve: bool
-    no_serve: bool
-    serve_address: str
-    serve_port: int
-    serve_native: bool
-    serve_image: str
-    lease_seconds: float
-    hang_seconds: float
-    checkpoint_seconds: float
-    rendezvous_seconds: float
 
 
 @dataclass(frozen=True)
@@ -102,28 +51,26 @@ def function_call(args: Sequence[object]) -> FunctionCall | None:
     return FunctionCall((*CALL, name, text))
 
 
-def launched(result: Result, args: Sequence[object]) -> LaunchResult:
-    """Return a result with what the function, if `launch` was given one, returned on each rank.
+def with_returned(result: Result, function: object) -> LaunchResult:
+    """Return a result with what the function that was launched returned on each rank.
 
     The return annotation of the function is the shape of that; raises Problem for anything else.
     """
-    call = function_call(args)
-    shape = get_type_hints(args[0]).get("return", Any) if args and callable(args[0]) else Any
+    shape = get_type_hints(function).get("return", Any) if callable(function) else Any
     returned = {}
-    for rank, code in result.codes.items() if call else ():
+    for rank, code in result.codes.items():
         path = RunFolder(result.folder).returned / f"rank-{rank}.json"
         try:
             if code == 0 and path.is_file():
                 returned[rank] = parsed_file(path, shape, MOST_RETURNED)
         except Misshapen as error:
-            raise Problem(f"{path}: not what {args[0]} says it returns: {error}") from None
-    if call and result.exit_code == 0 and (missing := result.codes.keys() - returned):
+            raise Problem(f"{path}: not what {function} says it returns: {error}") from None
+    if result.exit_code == 0 and (missing := result.codes.keys() - returned):
         where = f"what rank {min(missing)} returned has not come back"
         raise Problem(
             f"{result.folder}: {where}; it is on its host, in {RETURNED} of its run folder"
         )
-    same = {field.name: getattr(result, field.name) for field in fields(Result)}
-    return LaunchResult(**same, returned=returned)
+    return LaunchResult(**vars(result), returned=returned)
 
 
 def _import_path(function: Any) -> str:

@@ -18,10 +18,8 @@ def train(rate: float) -> float:
 
 def launched() -> dict[int, float]:
     """Launch a task, a command and a function."""
-    code: int = launch("catdog", "--epochs", 2, nproc=2, name="mine").exit_code
+    launch("catdog", "--epochs", 2, nproc=2, name="mine").exit_code = 1  # type: ignore[misc]
     launch("--", "python", "train.py", hosts=Path("hosts.txt"), sync=True, env=["A=1"])
-    launch("catdog", nproc="2")  # type: ignore[arg-type]
-    launch("catdog", gpus=code)  # type: ignore[call-arg]
     return dict(launch(train, 0.1, hosts="hosts.txt", max_restarts=2).returned)
 
 

@@ -5,7 +5,7 @@ import os
 import re
 import time
 import tomllib
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,14 @@ import rackrun
 from rackrun.errors import SaveError, UsageError
 from rackrun.launcher import launch
 from rackrun.launcher.commands import local_run
-from rackrun.launcher.commands.parse import TYPED_ONLY, from_names, parse, split, work_of
-from rackrun.launcher.commands.ray import RayOptions
+from rackrun.launcher.commands.parse import from_names, parse, split, work_of
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.ssh_run import refuse_what_stays
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.serving import folder_to_serve
 from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.preflight.checks import CHECKS, check_allowed
-from rackrun.launcher.run.job import Command, Limits, TaskWork
-from rackrun.launcher.run.python_launch import LaunchOptions
+from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import HostOptions, LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.user_code.revision import git_commit
@@ -206,18 +204,6 @@ def test_a_port_that_is_always_taken_ends_the_run(tmp_path):
     result = local_run.launch_local(Command(("true",)), options)
     assert result.port_was_taken
     assert len(list((tmp_path / "runs").glob("2*"))) == 2
-
-
-def test_type_checkers_know_the_options_of_launch():
-    """The keywords are the fields of the dataclasses, less those for the command line only."""
-    groups = {"serving", "limits"}
-    names = {
-        field.name
-        for kind in (SshOptions, LocalOptions, RayOptions, Serving, Limits)
-        for field in fields(kind)
-        if field.name not in groups | {*TYPED_ONLY, "detach_seconds"}
-    }
-    assert set(LaunchOptions.__annotations__) == names
 
 
 def test_type_checkers_know_what_programs_may_import():
