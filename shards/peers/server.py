@@ -46,7 +46,6 @@ from rackrun.shards.traffic import Traffic
 from rackrun.signals import end_with
 
 MOST_CONNECTIONS = 1024  # with one more, the one unused for longest is closed
-MOST_BYTES = 16 << 20  # of an answer
 FETCHES = 8  # at once
 START_SECONDS = 60.0  # for the process
 FIRST_SECONDS = 5.0  # for the first request of a connection
@@ -204,8 +203,6 @@ class PeerServer:
 
     def _part(self, request: Request) -> BlockPart | None:
         """Return what a request asks for; None unless it is within one block of a known shard."""
-        if not 0 < request.length <= MOST_BYTES:
-            return None
         with contextlib.suppress(Problem, KeyError):  # an index that cannot be read
             source, shard = self._shards[request.sha256]
             for block, span in source.parts_of(shard, request.offset, request.length):

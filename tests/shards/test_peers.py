@@ -31,6 +31,7 @@ from rackrun.shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request
 from rackrun.shards.peers.source import PeerSource, PeerTable
 from rackrun.shards.samples import Sample, portions
 from rackrun.shards.source import Source
+from tests.lab.tiny_shards import write_tiny
 from tests.lab.waiting import until
 from tests.shards.test_cache import TIMEOUTS, asked_for, files
 
@@ -127,6 +128,19 @@ def test_caches_with_room_for_everything_keep_everything(large, large_proxy, tmp
         blocks = {name: n for name, n in asked_for(large_proxy).items() if ".tar" in name}
         assert set(blocks.values()) == {1}
     assert everything(run.sources[0]) == large.all
+
+
+def test_images_larger_than_most_blocks_come_from_other_hosts_too(tmp_path):
+    """A sample of 17 MiB is a block of its own, and its home sends it whole."""
+    made = write_tiny(tmp_path / "shards", shards=2, samples=2, size=17 << 20)
+    total = sum(path.stat().st_size for path in made.folder.glob("*.tar"))
+    with hosts(str(made.folder), tmp_path / "caches", [int(total * 0.75)] * 2) as run:
+        run.meet()
+        for source in run.sources:
+            assert everything(source) == made.all
+        traffic = [source.traffic.total() for source in run.sources]
+    assert sum(each.origin for each in traffic) < 1.1 * total
+    assert sum(each.peers for each in traffic) > 0.9 * total
 
 
 def test_caches_too_small_for_the_data_keep_the_same_part_of_it(large, large_proxy, tmp_path):
