@@ -149,8 +149,8 @@ class Confusion:
         """Count a batch, without images that have no answer."""
         if self.classes:
             cells = labels * self.classes + logits.argmax(1)
-            cells = cells[answered(logits)]
-            self.counts += torch.bincount(cells, minlength=len(self.counts))
+            # Not by bincount, nor by the cells chosen by a mask: both wait for the device.
+            self.counts.index_add_(0, cells, answered(logits).double())
 
 
 class NoAnswers:
@@ -159,16 +159,28 @@ class NoAnswers:
     def __init__(self) -> None:
         self.count = 0
         self.names: list[str] = []
+        self._last: tuple[torch.Tensor, Sequence[tuple[str, str]]] | None = None
 
     def add(self, logits: torch.Tensor, keys: Sequence[tuple[str, str]]) -> None:
-        """Look at a batch; `keys` are shard and key of each sample, or none for noise."""
-        bad = (~answered(logits)).nonzero()[:, 0].tolist()
+        """Keep a batch, and look at the one before, while the device works on this one.
+
+        `keys` are shard and key of each sample, or none for noise.
+        """
+        self._look()
+        self._last = ~answered(logits), keys
+
+    def _look(self) -> None:
+        if not self._last:
+            return
+        (is_bad, keys), self._last = self._last, None
+        bad = is_bad.nonzero()[:, 0].tolist()
         self.count += len(bad)
         if keys and len(self.names) < MOST_NAMED:
             self.names += [f"{shard}: {key}" for shard, key in (keys[index] for index in bad)]
 
     def of_all(self, ranks: Ranks) -> str:
         """Return a line about those of all ranks, or ""."""
+        self._look()
         count = int(ranks.all_reduce_sum(torch.tensor([float(self.count)], dtype=torch.float64))[0])
         if not count:
             return ""
@@ -231,10 +243,10 @@ def finite_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
-    """Count samples whose label is among the `first` likeliest classes."""
+    """Return whether the label is among the `first` likeliest classes: bool (B,)."""
     if first == 1:
-        return (logits.argmax(1) == labels).sum()
-    return (logits.topk(first, dim=1).indices == labels[:, None]).any(1).sum()
+        return logits.argmax(1) == labels
+    return (logits.topk(first, dim=1).indices == labels[:, None]).any(1)
 
 
 def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -242,9 +254,8 @@ def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     A sample for which the output is not finite counts as wrong, with the largest loss.
     """
-    loss = finite_losses(logits, labels).double().sum()
     has_answer = answered(logits)
-    logits, labels = logits[has_answer], labels[has_answer]
-    top1 = correct_predictions(logits, labels, 1)
-    top5 = correct_predictions(logits, labels, min(5, logits.shape[1]))
-    return torch.stack([loss, top1.double(), top5.double()])
+    sums = [finite_losses(logits, labels).double().sum()]
+    for first in (1, min(5, logits.shape[1])):
+        sums.append((correct_predictions(logits, labels, first) & has_answer).double().sum())
+    return torch.stack(sums)

@@ -55,7 +55,11 @@ def test_the_sums_of_an_evaluation():
     loss = torch.nn.functional.cross_entropy(logits.float(), labels) * 2
     assert evaluation_sums(logits, labels).tolist() == [pytest.approx(float(loss)), 0, 1]
     assert evaluation_sums(logits[:, :3], labels).tolist()[1:] == [1, 2]
-    assert [int(correct_predictions(logits, labels, first)) for first in (1, 2, 6)] == [0, 1, 2]
+    assert [int(correct_predictions(logits, labels, first).sum()) for first in (1, 2, 6)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_confusion_matrix_has_a_row_for_each_label():

@@ -178,19 +178,16 @@ class Tally:
         labels = batch.labels
         self._counter.add([evaluation_sums(logits, labels)], len(labels), batch.skipped)
         self._confusion.add(logits, labels)
-        size = self._classes.shape[1]
-        self._classes[0] += torch.bincount(labels, minlength=size)
         has_answer = answered(logits)
-        logits, labels = logits[has_answer], labels[has_answer]
         confidence, predicted = logits.softmax(1).max(1)
-        right = (predicted == labels).double()
-        self._classes[1] += torch.bincount(labels, right, size)
-        self._classes[2] += torch.bincount(predicted, minlength=size)
+        confidence = confidence.where(has_answer, 0).double()
+        right, one = (predicted == labels) & has_answer, has_answer.double()
+        self._classes[0].index_add_(0, labels, torch.ones_like(one))
+        self._classes[1].index_add_(0, labels, right.double())
+        self._classes[2].index_add_(0, predicted, one)
         # Bin m holds the confidences in ((m - 1) / BINS, m / BINS].
-        bins = (confidence.double() * BINS).ceil().long().clamp(1, BINS) - 1
-        self._bins[0] += torch.bincount(bins, minlength=BINS)
-        self._bins[1] += torch.bincount(bins, confidence.double(), BINS)
-        self._bins[2] += torch.bincount(bins, right, BINS)
+        bins = (confidence * BINS).ceil().long().clamp(1, BINS) - 1
+        self._bins.index_add_(1, bins, torch.stack([one, confidence, right.double()]))
 
     def skip(self, batch: Batch) -> None:
         """Count a batch without an image that can be decoded."""

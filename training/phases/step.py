@@ -67,7 +67,7 @@ def train_step(
                 require_finite(run, state, batch, transforms, loss)
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
-        step_sums.append((loss.detach(), correct_predictions(logits, labels, 1)))
+        step_sums.append((loss.detach(), correct_predictions(logits, labels, 1).sum()))
     # The last wait for another rank: from here on the step is taken as a whole, or not at all.
     exchange.complete()
     if config.clip_grad:
