@@ -61,7 +61,11 @@ class Evaluate:
 
 def main(args: Sequence[str]) -> int:
     """Evaluate as a rank of torchrun, or alone; rank 0 writes for all."""
-    given = parse(Evaluate, called("evaluate"), with_weights_first(args))
+    hint = (
+        f"leave it out: {called('evaluate')} RUN SHARDS; images become shards by"
+        f" {called('convert')} folder IMAGES SHARDS"
+    )
+    given = parse(Evaluate, called("evaluate"), with_weights_first(args), hints={"--data": hint})
     require_folder(given.csv)
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
