@@ -1,0 +1,284 @@
+"""What people met when they launched; each test is a kind, after public reports."""
+
+import getpass
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.lab.hosts import Lab, wait_for_banner
+from tests.lab.run import run
+from tests.lab.waiting import until
+
+
+def check(lab: Lab, *words: str, **more: object) -> tuple[int, str]:
+    """Check the lab's hosts; return the exit code and what is said."""
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, out, err = lab.result_of("--check", os.fspath(hosts), *words, **more)
+    return code, out + err
+
+
+def launch(lab: Lab, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
+    """Start a command on the lab's hosts; return the exit code and what is said."""
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, out, err = lab.result_of(*options, os.fspath(hosts), "--", *words)
+    return code, out + err
+
+
+# Logging in
+
+
+@pytest.mark.parametrize("algorithm", ["RSA -pkeyopt rsa_keygen_bits:2048", "ED25519"])
+def test_a_key_in_pkcs8_logs_in_and_keeps_no_other_key_from_being_tried(algorithm, lab):
+    lab.ready(1)
+    key = lab.folder / "pk8"
+    line = ["openssl", "genpkey", "-algorithm", *algorithm.split(), "-out", os.fspath(key)]
+    subprocess.run(line, check=True, capture_output=True)
+    key.chmod(0o600)
+    lab.configure(f"IdentityFile {key}")
+    code, said = check(lab)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize("behind_a_gateway", [False, True])
+def test_a_second_factor_is_named(behind_a_gateway, lab):
+    methods = "PasswordAuthentication yes\n  AuthenticationMethods publickey,password\n"
+    gateway = lab.start(extra=f"Match user {getpass.getuser()}\n  {methods}")
+    wait_for_banner(gateway.address, gateway.port)
+    host = lab.ready(1).hosts[1]
+    hosts = [host] if behind_a_gateway else [gateway]
+    if behind_a_gateway:
+        lab.configure(f"Host {host.address}", f"  ProxyJump {gateway.line}")
+    path = lab.folder / "hosts.txt"
+    path.write_text("".join(f"{each.line} python={lab.cheap_python()}\n" for each in hosts))
+    code, out, err = lab.result_of("--check", os.fspath(path))
+    assert code == 77, out + err
+    assert "password" in out + err
+
+
+def test_an_agent_that_is_gone_is_named(lab):
+    lab.ready(1)
+    lab.config.write_text(f"Host *\n  UserKnownHostsFile {lab.known_hosts}\n")
+    gone = {"SSH_AUTH_SOCK": "/tmp/ssh-XXXXgone/agent.4711"}
+    code, said = check(lab, env=gone)
+    assert code == 77, said
+    assert "SSH_AUTH_SOCK" in said
+
+
+@pytest.mark.parametrize("criterion", ["localnetwork 203.0.113.0/24", "tagged office"])
+def test_settings_of_newer_clients_for_other_hosts_do_no_harm(criterion, lab):
+    lab.ready(1)
+    lab.configure(f"Match host *.office.example {criterion}", "  ProxyJump none")
+    code, said = check(lab)
+    assert code == 0, said
+
+
+# The account's start-up files
+
+
+def test_a_bashrc_that_starts_another_shell_runs_or_is_named(lab):
+    lab.ready(1)
+    (lab.hosts[0].folder / ".bashrc").write_text("exec zsh -l\n")
+    code, said = launch(lab, "true")
+    assert code == 0 or "bashrc" in said or "another shell" in said, said
+
+
+def test_a_rank_has_what_was_typed_rather_than_what_its_bashrc_exports(lab):
+    lab.ready(1)
+    bashrc = "export LR=0.5 GLOO_SOCKET_IFNAME=eth9 MASTER_PORT=1\n"
+    (lab.hosts[0].folder / ".bashrc").write_text(bashrc)
+    show = 'echo "lr $LR port $MASTER_PORT"'
+    code, said = launch(lab, "bash", "-c", show, options=("--env", "LR=0.1"))
+    assert code == 0, said
+    assert "lr 0.1 port " in said and "port 1\n" not in said, said
+
+
+def test_an_interpreter_that_the_folder_chooses_is_the_one_of_the_ranks(lab):
+    lab.ready(1)
+    shims, versions = lab.folder / "shims", lab.folder / "versions"
+    shims.mkdir()
+    versions.mkdir()
+    shim = shims / "python3"
+    shim.write_text(
+        '#!/bin/sh\nd=$PWD\nwhile [ "$d" != / ] && [ ! -f "$d/.python-version" ]; do\n'
+        f'd=$(dirname "$d"); done\nexec "{versions}/$(cat "$d/.python-version" 2>/dev/null ||'
+        ' echo plain)" "$@"\n'
+    )
+    (versions / "with-torch").write_text(f'#!/bin/sh\nexec {lab.cheap_python()} "$@"\n')
+    (versions / "plain").write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
+    for program in (shim, *versions.iterdir()):
+        program.chmod(0o755)
+    (lab.hosts[0].folder / ".bashrc").write_text(f"PATH={shims}:$PATH\n")
+    (lab.folder / ".python-version").write_text("with-torch\n")
+    hosts = lab.write_hosts()
+    code, out, err = lab.result_of("--check", os.fspath(hosts))
+    assert code == 0, out + err
+
+
+# Names and addresses
+
+
+def test_a_host_given_by_a_name_that_it_takes_for_itself_is_not_reached_by_loopback(net):
+    lab = net(2)
+    with (lab.etc[2] / "hosts").open("a") as file:
+        file.write("10.77.0.11 node1\n")
+    one, two = lab.hosts
+    hosts = lab.folder / "hosts.txt"
+    hosts.write_text(f"node1:{one.port} address=node1\nnode2:{two.port}\n")
+    python = os.fspath(lab.cheap_python())
+    code, out, err = lab.result_of("--python", python, "--dry-run", os.fspath(hosts), "--", "true")
+    assert code == 0, out + err
+    assert "SOCKET_IFNAME=lo" not in out + err
+
+
+def test_a_first_host_whose_name_is_loopback_here_runs_or_is_explained(net):
+    lab = net(2)
+    with (lab.etc[1] / "hosts").open("a") as file:
+        file.write("10.77.0.12 node2\n")
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    on_node1 = ("ip", "netns", "exec", lab.names[0])
+    port = lab.hosts[0].port
+    by_loopback = lab.start("127.0.1.1", command=on_node1, port=port)
+    until(lambda: "Server listening" in by_loopback.log, "sshd listens", 20)
+    with lab.known_hosts.open("a") as file:
+        file.write(f"[node1]:{port} {by_loopback.public_key}\n")
+    words = ("--ssh-config", os.fspath(lab.config), os.fspath(hosts), "--", "true")
+    process = lab.launcher(*words, before=on_node1, python=lab.python())
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0 or "loopback" in err or "this machine" in err, out + err
+
+
+# Folders
+
+
+def test_a_folder_that_is_a_link_here_is_looked_for_as_it_was_typed(lab):
+    export, there, here = (lab.folder / name for name in ("export", "there", "here"))
+    for folder in (export / "proj", there / "proj", here):
+        folder.mkdir(parents=True)
+    (here / "proj").symlink_to(export / "proj")
+    mounts = f"mount --bind {there} {here} && mount -t tmpfs none {export}"
+    lab.start(command=("unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"))
+    until(lambda: "Server listening" in lab.hosts[0].log, "sshd listens", 20)
+    lab.trust()
+    code, said = check(lab, cwd=here / "proj", env={"PWD": os.fspath(here / "proj")})
+    assert code == 0, said
+
+
+def test_a_rank_starts_in_its_folder_also_by_the_name_of_the_folder(lab):
+    lab.ready(1)
+    code, said = launch(lab, "sh", "-c", 'echo "in $PWD"')
+    assert code == 0, said
+    assert f"in {lab.folder}" in said
+
+
+def test_a_current_folder_that_is_gone_is_one_line(tmp_path):
+    gone = tmp_path / "gone"
+    line = f"mkdir {gone}; cd {gone}; rmdir {gone}; exec {sys.executable} -m rackrun ssh -H a -- b"
+    result = subprocess.run(
+        ["sh", "-c", line],
+        env={**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode not in (0, 70), result
+    assert "Traceback" not in result.stderr
+    assert "folder" in result.stderr or "directory" in result.stderr
+
+
+# Hosts files and commands of other launchers
+
+
+def test_a_node_file_that_names_a_host_once_per_slot_gives_as_many_ranks(lab):
+    lab.ready(2)
+    nodes = lab.folder / "nodefile"
+    nodes.write_text("".join(f"{host.line}\n" * 4 for host in lab.hosts))
+    python = os.fspath(lab.cheap_python())
+    code, out, err = lab.result_of("--python", python, "--dry-run", os.fspath(nodes), "--", "true")
+    assert code == 0, out + err
+    assert "8 ranks" in out + err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python -m torch.distributed.run --nproc-per-node 1 show.py",
+        "torchrun --nproc-per-node 2 show.py",
+        "accelerate launch show.py",
+    ],
+)
+def test_a_launcher_as_the_command_never_makes_a_world_of_each_host(command, lab):
+    lab.ready(2)
+    code, said = launch(lab, *command.split())
+    assert code, said
+    assert "python show.py" in said
+
+
+@pytest.mark.parametrize(
+    ("variables", "names"),
+    [
+        ({"DSTACK_NODE_RANK": "1", "DSTACK_NODES_NUM": "2"}, "dstack"),
+        ({"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "SKYPILOT_NODE_IPS"),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, "JSM_NAMESPACE_RANK"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK"),
+        ({}, "NNODES"),
+    ],
+)
+def test_a_node_of_an_unknown_scheduler_never_trains_alone(variables, names, tmp_path):
+    result = run("rackrun node --dry-run -- true", tmp_path, env=variables)
+    assert result.code, result
+    assert names in result.err
+
+
+def test_nodes_started_with_other_options_never_train_together(tmp_path):
+    port = str(29_000 + os.getpid() % 900)
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NNODES": "2"}
+    results = {}
+
+    def node(rank: int, lr: str) -> None:
+        options = "--synthetic --epochs 1 --steps-per-epoch 2 --batch-size 4"
+        line = f"rackrun node --runs r{rank} catdog {options} --lr {lr}"
+        results[rank] = run(line, tmp_path, env={**world, "NODE_RANK": str(rank)})
+
+    threads = [threading.Thread(target=node, args=pair) for pair in enumerate(("0.1", "0.5"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(result.code for result in results.values()), results
+    assert any("--lr" in result.err or "catdog" in result.err for result in results.values())
+
+
+# What is seen meanwhile
+
+
+def test_a_progress_bar_that_redraws_its_line_is_seen_before_it_ends(lab):
+    lab.ready(1)
+    bar = (
+        "import sys, time\n"
+        "for i in range(600):\n"
+        "    sys.stderr.write(f'\\rstep {i}/600')\n    sys.stderr.flush()\n    time.sleep(0.1)\n"
+    )
+    (lab.folder / "bar.py").write_text(bar)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    process = lab.run_ssh(os.fspath(hosts), "--", "python", "bar.py")
+    try:
+        for line in process.stdout:
+            if "step " in line and "/600" in line:
+                break
+        else:
+            pytest.fail("the bar was not shown")
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def test_variables_of_libraries_that_stay_here_are_named(lab):
+    lab.ready(1)
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    code, out, err = lab.result_of(os.fspath(hosts), "--", "true", env={"NCCL_DEBUG": "INFO"})
+    assert code == 0, out + err
+    assert "NCCL_DEBUG" in out + err
