@@ -532,38 +532,6 @@ def test_an_orientation_stands_in_many_places(tmp_path, convert):
     assert [orientation(data) for data in odd.values()] == [6, 6, 6, 6, 1]
 
 
-def test_the_bytes_tell_the_format(tmp_path, convert):
-    """Names of crawled images lie, and JPEGs have more suffixes than two: nothing is left out."""
-    odd = {
-        "a/avif.jpg": drawn(1, format="AVIF"),
-        "a/tiff.png": drawn(2, format="TIFF"),
-        "a/png.tif": drawn(3, format="PNG"),
-        "b/webp.avif": drawn(4, format="WEBP"),
-        "b/sign.ppm": drawn(5, format="PPM"),
-        **{f"b/jpeg.{suffix}": drawn(suffix) for suffix in ("jfif", "pjpeg", "pjp", "mpo")},
-    }
-    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
-    assert manifest_of(out).report == {"other format": 2, "re-encoded": 3}
-    images = {sample.key: sample.image for sample in everything(out)}
-    assert len(images) == 15
-    assert images["a_png"] == odd["a/png.tif"] and images["b_jpeg"] == odd["b/jpeg.jfif"]
-    for key in ("a_avif", "a_tiff", "b_sign"):
-        assert Image.open(io.BytesIO(images[key])).format == "JPEG"
-
-
-def test_a_large_photograph_is_stored_small(tmp_path, convert):
-    """108 megapixels of a telephone: too large as they are, and not with --short-side."""
-    stored = io.BytesIO()
-    Image.new("L", (12_000, 9_000), 90).save(stored, "JPEG")
-    source = write_files(tmp_path / "set", classes(3, "a", "b") | {"a/big.jpg": stored.getvalue()})
-    out = convert("folder", source)
-    detail = json.loads((out / "report.json").read_text())["findings"][0]["detail"]
-    assert detail.startswith("12000x9000 pixels, over 67 million; --short-side or --size admits")
-    small = convert("folder", source, "--short-side", 64, out="small")
-    images = {sample.key: Image.open(io.BytesIO(sample.image)) for sample in everything(small)}
-    assert images["a_big"].size == (85, 64)
-
-
 def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):
     """The stored pixels are those of one resize of the original, at the quality asked for."""
     exif = Image.Exif()

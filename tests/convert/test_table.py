@@ -139,28 +139,6 @@ def as_parquet_file(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        "\ufeffpath;label\r\nimg/{n}.jpg;{label}\r\n",
-        "path\tlabel\nimg/{n}.jpg\t{label}\n",
-        "path, label\nimg/{n}.jpg, {label}\n",
-        "path,label\nimg\\{n}.jpg,{label}\n",
-        "path,label\nimg/{n},{label}\n",
-    ],
-    ids=["semicolons", "tabs", "blanks", "backslashes", "no suffix"],
-)
-def test_tables_as_spreadsheets_and_kaggle_write_them(tmp_path, convert, table):
-    """Other separators, other slashes, ids instead of names of files."""
-    header, row = table.splitlines(keepends=True)
-    rows = [row.format(n=n, label=("oak", "fir")[n % 2]) for n in range(12)]
-    path = write_files(tmp_path / "set", FILES) / "trees.csv"
-    path.write_bytes("".join([header, *rows]).encode())
-    out = convert("csv", path)
-    assert len(everything(out)) == 12
-    assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("fir", "oak")
-
-
 def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
     """At once, with their lines, also after a cell with a line break in it."""
     folder = write_files(tmp_path / "set", FILES)

@@ -179,52 +179,6 @@ def test_a_member_whose_own_entry_is_damaged_is_left_out(tmp_path):
     assert defect.value.kind == "broken"
 
 
-def test_entries_are_counted_to_the_end_of_the_table(tmp_path):
-    """macOS writes their number modulo 65,536, without zip64: the table itself counts."""
-    path = write_zip(tmp_path / "a.zip", FILES)
-    data = bytearray(path.read_bytes())
-    data[-14:-10] = struct.pack("<HH", 1, 1)
-    path.write_bytes(data)
-    assert contents(path) == FILES
-
-
-PROPER = "бär/1.jpg".encode()
-UNICODE_PATH = struct.pack("<HHBL", 0x7075, 5 + len(PROPER), 1, zlib.crc32(b"b\x84r/1.jpg"))
-UNICODE_PATH += PROPER
-
-
-@pytest.mark.parametrize(
-    ("raw", "extra", "made_on", "name"),
-    [
-        ("Bären/1.jpg".encode(), b"", 3, "Bären/1.jpg"),
-        ("日本猫/1.jpg".encode(), b"", 3, "日本猫/1.jpg"),
-        (b"b\x84r/1.jpg", b"", 0, "bär/1.jpg"),
-        (b"b\x84r/1.jpg", UNICODE_PATH, 0, "бär/1.jpg"),
-        (b"other/1.jpg", UNICODE_PATH, 0, "other/1.jpg"),
-        (b"cat\\1.jpg", b"", 0, "cat/1.jpg"),
-        (b"cat\\1.jpg", b"", 3, "cat\\1.jpg"),
-    ],
-)
-def test_names_as_programs_write_them(raw, extra, made_on, name, tmp_path):
-    """UTF-8 without its flag, Info-ZIP's field, code page 437, and the backslashes of Windows."""
-    info = zipfile.ZipInfo("x" * len(raw))
-    info.extra, info.create_system = extra, made_on
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(info, b"1")
-    path = tmp_path / "a.zip"
-    path.write_bytes(path.read_bytes().replace(b"x" * len(raw), raw))
-    assert contents(path) == {name: b"1"}
-
-
-def test_a_guessed_code_page_is_said(tmp_path, capsys):
-    """Shift-JIS is named nowhere in an archive: a line says how its names are read."""
-    path = write_zip(tmp_path / "a.zip", {"xx/1.jpg": b"1", "b/1.jpg": b"2"})
-    path.write_bytes(path.read_bytes().replace(b"xx/", "犬/".encode("shift-jis")))
-    contents(path)
-    says = "1 name in an unknown code page, read as code page 437: îó/1.jpg; if that is wrong"
-    assert says in capsys.readouterr().err
-
-
 def test_an_archive_that_shrinks_meanwhile_is_an_error(tmp_path):
     """Cutting a file under a running conversion cannot end in short images."""
     path = write_zip(tmp_path / "a.zip", {"a.jpg": bytes(100_000)})

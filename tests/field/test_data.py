@@ -5,6 +5,7 @@ import os
 import shutil
 import struct
 import unicodedata
+import zipfile
 import zlib
 
 import pytest
@@ -94,6 +95,35 @@ def test_names_in_utf_8_without_the_flag_are_read_as_finder_shows_them(cli, tmp_
     assert cli("rackrun convert folder tiere.zip out").code == 0
     shown = [unicodedata.normalize("NFC", name) for name in classes(tmp_path / "out")]
     assert sorted(shown) == sorted(kinds)
+
+
+PROPER = "бär/1.gif".encode()
+UNICODE_PATH = struct.pack("<HHBL", 0x7075, 5 + len(PROPER), 1, zlib.crc32(b"b\x84r/1.gif"))
+
+
+@pytest.mark.parametrize(
+    ("name", "extra", "system", "kind"),
+    [
+        ("日本猫/1.gif".encode(), b"", 3, "日本猫"),
+        (b"b\x84r/1.gif", b"", 0, "bär"),
+        (b"b\x84r/1.gif", UNICODE_PATH + PROPER, 0, "бär"),
+        (b"other/1.gif", UNICODE_PATH + PROPER, 0, "other"),
+        (b"cow\\1.gif", b"", 0, "cow"),
+    ],
+    ids=["UTF-8 without its flag", "code page 437", "Info-ZIP", "another name's", "backslashes"],
+)
+def test_names_in_zips_are_read_as_programs_write_them(name, extra, system, kind, cli, tmp_path):
+    info = zipfile.ZipInfo("x" * len(name))
+    info.extra, info.create_system = extra, system
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr(info, tiny_gif(99))
+        for number in range(4):
+            archive.writestr(f"sheep/{number}.gif", tiny_gif(number))
+    data = (tmp_path / "a.zip").read_bytes().replace(b"x" * len(name), name)
+    (tmp_path / "a.zip").write_bytes(data)
+    result = cli("rackrun convert folder a.zip out --val-percent 0")
+    assert result.code == 0, result
+    assert classes(tmp_path / "out") == sorted([kind, "sheep"])
 
 
 def test_names_in_a_code_page_are_said_to_be_guessed(cli, tmp_path):
@@ -270,7 +300,7 @@ def test_an_orientation_written_as_a_long_number_is_followed(cli, tmp_path):
 
 
 def test_images_are_known_by_their_bytes_rather_than_their_names(cli, tmp_path):
-    lies = {"a.jpg": "AVIF", "b.jpg": "TIFF", "c.tif": "PNG", "d.tif": "WEBP", "e.avif": "PNG"}
+    lies = {"a.jpg": "AVIF", "b.png": "TIFF", "c.tif": "PNG", "d.avif": "WEBP", "e.ppm": "PPM"}
     write(
         tmp_path,
         {
@@ -290,15 +320,17 @@ def test_the_suffixes_that_browsers_give_to_jpegs_are_read(cli, tmp_path):
     }
     write(tmp_path, {**pictures(), **more})
     assert cli("rackrun convert folder set out").code == 0
-    assert count(tmp_path / "out") == 36
+    assert count(tmp_path / "out") == 40
 
 
 def test_a_photograph_of_108_megapixels_can_be_stored_small(cli, tmp_path):
     large = io.BytesIO()
     Image.new("RGB", (12_000, 9_000), (90, 120, 60)).save(large, "JPEG", quality=80)
     write(tmp_path, {**pictures(), "set/cat/phone.jpg": large.getvalue()})
-    assert cli("rackrun convert folder set out --short-side 256").code == 0
-    assert count(tmp_path / "out") == 25
+    left_out = cli("rackrun convert folder set out")
+    assert "--short-side" in left_out.said + (tmp_path / "out" / "report.json").read_text()
+    assert cli("rackrun convert folder set small --short-side 256").code == 0
+    assert count(tmp_path / "small") == 25
 
 
 def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
@@ -321,11 +353,23 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
 # Tables
 
 
-def test_a_table_with_semicolons_is_read_or_refused_with_the_reason(cli, tmp_path):
-    rows = "".join(f"set/{kind}/{n:03d}.jpg;{kind}\r\n" for kind, n in each_kind(12))
-    write(tmp_path, {**pictures(), "labels.csv": f"\ufeffpath;label\r\n{rows}"})
+@pytest.mark.parametrize(
+    ("header", "row"),
+    [
+        ("\ufeffpath;label\r\n", "set/{kind}/{n:03d}.jpg;{kind}\r\n"),
+        ("path\tlabel\n", "set/{kind}/{n:03d}.jpg\t{kind}\n"),
+        ("path, label\n", "set/{kind}/{n:03d}.jpg, {kind}\n"),
+        ("path,label\n", "set\\{kind}\\{n:03d}.jpg,{kind}\n"),
+        ("path,label\n", "set/{kind}/{n:03d},{kind}\n"),
+    ],
+    ids=["semicolons", "tabs", "blanks", "backslashes", "no suffix"],
+)
+def test_tables_are_read_as_spreadsheets_and_kaggle_write_them(header, row, cli, tmp_path):
+    rows = "".join(row.format(kind=kind, n=n) for kind, n in each_kind(12))
+    write(tmp_path, {**pictures(), "labels.csv": header + rows})
     result = cli("rackrun convert csv labels.csv out")
-    assert result.code == 0 or "semicolon" in result.err, result
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
 
 
 def test_a_doctor_csv_that_excel_saved_with_semicolons_is_read_or_refused(cli, tmp_path):
