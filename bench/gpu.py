@@ -1,17 +1,14 @@
-"""Measure training on one GPU: rates, operations, copies, loading, accuracy.
+"""Measure training on one GPU: rates, copies, loading.
 
     python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only parts ...]
 
 rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
             update of the same model on the same batch, already normalised, in bfloat16 and float16,
             as it is and compiled; in turn, medians
-operations  the operations that take most of a step, by torch's profiler, and the share of the step
-            in which the GPU computes
 copies      steps on batches that come from pinned memory as training copies them, against the same
             steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
 shards      the same steps on batches that loader workers decode from shards of 110 KB images, and
             the workers alone: what they deliver, and what the steps wait
-accuracy    the demo: cats and dogs are drawn, and a small network learns to tell them apart
 
 Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
 run on a CPU, to try them. No figures have been measured on a GPU yet.
@@ -19,7 +16,6 @@ run on a CPU, to try them. No figures have been measured on a GPU yet.
 
 import contextlib
 import io
-import json
 import statistics
 import tempfile
 import time
@@ -36,29 +32,21 @@ from torch.nn.functional import cross_entropy
 from bench.images import write_shards
 from bench.loop import WARM_UP_STEPS, bare, looped
 from bench.turns import in_turn
-from rackrun.catdog.demo import main as draw
-from rackrun.catdog.model import TASK as CATDOG
-from rackrun.catdog.recipes import DemoRecipe
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import ImageNet
-from rackrun.run_folder import RunFolder
-from rackrun.tables import table
 from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic, open_data
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import set_up
-from rackrun.training.loop import run as train
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState
 from rackrun.training.world import joined
 from rackrun.user_code.sources import nearest
 
 PRECISIONS = ("bf16", "fp16")
-LISTED = 12  # operations
-PROFILED_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -82,9 +70,7 @@ class Settings:
     minutes: float = 9.0
     """Time after which no further part begins."""
     images: int = 4000
-    """Images in the shards, and drawings of the demo."""
-    epochs: int = 10
-    """Epochs of the demo."""
+    """Images in the shards."""
 
     @property
     def config(self) -> ImageNet:
@@ -188,29 +174,6 @@ def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
     )
 
 
-def operations(settings: Settings) -> None:
-    """Print the operations that take most of a step."""
-    with joined(settings.config) as ranks:
-        bench = Bench(settings.config, ranks, settings.steps)
-        step = bench.seconds(repeat(bench.batch), bench.step)
-        with torch.profiler.profile() as profile:
-            for _ in range(PROFILED_STEPS):
-                bench.step(bench.batch)
-            settle(ranks.device.type == "cuda")
-    kind = "device" if ranks.device.type == "cuda" else "cpu"
-    taken = {
-        event.key: getattr(event, f"self_{kind}_time_total") / 1e3 / PROFILED_STEPS
-        for event in profile.key_averages()
-        if kind == "cpu" or event.device_type == torch.autograd.DeviceType.CUDA
-    }
-    whole = sum(taken.values())
-    head = ("operation", "ms a step", "share")
-    longest = sorted(taken.items(), key=lambda item: -item[1])[:LISTED]
-    rows = [(name[:70], f"{spent:.3f}", f"{spent / whole:.1%}") for name, spent in longest]
-    print(table(head, rows, numbers=head[1:]))
-    print(f"all {whole:.2f} ms of a step of {step * 1e3:.2f} ms: {whole / step / 1e3:.0%}")
-
-
 def copies(settings: Settings) -> None:
     """Print the time of a step with and without new batches, and of a copy alone."""
     if settings.device == "cpu":
@@ -262,32 +225,8 @@ def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
     yield from (batch for batch in data.training(0) if len(batch.labels) == config.batch_size)
 
 
-def accuracy(settings: Settings) -> None:
-    """Print how long the demo trains, and how many unseen drawings the network knows."""
-    with tempfile.TemporaryDirectory() as folder:
-        with contextlib.redirect_stdout(io.StringIO()):
-            draw([folder, "--images", str(settings.images)])
-        config = DemoRecipe(
-            data=f"{folder}/shards",
-            device=settings.device,
-            epochs=settings.epochs,
-            run_folder=f"{folder}/run",
-        )
-        begun = time.monotonic()
-        with contextlib.redirect_stdout(io.StringIO()):
-            train(CATDOG, config)
-        seconds = time.monotonic() - begun
-        lines = RunFolder(Path(folder, "run")).metrics.read_text().splitlines()
-        evaluations = [line for line in map(json.loads, lines) if line["kind"] == "evaluate"]
-    accuracies = [f"{line['top1']:.2%}" for line in evaluations]
-    print(
-        f"{settings.images:,} drawings, {settings.epochs} epochs: {accuracies[-1]} of the unseen"
-        f" ones in {seconds:.0f} s (by epoch: {', '.join(accuracies)})"
-    )
-
-
 PARTS: dict[str, Callable[[Settings], None]] = {
-    part.__name__: part for part in (rates, operations, copies, shards, accuracy)
+    part.__name__: part for part in (rates, copies, shards)
 }
 
 

@@ -16,15 +16,15 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-
-from bench.usage import family_cpu_seconds
 
 SIZE, BATCH, WORKERS = 224, 64, 2
 WARM_UP = 32  # batches: by then shuffle buffers are full
@@ -294,6 +294,15 @@ def measure(name: str, location: str, seconds: float) -> dict[str, float]:
         "cpu_ms": (family_cpu_seconds() - cpu) / count * 1000,
         "first_batch_seconds": first,
     }
+
+
+def family_cpu_seconds() -> float:
+    """Return the CPU seconds of this process and all that descend from it, ended ones included."""
+    seconds = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.Error):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def main(name: str, location: str, last: str) -> None:

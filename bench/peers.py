@@ -10,9 +10,8 @@ most CPU time of the whole process tree per image, its ratio to pure decoding (t
 ratios within each round), images per second by the clock, and the disk space beside that of the
 JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
 90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Two rows are of the same
-images with a shorter side of 256, in ratio to decoding those. A second table says what a host would
-deliver. Peers that are not installed in the Python of bench/install_peers.sh take part only if
---peers names it.
+images with a shorter side of 256, in ratio to decoding those. Peers that are not installed in the
+Python of bench/install_peers.sh take part only if --peers names it.
 """
 
 import json
@@ -59,8 +58,6 @@ NAMES = {
     "ours-256": "rackrun, shorter side 256",
     "decode-256": "only decoding, shorter side 256",
 }
-FROM_FOLDERS = ("ours-folder", "ours-256")
-CORES = (16, 32, 64, 128)
 PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
 WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
 
@@ -180,21 +177,6 @@ def report(results: dict[str, list[Result]], disk: dict[str, int], settings: Set
             f"| {NAMES[name]} | {median(cpu):.2f} | {min(cpu):.2f}, {max(cpu):.2f} |"
             f" {median(ratios):.2f} | {rate:,.0f} | {first:.1f} s | {space} |"
         )
-    print_hosts(results, disk, settings.images)
-
-
-def print_hosts(results: dict[str, list[Result]], disk: dict[str, int], images: int) -> None:
-    """Print a Markdown table: what so many cores would deliver by these CPU times, and read."""
-    names = [name for name in FROM_FOLDERS if name in results]
-    print("\n| cores for loaders | " + " | ".join(NAMES[name] for name in names) + " |")
-    print("|--:|" + "--:|" * len(names))
-    for cores in CORES:
-        cells = []
-        for name in names:
-            rate = 1000 * cores / median(result["cpu_ms"] for result in results[name])
-            gigabytes = rate * disk[name] / images / 1e9
-            cells.append(f"{round(rate, -3):,.0f} ({gigabytes:.1f} GB/s)")
-        print(f"| {cores} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

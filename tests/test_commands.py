@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 
 import rackrun.nginx.__main__ as nginx
-from bench.doctor import write_messy
+from bench.messy import write_messy
 from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
 from rackrun.commandline import parser
@@ -197,7 +197,7 @@ def write_files(clone: Clone) -> None:
         write_tar(clone, part)
     write_printed(clone.folder)
     subprocess.run([sys.executable, "draw_shapes.py"], cwd=clone.folder, check=True)
-    write_messy(clone.folder / "messy", 0)
+    write_messy(clone.folder / "messy")
     (clone.folder / "train.py").write_text("import os; print('rank', os.environ['RANK'])\n")
     (clone.folder / "notify.py").write_text("import json, sys; json.load(sys.stdin)['verdict']\n")
     shutil.copy(clone.folder / "hosts.txt", clone.folder / "rack2.txt")

@@ -7,8 +7,7 @@ either misses crops or takes textures and handwriting for copies. So a candidate
 in 16 x 16 pixels: the correlation of the two is the best over the crops in CROPS, and its distance
 from 1 has to be small beside that of the image's fifth-nearest neighbour. Images of one kind
 (digits, X-rays) are all near one another, photographs are not; a copy is much nearer than either.
-The limits were chosen on real photographs and digits: docs/internals/doctor.md has the tables, and
-bench/doctor.py measures them.
+The limits were chosen on real photographs and digits: docs/internals/doctor.md has the tables.
 """
 
 from __future__ import annotations

@@ -50,14 +50,11 @@ def test_a_part_that_there_is_not_is_named():
 
 @pytest.mark.long
 def test_all_but_copies_run_on_a_cpu(capsys):
-    """Every other part measures something, on shards and drawings that it makes."""
-    args = ("--images", "40", "--epochs", "1")
+    """Every other part measures something, on shards that it makes."""
+    args = ("--images", "40")
     only = [arg for part in gpu.PARTS if part != "rates" for arg in ("--only", part)]
     gpu.main([*TINY, *args, *only])
     printed = capsys.readouterr().out
-    assert re.search(r"convolution\S* +[\d.]+ +[\d.]+%", printed)
-    assert re.search(r"all [\d.]+ ms of a step of [\d.]+ ms: \d+%", printed)
     assert "need a GPU" in printed
     for name in ("resampled", "exact epochs"):
         assert re.search(rf"{name} +[\d,]+ images/s, .* workers alone +[\d,]+; steps wait", printed)
-    assert re.search(r"40 drawings, 1 epochs: [\d.]+% of the unseen ones in \d+ s", printed)
