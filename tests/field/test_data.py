@@ -316,7 +316,7 @@ def test_the_suffixes_that_browsers_give_to_jpegs_are_read(cli, tmp_path):
     more = {
         f"set/dog/w{n}{suffix}": drawn(f"{n}{suffix}")
         for n in range(4)
-        for suffix in (".jfif", ".pjpeg", ".pjp")
+        for suffix in (".jfif", ".pjpeg", ".pjp", ".mpo")
     }
     write(tmp_path, {**pictures(), **more})
     assert cli("rackrun convert folder set out").code == 0
