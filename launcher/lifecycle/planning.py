@@ -128,6 +128,7 @@ def planned_host(
         gpu_model=gpu_model(facts),
         interface=host.interface or facts["route"].get("interface", ""),
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
+        setup=(*host.setup_words, basics["workdir"]) if host.setup else (),
         agent_python=basics["python"],
         locks=facts.locks,
         container=container.docker_run(basics, folder, Path(scratch).name) if container else (),

@@ -431,6 +431,22 @@ CHECKS = (
         ),
         f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
     ),
+    Check(
+        "shared memory",
+        _not_shown,
+        _field("look", "shared_memory_problem"),
+        "loader workers and NCCL need more: mount -o remount,size=16g /dev/shm, or start the "
+        "container that sshd runs in with --shm-size 16g",
+        warns=True,
+    ),
+    Check(
+        "locked memory",
+        _not_shown,
+        _field("look", "locked_memory_problem"),
+        "NCCL needs all it asks for on InfiniBand: see ulimit -l and /etc/security/limits.conf "
+        "(memlock unlimited)",
+        warns=True,
+    ),
     Check("clock", _clock, _clock_off, "start a time service there", warns=True),
     Check(
         "network",

@@ -322,6 +322,7 @@ class HostProbe:
         arguments: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
             python=python,
+            setup=host.setup_words,
             parts=parts_of(host),
             contained=requirements.image is not None,
             turn=requirements.turn,

@@ -110,6 +110,8 @@ class LookReply(HostReply):
     interpreter: Interpreter
     user: User
     open_files: Annotated[int, Between(-1, 2**53)]
+    shared_memory_problem: Text
+    locked_memory_problem: Text
     weights_problem: Text = ""
     cache_problem: Text = ""
     run: Run = ""

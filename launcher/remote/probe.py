@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -33,6 +34,7 @@ from rackrun.launcher.remote.locks import (
     user_name,
     uses,
 )
+from rackrun.launcher.remote.processes import names_in
 from rackrun.launcher.remote.waiting import within
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
@@ -46,6 +48,10 @@ DRAINED = "/etc/rackrun/drained"
 """Where root writes why no run is to use this host."""
 REASON_BYTES = 300
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
+
+LEAST_SHARED = 512 << 20
+LEAST_LOCKED = 1 << 30
+INFINIBAND = "/sys/class/infiniband"
 
 DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
 """What `describe` has returned, by interpreter and working directory."""
@@ -124,6 +130,7 @@ def basics(
     workdir: str,
     python: str,
     parts: list[str],
+    setup: Sequence[str] = (),
     contained: bool = False,
     turn: str = "",
     waits: bool = False,
@@ -136,7 +143,8 @@ def basics(
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
-    `parts` are the endings of the lock files that the run would hold alone. `contained`: the
+    `parts` are the endings of the lock files that the run would hold alone. `setup`: what goes
+    before the working directory and the command of the interpreter. `contained`: the
     interpreter is that of a container image, which `image` describes. `turn`: the place of the
     launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
@@ -158,7 +166,8 @@ def basics(
     described = (interpreter, workdir)
     # A launch that waits for hosts to choose from asks again and again.
     if not contained and not (chooses and described in DESCRIBED):
-        DESCRIBED[described] = describe([interpreter], packages, workdir)
+        before = [*setup, workdir] if setup and not facts["workdir_problem"] else []
+        DESCRIBED[described] = describe([*before, interpreter], packages, workdir)
     gpus_of_ranks = None
     if visible is not None and shared["gpus"]:
         gpus_of_ranks = gpus.visible_gpus({**os.environ, **visible})
@@ -177,6 +186,8 @@ def basics(
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
+        "shared_memory_problem": shared_memory_problem(),
+        "locked_memory_problem": locked_memory_problem(),
     }
 
 
@@ -297,6 +308,24 @@ def tmp_problem() -> str:
     if space.f_bavail * space.f_frsize < LEAST_TMP or (space.f_files and not space.f_favail):
         return "/tmp is full"
     return ""
+
+
+def shared_memory_problem() -> str:
+    """Return why /dev/shm may end loader workers and NCCL; empty when it has room for them."""
+    try:
+        space = os.statvfs("/dev/shm")
+    except OSError as error:
+        return f"/dev/shm: {error.strerror}"
+    free = space.f_bavail * space.f_frsize
+    return "" if free >= LEAST_SHARED else f"/dev/shm has {free >> 20} MiB free"
+
+
+def locked_memory_problem() -> str:
+    """Return why NCCL cannot give memory to InfiniBand; empty when it can, or there is none."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]  # to which the agent raises its own
+    if limit == resource.RLIM_INFINITY or limit >= LEAST_LOCKED or not names_in(INFINIBAND):
+        return ""
+    return f"a process may lock {limit >> 10} KiB of memory"
 
 
 def disk_free(workdir: str) -> int:

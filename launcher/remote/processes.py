@@ -233,12 +233,14 @@ def _why_no_program(path: str, error: OSError) -> str:
     return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
 
 
-def raise_open_files() -> None:
-    """Raise this process's soft limit of open files, which its children inherit."""
+def raise_limits() -> None:
+    """Raise this process's soft limits of open files and locked memory, for its children, too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
 
 
 def signal_pipe() -> int:

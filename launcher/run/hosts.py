@@ -24,7 +24,7 @@ MOST_HOSTS = 100_000
 MOST_SLOTS = 1024
 LAST_PORT = 65535
 COUNTS = ("slots", "max_slots")
-SETTINGS = (*COUNTS, "python", "workdir", "address", "interface", "env")
+SETTINGS = (*COUNTS, "python", "workdir", "address", "interface", "setup", "env")
 ONE_A_LINE = "write one host a line"
 HINTS = {",": f"; {ONE_A_LINE}", "{": "; a range is written gpu[01-04]"}
 ELSEWHERE = {
@@ -50,6 +50,8 @@ class Host:
     address: str | None = None
     """The host's address on the data network."""
     interface: str | None = None
+    setup: str = ""
+    """A command of bash, in whose environment the interpreter starts: source env.sh"""
     env: tuple[tuple[str, str], ...] = ()
     label: str = ""
     """The name people see, unique in the file."""
@@ -62,6 +64,15 @@ class Host:
     def machine(self) -> tuple[str, int]:
         """What identifies a machine, however its line is written; DNS is asked later."""
         return self.name.lower().removesuffix("."), self.port or 22
+
+    @property
+    def setup_words(self) -> tuple[str, ...]:
+        """What goes before the working directory and the interpreter's command; often nothing."""
+        if not self.setup:
+            return ()
+        # A sourced file gets the arguments of its caller, and may change them.
+        keep, start = 'rackrun_command=("$@") && set --', 'exec "${rackrun_command[@]}"'
+        return ("bash", "-c", f'{keep} && cd "$0" && {{ {self.setup}\n}} && cd / && {start}')
 
     def processes(self, gpus: int) -> int:
         """Return how many ranks it gets, if it has this number of GPUs."""
@@ -309,7 +320,9 @@ class _Line:
             setting = SETTING.match(self.text, position)
             after = self.text[setting.end() : setting.end() + 1] if setting else ""
             if setting is None or (after and after != "#" and not after.isspace()):
-                self._fault(position, _not_a_setting(token.group()))
+                is_setup = next(reversed(settings), "") == "setup"
+                wrong = "quote the whole command" if is_setup else _not_a_setting(token.group())
+                self._fault(position, wrong)
                 position = token.end()
                 continue
             key = setting["key"].replace("-", "_")
@@ -362,7 +375,7 @@ def _wrong_setting(key: str, value: str) -> str:
         return "" if fits else f"{key}={_plain(value)}: write a number from 1 to {MOST_SLOTS}"
     if not value or any(ord(letter) < 32 or ord(letter) == 127 for letter in value):
         return f"{key}= needs a value"
-    if variable := SHELL_VARIABLE.search(value):
+    if key != "setup" and (variable := SHELL_VARIABLE.search(value)):
         return f"{key}={_plain(value)}: {variable.group()} is not replaced here; write its value"
     if key == "env" and not VARIABLE.fullmatch(value.partition("=")[0] if "=" in value else ""):
         return f"env={_plain(value)}: write env=NAME=VALUE"

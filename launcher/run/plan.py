@@ -45,6 +45,8 @@ class PlannedHost:
     """The network device towards the master; empty: the libraries choose."""
     env: Environment = ()
     """Set on this host only."""
+    setup: tuple[str, ...] = ()
+    """What goes before the command line of torchrun: a shell that sets its environment."""
     agent_python: str = "python3"
     """What starts the agent there: any Python from 3.8 on."""
     container: tuple[str, ...] = ()
@@ -176,6 +178,7 @@ def torchrun(
     # Longer than the launcher takes to name a host that is missing.
     timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
     return (
+        *host.setup,
         *(host.python, "-c", TORCHRUN),
         f"--nnodes={len(hosts)}",
         f"--node-rank={node}",

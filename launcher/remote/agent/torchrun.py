@@ -18,7 +18,7 @@ from rackrun.launcher.remote.processes import (
     names_in,
     oom_kills,
     open_null,
-    raise_open_files,
+    raise_limits,
     reaped,
     spawn,
 )
@@ -48,7 +48,7 @@ class Torchrun:
 
     def start(self, output: RankOutput) -> None:
         """Start torchrun, with its own output on pipes of the agent."""
-        raise_open_files()  # loader workers of PyTorch die of the usual 1,024
+        raise_limits()  # loader workers of PyTorch die of the usual 1,024 open files
         with open_null() as null:
             out, err = output.open_pipe(OUT), output.open_pipe(ERR)
             streams = (null, out, err)

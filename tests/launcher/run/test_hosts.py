@@ -96,7 +96,7 @@ def test_every_bad_line_is_named_at_once_with_line_and_column():
         (3, 6, "';' cannot be part of a host name"),
         (4, 6, "slots=0: write a number from 1 to 1024"),
         (4, 14, "colour= is not a setting; there are slots, max_slots, python, workdir, "
-         "address, interface, env"),
+         "address, interface, setup, env"),
         (5, 3, "port 99999 is not between 1 and 65535"),
         (6, 1, "write an IPv6 address in brackets: [2001:db8::1]"),
     ]  # fmt: skip
