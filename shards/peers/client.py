@@ -29,8 +29,6 @@ class Peer:
     address: Annotated[str, AtMost(64)]
     port: Annotated[int, Between(0, 65535)]
     """0: it serves no blocks."""
-    rank: Annotated[int, Between(0, 2**24)] = 0
-    """The first rank of the host, as the launcher counts them."""
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,6 @@ class PeerSource(CachedSource):
             return data[part.start - span.start : part.stop - span.start]
         if data is not None:
             self._client.leave_alone(home, "it sends bytes that are not those of the index")
-            self.traffic.blame(self._peers[home].rank)
         return self._fetch(shard, block, part)
 
     def _asked(self, home: int, shard: Shard, block: Block, part: slice) -> Stored:

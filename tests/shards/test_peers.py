@@ -206,7 +206,7 @@ def test_a_full_disk_costs_only_the_cache(large, large_proxy, tmp_path, room):
     assert stored(tmp_path) == [[], []]
 
 
-def test_a_home_looks_again_at_a_block_that_was_wrong(large, large_proxy, tmp_path):
+def test_a_home_looks_again_at_a_block_that_was_wrong(large, large_proxy, tmp_path, caplog):
     """A byte that has changed on its disk costs a request to the origin, and nobody the home."""
     total = sum(path.stat().st_size for path in large.folder.glob("*.tar"))
     with hosts(large_proxy.url, tmp_path, [int(total * 0.75)] * 2) as run:
@@ -226,7 +226,7 @@ def test_a_home_looks_again_at_a_block_that_was_wrong(large, large_proxy, tmp_pa
         assert everything(reader) == large.all
         assert reader.traffic.total().origin == before
         assert {path: path.read_bytes() for path in blocks} == whole
-        assert reader.traffic.liars() == set()
+    assert "no help as a cache" not in caplog.text
 
 
 def test_all_blocks_are_kept_where_there_is_room_for_them_and_the_indexes(large, tmp_path):
@@ -359,7 +359,7 @@ LIES = (
 
 
 @pytest.mark.parametrize("reply", LIES, ids=lambda reply: reply.__name__)
-def test_nothing_that_a_peer_sends_is_believed(large, tmp_path, reply):
+def test_nothing_that_a_peer_sends_is_believed(large, tmp_path, reply, caplog):
     """Poisoned, truncated, stale, slow or silent: the samples are right, and within the limit."""
     source = PeerSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY // 64)
     shards = {
@@ -367,7 +367,7 @@ def test_nothing_that_a_peer_sends_is_believed(large, tmp_path, reply):
     }
     token = secrets.token_bytes(16)
     with lying_peer(token, shards, reply) as port:
-        peers = (Peer("own", HERE, 0), Peer("liar", HERE, port, rank=8))
+        peers = (Peer("own", HERE, 0), Peer("liar", HERE, port))
         source.join(PeerTable(token, peers, "own", SHORT), share=0.4)  # not room for everything
         began = time.monotonic()
         assert everything(source) == large.all
@@ -377,10 +377,11 @@ def test_nothing_that_a_peer_sends_is_believed(large, tmp_path, reply):
     liar = sorted(["own", "liar"]).index("liar")
     assert source._client.leaves_alone(liar) == (reply is not has_nothing)
     if reply is not talks_on:  # what it sends on may look like anything
-        assert source.traffic.liars() == ({8} if reply in (poisoned, stale, zeroed) else set())
+        is_named = "not those of the index" in caplog.text
+        assert is_named == (reply in (poisoned, stale, zeroed))
 
 
-def test_any_part_of_a_sample_can_be_read_again(large, tmp_path):
+def test_any_part_of_a_sample_can_be_read_again(large, tmp_path, caplog):
     """A peer is judged by whole samples, of which a reader may want the middle."""
     source = PeerSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY // 64)
     shards = source.manifest.split("train").shards
@@ -394,7 +395,7 @@ def test_any_part_of_a_sample_can_be_read_again(large, tmp_path):
             data = paths[shard.sha256].read_bytes()[offset : offset + 100]
             assert bytes(source.reread(shard, offset, 100)) == data
     assert source.traffic.total().peers > 0
-    assert source.traffic.liars() == set()
+    assert "no help as a cache" not in caplog.text
 
 
 @pytest.mark.long

@@ -22,7 +22,6 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 import numpy as np
 
 from rackrun.machine import boot_id
-from rackrun.reports import rank_number
 from rackrun.shapes import AtMost, Matches, parsed
 from rackrun.shards.block_store import SPARE
 from rackrun.shards.cache import Block, CachedSource
@@ -150,7 +149,7 @@ class NodeCache:
             _log.warning("%s: serves no blocks to other hosts: %s", address, why)
         folder = Path(self._sources[0].folder).resolve()
         identity = hashlib.sha256(f"{address} {os.getuid()} {folder}".encode()).hexdigest()
-        return Peer(identity, address, port, rank_number())
+        return Peer(identity, address, port)
 
 
 def _exchanged(ranks: Ranks, shape: type[Message], message: Message | None) -> dict[int, Message]:
