@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from types import FrameType
 
+from rackrun.commandline import removed
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
@@ -53,6 +54,8 @@ def main(args: Sequence[str]) -> int:
     work = read_work("node", NodeOptions, launcher_args, rest)
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
+    for name in removed.VARIABLES.keys() & os.environ.keys():
+        raise UsageError(f"{name}: {removed.VARIABLES[name]}")
     placement = with_free_port(placement_here(options, os.environ))
     if options.dry_run:
         show(placement, work, options)

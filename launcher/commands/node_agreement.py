@@ -23,7 +23,6 @@ from rackrun.launcher.errors import HostUnreachable, PreflightRefused
 from rackrun.launcher.lifecycle.restart_policy import resumed
 from rackrun.launcher.lifecycle.serving import served
 from rackrun.launcher.output.console import say
-from rackrun.launcher.rendezvous.connection import job_key
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
 from rackrun.launcher.run.hosts import MOST_SLOTS
 from rackrun.launcher.run.job import Job, Work, data_of, with_data
@@ -54,7 +53,6 @@ def meet(
         resume=_newest_run(options, work) if options.auto_resume else "",
         **({"work": work_here(work, options)} if placement.nodes.value > 1 else {}),
     )
-    key = job_key(os.environ)
 
     def agree(members: Sequence[NodeInfo], address: str) -> Agreement:
         _check_private(address, options)
@@ -83,8 +81,8 @@ def meet(
         return Rendezvous(agree([node_info], LOOPBACK), LOOPBACK, LOOPBACK, {})
     port = placement.port.value
     if node_info.node == 0:
-        return gather(node_info, port, options.wait_seconds, agree, say, key)
-    meeting = join(node_info, _address_of(placement), port, options.wait_seconds, say, key)
+        return gather(node_info, port, options.wait_seconds, agree, say)
+    meeting = join(node_info, _address_of(placement), port, options.wait_seconds, say)
     check_agreement(meeting, options, work)
     return meeting
 

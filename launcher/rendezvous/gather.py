@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal, TypeAlias
 
-from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
-from rackrun.launcher.rendezvous.connection import Nonce, PeerConnection
+from rackrun.launcher.rendezvous.connection import PeerConnection
 from rackrun.launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from rackrun.launcher.run.job import RUN_ID
 from rackrun.run_folder import RUN_NAME
@@ -87,7 +86,6 @@ class NodeHello:
     """The first message of a node."""
 
     hello: NodeInfo
-    nonce: Nonce
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,11 @@ def gather(
     wait_seconds: float,
     agree: Agree,
     say: Say,
-    key: bytes = b"",
 ) -> Rendezvous:
     """Wait for all others as node 0, agree, and send them the agreement."""
     members = {0: this_node}
     connections: dict[int, PeerConnection] = {}
-    with _listening(port) as listener, PendingCallers(listener, key) as strangers:
+    with _listening(port) as listener, PendingCallers(listener) as strangers:
         try:
             for connection, member in _callers(strangers, this_node, members, wait_seconds, say):
                 _admit(connection, member, members, connections)
@@ -185,10 +182,10 @@ def _callers(
         missing = sorted(set(range(this_node.nodes)) - members.keys())
         if now > deadline:
             late = f"{_nodes_text(missing)} did not come within {wait_seconds:g} s"
-            raise HostUnreachable(late + strangers.hint)
+            raise HostUnreachable(late)
         if now > news_at:
             news_at = now + NEWS_SECONDS
-            waiting = f"waiting for {_nodes_text(missing)}{strangers.hint}"
+            waiting = f"waiting for {_nodes_text(missing)}"
             say(f"{len(members)} of {this_node.nodes} nodes are here; {waiting}")
         yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
 
@@ -232,10 +229,8 @@ def _is_open(connection: PeerConnection) -> bool:
 class PendingCallers:
     """Callers that have not identified themselves yet, read concurrently."""
 
-    def __init__(self, listener: socket.socket, key: bytes) -> None:
+    def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
-        self.key = key
-        self.hint = ""
         self.waiting: dict[PeerConnection, float] = {}  # the oldest first
         self.selector = selectors.DefaultSelector()
         self.selector.register(listener, selectors.EVENT_READ)
@@ -253,7 +248,7 @@ class PendingCallers:
             if ready.fileobj is self.listener:
                 self._let_in()
             # One of the same batch may have been closed while another one was let in.
-            elif (connection := ready.data) in self.waiting and (member := self._hear(connection)):
+            elif (connection := ready.data) in self.waiting and (member := self._hello(connection)):
                 yield connection, member
         late = time.monotonic() - HELLO_SECONDS
         in_time = sum(since > late for since in self.waiting.values())
@@ -263,39 +258,30 @@ class PendingCallers:
         try:
             stream, _ = self.listener.accept()
             stream.setblocking(False)
-            connection = PeerConnection(stream, self.key)
+            connection = PeerConnection(stream)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._leave(len(self.waiting) // 2)
                 time.sleep(REST_SECONDS)  # there may be no caller to close
             return
-        connection.greet()
         self.waiting[connection] = time.monotonic()
         self.selector.register(stream, selectors.EVENT_READ, connection)
 
-    def _hear(self, connection: PeerConnection) -> NodeInfo | None:
+    def _hello(self, connection: PeerConnection) -> NodeInfo | None:
         try:
-            whole = connection.hear()
+            is_open = connection.read_some()
             fields = connection.message()
             if fields is None:
-                if not whole:
+                if not is_open:
                     self._drop(connection)
                 return None
             hello: NodeHello = shaped(fields, NodeHello)
-        except (Misshapen, TimeoutError) as error:
-            self._note(connection, str(error))
+        except (Misshapen, TimeoutError):
             self._drop(connection)
             return None
         self._forget(connection)
         connection.stream.setblocking(True)
-        connection.theirs = hello.nonce
         return hello.hello
-
-    def _note(self, connection: PeerConnection, error: str) -> None:
-        if JOB_KEY in error:
-            with contextlib.suppress(OSError):
-                who = plain_address(connection.stream.getpeername()[0])
-                self.hint = f" ({who} has another {JOB_KEY})"
 
     def _leave(self, left: int) -> None:
         for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
@@ -310,13 +296,11 @@ class PendingCallers:
         self.selector.unregister(connection.stream)
 
 
-def join(
-    this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: Say, key: bytes = b""
-) -> Rendezvous:
+def join(this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: Say) -> Rendezvous:
     """Wait for the agreement of node 0, as any other node, and return it."""
     deadline = time.monotonic() + wait_seconds
     stream = _connect(master, port, deadline, wait_seconds, say)
-    connection = PeerConnection(stream, key, AGREEMENT_BYTES)
+    connection = PeerConnection(stream, AGREEMENT_BYTES)
     where = f"{master}:{port}"
     with contextlib.ExitStack() as failing:
         failing.callback(connection.close)
@@ -341,13 +325,10 @@ def _outcome_of(
     connection: PeerConnection, this_node: NodeInfo, deadline: float, where: str
 ) -> Agreement:
     """Send node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
-    fields = None
-    if connection.call(max(HELLO_SECONDS, deadline - time.monotonic())):
-        connection.send(hello=asdict(this_node), nonce=connection.nonce)
-        fields = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
+    connection.send(hello=asdict(this_node))
+    fields = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
     if fields is None:
-        hint = f"; is {JOB_KEY} the same there?" if connection.key else ""
-        raise HostLost(f"node 0 ({where}) ended before all nodes were there{hint}")
+        raise HostLost(f"node 0 ({where}) ended before all nodes were there")
     outcome: RendezvousOutcome = shaped(fields, RendezvousOutcome)
     if outcome.agreed is None:
         if not outcome.refused:

@@ -64,3 +64,11 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""
+
+VARIABLES: Mapping[str, str] = MappingProxyType(
+    {
+        "RACKRUN_JOB_KEY": "nodes do not authenticate each other any more; keep the port of node 0"
+        " within the cluster, and type: unset RACKRUN_JOB_KEY",
+    }
+)
+"""Variable of the environment -> what to do instead."""

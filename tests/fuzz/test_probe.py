@@ -10,7 +10,7 @@ from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.preflight.replies import SHAPES
 from tests.fuzz import targets_probe as targets
 from tests.launcher.commands.test_options import BAD_URLS
-from tests.launcher.rendezvous.test_rendezvous import HONEST, NONCE, agreed
+from tests.launcher.rendezvous.test_rendezvous import HONEST, agreed
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(
@@ -94,7 +94,7 @@ replies = st.sampled_from(targets.QUESTIONS).flatmap(
     )
 )
 calls = st.one_of(
-    changed({"hello": HONEST, "nonce": NONCE}),
+    changed({"hello": HONEST}),
     changed({"agreed": {**agreed(), "resume": "20260101-120000-x", "data": "http://10.0.0.1/"}}),
     changed({"refused": "no", "code": 64}),
     changed({"failed": {"node": 1, "text": "x", "exit_code": 1, "secondary": True}}),

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from rackrun.contract.variables import JOB_KEY
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.commands.node_agreement import check_agreement
 from rackrun.launcher.commands.settings import NodeOptions
@@ -33,13 +32,11 @@ from tests.launcher.commands.test_node import SAY, connected, ends, nodes, pytho
 __all__ = ["nodes"]
 
 RUN = "20260101-120000-toy"
-KNOWN = b"0123456789abcdef"
 HONEST = {"node": 1, "nodes": 2, "processes": 1, "name": "n1", "job": "", "resume": ""}
-NONCE = "0" * 32
 
 
 def hello(**changes: Any) -> bytes:
-    return json.dumps({"hello": {**HONEST, **changes}, "nonce": NONCE}).encode() + b"\n"
+    return json.dumps({"hello": {**HONEST, **changes}}).encode() + b"\n"
 
 
 STRANGE = [
@@ -49,7 +46,7 @@ STRANGE = [
     b"\xff\n",
     b"{}\n",
     b"x" * 100_000,
-    b'{"hello": 5, "nonce": "' + NONCE.encode() + b'"}\n',
+    b'{"hello": 5}\n',
     b'{"hello": {}}\n',
     hello(node="x"),
     hello(node=[1]),
@@ -64,14 +61,14 @@ STRANGE = [
     hello(resume="zz/../../../tmp/evil"),
     hello(resume="20260101-120000-x/../y"),
     hello(more=1),
-    json.dumps({"hello": HONEST, "nonce": "short"}).encode() + b"\n",
+    json.dumps({"hello": HONEST, "nonce": "0"}).encode() + b"\n",
 ]
 
 
 class Zero:
     """Node 0 of two, in a thread."""
 
-    def __init__(self, key: bytes = b"", wait_seconds: float = 60.0) -> None:
+    def __init__(self, wait_seconds: float = 60.0) -> None:
         self.port = free_port()
         self.met: Rendezvous | None = None
         self.error: Problem | None = None
@@ -84,7 +81,7 @@ class Zero:
 
         def meet() -> None:
             try:
-                self.met = gather(this_node, self.port, wait_seconds, agree, self.lines.append, key)
+                self.met = gather(this_node, self.port, wait_seconds, agree, self.lines.append)
             except Problem as error:
                 self.error = error
 
@@ -94,9 +91,9 @@ class Zero:
     def called(self) -> socket.socket:
         return until(lambda: connected(self.port))
 
-    def second(self, key: bytes = b"") -> Rendezvous:
+    def second(self) -> Rendezvous:
         """Join as the true other node."""
-        return join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", self.port, 60.0, str, key)
+        return join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", self.port, 60.0, str)
 
 
 @pytest.fixture
@@ -166,89 +163,11 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
     meeting.connections[0].close()
 
 
-# -- a key of the job
-
-
-@pytest.mark.security("NET-4")
-def test_with_a_key_only_nodes_that_know_it_meet(zero):
-    """No key, another key, and what was overheard before: none takes a seat; the true node does."""
-    node = zero(KNOWN)
-    with pytest.raises(UsageError, match=f"{JOB_KEY} is set on node 0, and not here"):
-        node.second()
-    with pytest.raises(Problem):
-        node.second(b"another key of 16")
-    for args in (hello(), b"0" * 64 + b" " + hello()):
-        with node.called() as stream:
-            stream.sendall(args)
-            heard = b""
-            with contextlib.suppress(ConnectionError):
-                while data := stream.recv(1 << 16):
-                    heard += data
-            assert heard.count(b"\n") == 1  # its greeting
-    meeting = node.second(KNOWN)
-    assert meeting.agreement.names == ("n0", "n1")
-    node.thread.join(60)
-    assert node.met is not None
-    ours, theirs = node.met.connections[1], meeting.connections[0]
-    theirs.send(done=True)
-    assert ours.receive(10) == {"done": True}
-    ours.send(stop={"node": 0, "signal": 15})
-    assert theirs.receive(10) == {"stop": {"node": 0, "signal": 15}}
-    theirs.close()
-
-
-def test_what_was_said_before_counts_no_second_time(zero):
-    """A recorded greeting is refused at the next rendezvous (replay)."""
-    first = zero(KNOWN)
-    heard: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as middle:
-        port = middle.getsockname()[1]
-
-        def listen_in() -> None:
-            caller, _ = middle.accept()
-            with caller, first.called() as called:
-                caller.sendall(called.recv(1 << 16))
-                heard.append(caller.recv(1 << 16))
-                called.sendall(heard[0])
-                caller.sendall(called.recv(1 << 16))
-
-        thread = threading.Thread(target=listen_in)
-        thread.start()
-        meeting = join(NodeInfo(1, 2, 1, "n1", ""), "127.0.0.1", port, 60.0, str, KNOWN)
-        thread.join()
-        meeting.connections[0].close()
-    again = zero(KNOWN)
-    with again.called() as stream:
-        stream.sendall(heard[0])
-        with contextlib.suppress(ConnectionError):
-            while stream.recv(1 << 16):
-                pass
-    assert again.met is None
-    again.second(KNOWN).connections[0].close()
-
-
-def test_a_node_with_a_key_believes_no_node_0_without_it():
-    """Who listens at node 0's port before the job does has nothing to say."""
-    for greeting, error, says in (
-        ({"nonce": NONCE, "sealed": False}, UsageError, "is set here, and not on node 0"),
-        ({"nonce": NONCE, "sealed": True}, HostUnreachable, f"not sealed with our {JOB_KEY}"),
-    ):
-        options = {"agreed": agreed()}
-        with pytest.raises(error, match=says):
-            answered(json.dumps(greeting).encode() + b"\n", json.dumps(options).encode(), KNOWN)
-
-
-def test_nodes_of_a_job_with_a_key_run(nodes, monkeypatch):
-    """The whole way, with the key in the environment; the ranks do not find it in theirs."""
-    script = f"{SAY}; print('{JOB_KEY}' in os.environ)"
-    monkeypatch.setenv(JOB_KEY, KNOWN.decode())
-    endings = ends(nodes.start_all(2, *python(script)))
-    assert [code for code, _, _ in endings] == [0, 0], endings
-    assert all("False" in out and "True" not in out for _, out, _ in endings)
-    monkeypatch.setenv(JOB_KEY, "short")
+def test_a_key_of_the_job_is_met_with_what_to_do_instead(nodes, monkeypatch):
+    """Who has set one relies on it: so the job does not start as if nothing had changed."""
+    monkeypatch.setenv("RACKRUN_JOB_KEY", "0123456789abcdef")
     ((code, _, err),) = ends([nodes.start(0, 2, *python(SAY))])
-    assert (code, "shorter than 16 characters; type: export" in err) == (64, True)
-    assert not nodes.left()
+    assert (code, "type: unset RACKRUN_JOB_KEY" in err) == (64, True), err
 
 
 # -- who answers in node 0's place
@@ -261,13 +180,12 @@ def agreed(**changes: Any) -> dict[str, Any]:
     }
 
 
-def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Rendezvous:
+def answered(words: bytes) -> Rendezvous:
     """Return the rendezvous of a node with such a node 0."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def answer() -> None:
             with listener.accept()[0] as caller, contextlib.suppress(OSError):
-                caller.sendall(greeting)
                 if caller.recv(1 << 16):
                     caller.sendall(words + b"\n")
                     caller.recv(1)
@@ -276,15 +194,12 @@ def answered(greeting: bytes, words: bytes, key: bytes = b"") -> Rendezvous:
         thread.start()
         this_node = NodeInfo(1, 2, 1, "n1", "")
         try:
-            meeting = join(this_node, "127.0.0.1", listener.getsockname()[1], 20.0, str, key)
+            meeting = join(this_node, "127.0.0.1", listener.getsockname()[1], 20.0, str)
         finally:
             thread.join(0.1)
         meeting.connections[0].close()
         thread.join()
         return meeting
-
-
-GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
@@ -318,7 +233,7 @@ GREETING = json.dumps({"nonce": NONCE, "sealed": False}).encode() + b"\n"
 def test_what_no_node_0_would_say_is_a_line(args):
     """Folders elsewhere, names that are paths, other types: 69, and nothing is made anywhere."""
     with pytest.raises(Problem) as caught:
-        answered(GREETING, json.dumps(args).encode())
+        answered(json.dumps(args).encode())
     assert caught.value.exit_code == 69
     assert "sent what no node of this job would" in str(caught.value)
     assert "\x1b" not in str(caught.value)
@@ -327,7 +242,7 @@ def test_what_no_node_0_would_say_is_a_line(args):
 def test_a_refusal_is_shown_as_text():
     """With a valid exit code, on one line, without escape sequences."""
     with pytest.raises(Problem) as caught:
-        answered(GREETING, json.dumps({"refused": "no\x1b]0;x\x07\nno", "code": 64}).encode())
+        answered(json.dumps({"refused": "no\x1b]0;x\x07\nno", "code": 64}).encode())
     assert (caught.value.exit_code, str(caught.value)) == (64, "node 0: no␛]0;x␇ no")
 
 
@@ -389,7 +304,6 @@ def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes, tmp_path):
     with socket.create_server(("127.0.0.1", nodes.port)) as listener:
         process = nodes.start(1, 2, *python(SAY))
         with listener.accept()[0] as caller:
-            caller.sendall(GREETING)
             caller.recv(1 << 16)
             caller.sendall(args + b"\n")
             ((code, _, err),) = ends([process])
