@@ -2,12 +2,9 @@
 
 That port, of the rendezvous, is tried from the other hosts before the run:
 
-    listen        on the first host: hold a free port, and prove that it is this launcher's
-    reach         on the others: call it, and check the proof
+    listen        on the first host: hold a free port, and send a token to who calls
+    reach         on the others: call it, and compare the token, which tells it from other programs
     release_port  on the first host: leave the port to torchrun
-
-The token never crosses the network: a caller sends a random number and gets its HMAC. The caller
-has both from the launcher.
 """
 
 from __future__ import annotations
@@ -16,22 +13,19 @@ import array
 import contextlib
 import errno
 import fcntl
-import hmac
 import os
-import select
 import socket
 import struct
 import threading
 import time
+from collections import deque
 from typing import Any
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address
 
 CONNECT_SECONDS = 5.0
-MOST_CALLERS = 512
-NONCE_BYTES = 16
-PROOF_BYTES = 32
+MOST_CALLERS = 512  # of which connections are open at a time
 STRANGER = "another program answers there"
 
 LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
@@ -119,78 +113,39 @@ def release_port() -> dict[str, Any]:
 
 
 def answer_callers(listener: socket.socket, token: bytes) -> None:
-    """Prove to callers that this program knows the token, without revealing it.
+    """Send each caller the token, until the listener is shut down.
 
-    Many may call at once. The caller closes first: the side that does so keeps its port in
-    TIME_WAIT, and torchrun is to bind this one in a moment.
+    The caller closes first: the side that does so keeps its port in TIME_WAIT, and torchrun is to
+    bind this one in a moment.
     """
-    waiting = select.epoll()
-    callers: dict[int, tuple[socket.socket, float]] = {}  # the oldest first
-    listener.setblocking(False)
-    waiting.register(listener, select.EPOLLIN)
+    callers: deque[socket.socket] = deque()
     while True:
-        for descriptor, _ in waiting.poll(1.0):
-            if descriptor == listener.fileno():
-                if not _let_in(listener, waiting, callers):
-                    hang_up(callers, 0)
-                    return
-            elif descriptor in callers and not answered(callers[descriptor][0], token):
-                callers.pop(descriptor)[0].close()
-        late = sum(since < time.monotonic() - CONNECT_SECONDS for _, since in callers.values())
-        hang_up(callers, min(len(callers) - late, MOST_CALLERS))
+        most = MOST_CALLERS
+        try:
+            callers.append(listener.accept()[0])
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # as after the shutdown by `release_port`
+                break
+            most = len(callers) // 2  # no descriptor is free
+            time.sleep(0.01)
+        else:
+            with contextlib.suppress(OSError):  # it is gone already
+                callers[-1].send(token)
+        while len(callers) > most:
+            callers.popleft().close()
+    for caller in callers:
+        caller.close()
 
 
-def _let_in(
-    listener: socket.socket, waiting: select.epoll, callers: dict[int, tuple[socket.socket, float]]
-) -> bool:
-    try:
-        caller, _ = listener.accept()
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            hang_up(callers, len(callers) // 2)
-            time.sleep(0.01)  # where there is no connection to close, this would spin
-        return error.errno != errno.EINVAL  # as after the shutdown by `release_port`
-    caller.setblocking(False)
-    callers[caller.fileno()] = caller, time.monotonic()
-    waiting.register(caller, select.EPOLLIN)
-    return True
-
-
-def answered(caller: socket.socket, token: bytes) -> bool:
-    """Answer a caller's number, which comes in one piece; return False at the end of the call."""
-    try:
-        number = caller.recv(NONCE_BYTES)
-        if len(number) == NONCE_BYTES:
-            caller.sendall(proof(token, number))
-    except OSError:
-        return False
-    return bool(number)
-
-
-def hang_up(callers: dict[int, tuple[socket.socket, float]], left: int) -> None:
-    """Close the oldest connections until at most this many are left."""
-    for descriptor in list(callers)[: max(0, len(callers) - left)]:
-        callers.pop(descriptor)[0].close()
-
-
-def proof(token: bytes, number: bytes) -> bytes:
-    """Return the answer to a number that proves knowledge of the token."""
-    return hmac.digest(token, number, "sha256")
-
-
-def reach(address: str, port: int, number: str, expected: str) -> dict[str, Any]:
-    """Check that the first host's listener can be reached, and is this launcher's.
-
-    `expected` is the proof for `number`, both as hexadecimal digits.
-    """
+def reach(address: str, port: int, token: str) -> dict[str, Any]:
+    """Check that the first host's listener can be reached, and is this launcher's."""
     deadline = time.monotonic() + CONNECT_SECONDS
-    received = b""
+    expected, received = token.encode(), b""
     with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
-        sock.sendall(bytes.fromhex(number))
-        while len(received) < PROOF_BYTES:
+        while len(received) < len(expected):
             sock.settimeout(max(0.001, deadline - time.monotonic()))
-            data = sock.recv(PROOF_BYTES - len(received))
+            data = sock.recv(len(expected) - len(received))
             received += data
             if not data:
                 break
-    return {} if received.hex() == expected else {"error": STRANGER}
+    return {} if received == expected else {"error": STRANGER}
