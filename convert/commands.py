@@ -74,7 +74,6 @@ COMMANDS = {
         VERSIONS, "Give samples another class.", "rackrun.convert.versions.edit", "Relabel"
     ),
     "log": Subcommand(VERSIONS, "List versions.", "rackrun.convert.versions.log", "Log"),
-    "diff": Subcommand(VERSIONS, "Compare two versions.", "rackrun.convert.versions.diff", "Diff"),
     "squash": Subcommand(
         VERSIONS,
         "Write a version as a folder of its own.",
