@@ -1,19 +1,18 @@
 """Fixtures and settings of all tests."""
 
-import datetime
-import ipaddress
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from rackrun.commands import _Caller
+from tests.lab import certificates
 from tests.lab.run import Result, run
 
 # No example has a deadline: the machine may be slow.
@@ -64,12 +63,27 @@ SLOW_FIRST = (
     "launcher/commands/test_run_ssh.py",
 )
 TESTS = Path(__file__).parent
+TOGETHER = ("nginx", "slurm")  # folders whose tests share a Docker daemon, and a cluster
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the slow files first, in the order of SLOW_FIRST."""
+    """Put the slow files first, and leave tests that share a fixture to one worker."""
     positions = {TESTS / name: index for index, name in enumerate(SLOW_FIRST)}
     items.sort(key=lambda item: positions.get(item.path, len(positions)))
+    for item in items:
+        place = item.path.relative_to(TESTS)
+        if place.parts[0] in TOGETHER:
+            item.add_marker(pytest.mark.xdist_group(place.parts[0]))
+        elif shares_a_fixture(item):
+            item.add_marker(pytest.mark.xdist_group(place.as_posix()))
+
+
+def shares_a_fixture(item: pytest.Item) -> bool:
+    """Return whether a fixture of the test is made once for all tests of its file."""
+    assert isinstance(item, pytest.Function)
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return any(fixture.scope == "module" for each in fixtures for fixture in each)
 
 
 @pytest.fixture(autouse=True)
@@ -105,67 +119,7 @@ def cli(tmp_path: Path) -> Callable[..., Result]:
     return typed
 
 
-class Keys(NamedTuple):
-    """Files of an authority, of a server and a client with its certificates, and of a
-    stranger without one."""
-
-    authority: Path
-    certificate: Path
-    key: Path
-    client_certificate: Path
-    client_key: Path
-    stranger_certificate: Path
-    stranger_key: Path
-
-
 @pytest.fixture(scope="session")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+def keys(tmp_path_factory: pytest.TempPathFactory) -> certificates.Keys:
     """Make new certificates for 127.0.0.1."""
-    folder = tmp_path_factory.mktemp("keys")
-    authority = certificate(folder, "authority", None)
-    stranger = certificate(folder, "stranger", None)
-    server = certificate(folder, "server", authority)
-    client = certificate(folder, "client", authority)
-    return Keys(authority[0], *server, *client, *certificate(folder, "unknown", stranger))
-
-
-def certificate(folder: Path, name: str, authority: tuple[Path, Path] | None) -> tuple[Path, Path]:
-    """Return a certificate and its key as files, signed by the authority or by itself."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    signing: ec.EllipticCurvePrivateKey = key
-    if authority:
-        issuer = x509.load_pem_x509_certificate(authority[0].read_bytes()).subject
-        loaded = serialization.load_pem_private_key(authority[1].read_bytes(), None)
-        assert isinstance(loaded, ec.EllipticCurvePrivateKey)
-        signing = loaded
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), True)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .sign(signing, hashes.SHA256())
-    )
-    paths = folder / f"{name}.pem", folder / f"{name}.key"
-    paths[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths
+    return certificates.make(tmp_path_factory.mktemp("keys"))

@@ -1,6 +1,5 @@
 """What `./run-tests` says of tests that fail beside others."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +38,7 @@ def project(folder: Path, *tests: str) -> Path:
     """Write what `./run-tests` checks, with these tests in one file and no environment to make."""
     for name in ("launcher", "bench", "tests", "examples", ".ci"):
         (folder / name).mkdir(parents=True)
-    for name in ("run-tests", "tests/flakes.py", "tests/workers.py"):
+    for name in ("run-tests", "tests/flakes.py"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "launcher" / "venv.sh").write_text(VENV.format(sys.executable))
     for name in ("tests/machine.sh", "bench/a.sh", ".ci/run", "examples/a.sh", "examples/a.sbatch"):
@@ -55,11 +54,9 @@ def flaky(name: str) -> str:
 
 def after(program: list[str], folder: Path) -> tuple[int, str]:
     """Run a program in the folder; return its exit code and all that it printed."""
-    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(
         program,
         cwd=folder,
-        env=variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -70,14 +67,13 @@ def after(program: list[str], folder: Path) -> tuple[int, str]:
 
 def pytest_of(folder: Path) -> tuple[int, str]:
     """Run the tests of a project as `./run-tests` does, on one worker, so that all meet."""
-    words = ["-m", "pytest", "-p", "tests.flakes", "-p", "tests.workers", "--workers", "1"]
-    return after([sys.executable, *words], folder)
+    return after([sys.executable, "-m", "pytest", "-p", "tests.flakes", "-n", "1"], folder)
 
 
 def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path):
     """A test that fails beside others and passes alone is named and counted in the last lines."""
     folder = project(tmp_path, flaky("one"), flaky("other"))
-    code, output = after(["./run-tests", "--workers", "1"], folder)
+    code, output = after(["./run-tests", "-n", "1"], folder)
     assert code == 0, output
     *_, first, second, closing, types = output.splitlines()
     assert first.endswith("passed alone twice: tests/test_all.py::test_one")
@@ -89,7 +85,7 @@ def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path):
 def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path):
     """Flakes forgive nothing else: an error of mypy is shown and ends in a failure."""
     wrong = 'def test_type() -> None:\n    number: int = "1"\n    assert number\n'
-    code, output = after(["./run-tests", "--workers", "1"], project(tmp_path, flaky("one"), wrong))
+    code, output = after(["./run-tests", "-n", "1"], project(tmp_path, flaky("one"), wrong))
     assert code == 1, output
     assert "1 flaky" in output
     assert "Incompatible types in assignment" in output

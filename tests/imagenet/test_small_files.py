@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
-from scipy.io import loadmat, savemat
+import scipy
 
 from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
@@ -20,7 +19,9 @@ from rackrun.errors import DataError, Problem
 from tests.lab.imagenet_archives import tar, written
 
 PART = Choice(subset=True)
-RECORDED = Path(scipy.io.__file__).parent / "matlab" / "tests" / "data"  # written by MATLAB itself
+RECORDED = (
+    Path(scipy.__file__).parent / "io" / "matlab" / "tests" / "data"
+)  # written by MATLAB itself
 
 
 def read(source: Path) -> int:
@@ -32,7 +33,7 @@ def read(source: Path) -> int:
 def test_tables_are_read_as_matlab_wrote_them(name):
     """Four releases of MATLAB, two byte orders: text and numbers are those that scipy sees."""
     (row,) = structs((RECORDED / name).read_bytes(), "teststruct", 1 << 20)
-    table = loadmat(RECORDED / name, squeeze_me=True)["teststruct"]
+    table = scipy.io.loadmat(RECORDED / name, squeeze_me=True)["teststruct"]
     assert row["stringfield"] == str(table["stringfield"])
     assert row["doublefield"] == table["doublefield"].item()[0]
 
@@ -41,8 +42,8 @@ def test_tables_are_read_as_matlab_wrote_them(name):
 def test_the_devkits_table_is_read_as_scipy_reads_it(compressed, small_imagenet):
     """Packed or not, every class keeps its number, its wnid and its words."""
     buffer = io.BytesIO()
-    table = loadmat(io.BytesIO(small_imagenet.meta()))["synsets"]
-    savemat(buffer, {"other": np.arange(5), "synsets": table}, do_compression=compressed)
+    table = scipy.io.loadmat(io.BytesIO(small_imagenet.meta()))["synsets"]
+    scipy.io.savemat(buffer, {"other": np.arange(5), "synsets": table}, do_compression=compressed)
     expected = {
         number: (wnid, small_imagenet.words(wnid))
         for wnid, number in small_imagenet.devkit_numbers.items()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 DEVKIT = "ILSVRC2012_devkit_t12"
 TREE = "ILSVRC/Data/CLS-LOC"
@@ -97,6 +96,8 @@ class SmallImageNet:
         }
 
     def meta(self) -> bytes:
+        from scipy.io import savemat
+
         leaves = sorted((number, wnid) for wnid, number in self.devkit_numbers.items())
         rows = [(number, wnid, self.words(wnid), "a thing", 0) for number, wnid in leaves]
         inner = [(len(rows) + 1, "n00001740", "entity", "that which is", 2)]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rackrun.nginx.serve import NginxServer, serving
 from rackrun.nginx.site import Site
-from tests.conftest import Keys
+from tests.lab.certificates import Keys
 
 LINE = re.compile(r'"[A-Z]+ (\S+) [^"]*" (\d+) (\d+) ')  # of nginx's own format
 

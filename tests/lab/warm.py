@@ -21,24 +21,22 @@ from rackrun.launcher.transport.local import free_port
 from tests.lab import warm_server, warm_shell
 
 ROOT = Path(__file__).parents[2]
-OF_MUTANTS = (
-    "MUTANT_UNDER_TEST",
-    "MUTANTS_REACHED",
-)  # of tests/mutation, for all that a test starts
-COLLECTED_BY = os.getpid()  # workers of pytest are forked from this process
+IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+STARTED_BY = os.getppid() if IN_A_WORKER else os.getpid()  # workers are children of one pytest
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", STARTED_BY)
 
 
 @cache
 def server(kind: str) -> Path:
     """Return the socket of the server of this kind, one for all workers of pytest."""
-    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{kind}-{COLLECTED_BY}"
+    folder = Path(tempfile.gettempdir()) / f"rackrun-warm-{kind}-{RUN}"
     folder.mkdir(exist_ok=True)
     listening = folder / "python"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not listening.exists():
             server = subprocess.Popen(
-                [sys.executable, warm_server.__file__, listening, str(COLLECTED_BY), kind],
+                [sys.executable, warm_server.__file__, listening, str(STARTED_BY), kind],
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -79,10 +77,7 @@ class Process:
             request = {
                 "words": self.args,
                 "folder": str(cwd or Path.cwd()),
-                "environment": {
-                    **{name: os.environ[name] for name in OF_MUTANTS if name in os.environ},
-                    **(os.environ if env is None else env),
-                },
+                "environment": dict(os.environ if env is None else env),
                 "session": start_new_session,
                 "project": project,
             }

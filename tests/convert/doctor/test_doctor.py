@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from sklearn.datasets import load_sample_images
 
 import rackrun.convert.doctor.command as command
 from rackrun.cli.doctor import main
@@ -46,6 +45,8 @@ def jpeg(image: Image.Image, quality: int = 92) -> bytes:
 
 def parts(count: int = 40) -> list[Image.Image]:
     """Return parts of scikit-learn's two photographs, none of which overlap."""
+    from sklearn.datasets import load_sample_images
+
     photographs = map(Image.fromarray, load_sample_images().images)
     patches = [
         photograph.crop((left, top, left + SIDE, top + SIDE))
