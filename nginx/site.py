@@ -192,7 +192,8 @@ def _first_name(path: Path) -> str:
     except (Misshapen, LookupError, TypeError):
         raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
     if not is_served:
-        raise FolderError(f"{path}: names that no server may give away; convert it again")
+        why = "a name that no server may give away"
+        raise FolderError(f"{path}: {name[:80]!r}: {why}; convert it again")
     return str(name)
 
 

@@ -15,11 +15,18 @@ from rackrun.errors import UsageError
 from rackrun.launcher.catalog.ps import PsOptions, ps
 from rackrun.launcher.commands.parse import parse
 from rackrun.launcher.detached.attach import AttachOptions, attach
-from rackrun.launcher.detached.locate import HOSTS_FILE, RunOptions, is_attached, is_controlled
+from rackrun.launcher.detached.locate import (
+    HOSTS_FILE,
+    RunOptions,
+    is_attached,
+    is_controlled,
+    plan_in,
+)
 from rackrun.launcher.detached.logs import LogsOptions, logs
 from rackrun.launcher.detached.status import StatusOptions, status
 from rackrun.launcher.detached.stop import StopOptions, stop
 from rackrun.launcher.output.console import say
+from rackrun.run_folder import RunFolder
 from rackrun.runs import NAME, SHORT_ID, Run, find_run, unknown_run
 
 
@@ -41,6 +48,8 @@ def main(args: Sequence[str]) -> int:
     if not options.run:
         raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
     run = find_run(options.run) or _run_elsewhere(verb, options)
+    if run.folder and not run.id:
+        plan_in(RunFolder(run.folder))  # the folder of no run is named before hosts are asked
     if run.id == run.asked and not options.run.startswith(run.id):
         say(str(run))
     is_short = run.name == options.run or (

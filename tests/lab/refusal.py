@@ -1,5 +1,6 @@
 """A refusal: a command line that is answered with one line, and changes nothing."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,15 @@ from tests.lab.run import Result, run, write
 UNTOUCHED = (".cache", "home")
 """What a command may make although it refuses."""
 
+PASSWORD = "hunter2"
+"""What rows type for one: no message repeats it."""
+
 
 @dataclass(frozen=True)
 class Refusal:
     """A line that is refused, its exit code, and the words that name the culprit."""
 
-    line: str
+    line: str | list[str]
     code: int
     names: str | tuple[str, ...]
     """Each is in the message: the value typed, the file, the option to type instead."""
@@ -27,7 +31,8 @@ class Refusal:
 
     def __str__(self) -> str:
         names = self.names if isinstance(self.names, str) else " ".join(self.names)
-        return f"{self.line[:80]}: {names[:60]}"
+        line = self.line if isinstance(self.line, str) else shlex.join(self.line)
+        return f"{line[:80]}: {names[:60]}"
 
     def check(self, folder: Path) -> Result:
         """Type the line in a folder; AssertionError unless it is refused as this row says."""
@@ -37,6 +42,7 @@ class Refusal:
         names = (self.names,) if isinstance(self.names, str) else self.names
         assert result.code == self.code, result
         message = one_line(result)
+        assert PASSWORD not in message, message
         assert all(name in message for name in names), (names, message)
         assert listing(folder) == before, listing(folder) ^ before
         return result

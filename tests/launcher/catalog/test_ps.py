@@ -234,14 +234,6 @@ def test_hosts_are_listed_as_in_other_launchers(listed, lines):
     assert [(host.name, host.slots) for host in paths] == lines
 
 
-@pytest.mark.parametrize("listed", ["gpu01,b;c", "-oProxyCommand=x", "gpu0[1-2],gpu01", "a b"])
-def test_a_list_of_hosts_is_held_to_the_grammar_of_the_host_file(listed):
-    """The message names the place in the list."""
-    with pytest.raises(UsageError, match="-H:") as error:
-        hosts_named(Path("no-such-file"), listed)
-    assert "hosts.txt" not in str(error.value)
-
-
 def test_runs_are_called_by_id_prefix_or_name(tmp_path, monkeypatch):
     """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")

@@ -164,20 +164,3 @@ def test_more_hosts_than_a_screen_has_lines_are_counted(monkeypatch, lines, widt
     assert "60 hosts, 0 of 320 GPUs free, no answer: gpu[03,06," in text
     shown = sum(-(-len(line) // width) or 1 for line in text.splitlines())
     assert lines - 2 <= shown <= lines or len(rows) == 1
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("hosts.txt", "why"), "why: not expected here"),
-        (("nowhere.txt",), "nowhere.txt: No such file"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(tmp_path, args, says):
-    """64, in one line, before a host is asked."""
-    (tmp_path / "hosts.txt").write_text("gpu01\n")
-    arguments = [sys.executable, "-m", "rackrun", "rack", *args]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)}
-    done = subprocess.run(arguments, capture_output=True, text=True, cwd=tmp_path, env=env)
-    assert (done.returncode, says in done.stderr) == (64, True), done.stderr
-    assert len(done.stderr.splitlines()) == 1
