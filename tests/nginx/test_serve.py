@@ -22,7 +22,6 @@ from rackrun.nginx.serve import NOBODY, serving, start
 from rackrun.nginx.site import FolderError, ServeRefused, Site
 from tests.lab.nginx_processes import hashed, nginx_of, serving_tls, serving_with
 from tests.lab.waiting import until
-from tests.nginx.conftest import manifest_of
 
 COMMAND = [sys.executable, "-m", "rackrun.nginx"]
 
@@ -195,26 +194,6 @@ def test_a_taken_port_is_named_with_the_way_out(folder, how):
     )
 
 
-@pytest.mark.parametrize(
-    ("manifest", "says"),
-    [
-        ("[1]", "not the manifest of a data set"),
-        ("[" * 100_000, "not the manifest of a data set"),
-        ('{"splits": [{"shards": [{"name": 5}]}]}', "not the manifest of a data set"),
-        ('{"splits": []}', "not the manifest of a data set"),
-        (manifest_of(["../secret.tar"], "a.index.npy"), "names that no server may give away"),
-        (manifest_of(['a" "/etc/passwd.tar'], "a.index.npy"), "names that no server may give away"),
-        (manifest_of(["notes.txt"], "a.index.npy"), "names that no server may give away"),
-        (manifest_of(["gone.tar"], "a.index.npy"), "is missing, so the folder cannot be served"),
-    ],
-)
-def test_a_manifest_decides_what_is_served(folder, manifest, says):
-    """One that lists nothing, or what is none of its business, is refused before nginx starts."""
-    (folder / "dataset.json").write_text(manifest)
-    with pytest.raises(FolderError, match=says):
-        start(Site(folder, port=0, native=True))
-
-
 def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder):
     """Root's server is not root; what it cannot read is said with the command that opens it."""
     (folder / Site(folder).shard).chmod(0o600 if os.getuid() == 0 else 0o000)
@@ -222,33 +201,6 @@ def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder):
         FolderError, match=r"cannot read it \(status 40[34]\); type: chmod -R a\+rX"
     ):
         start(Site(folder, port=0, native=True))
-
-
-def test_what_cannot_be_meant_is_refused_before_anything_starts(folder, tmp_path):
-    """Addresses, names and folders are checked first, each with what to do."""
-    (tmp_path / "empty").mkdir()
-    refused: list[tuple[Site, type[Exception], str]] = [
-        (Site(folder, address="0.0.0.0"), UsageError, "every network"),
-        (Site(folder, address="::"), UsageError, "every network"),
-        (Site(folder, address="localhost"), UsageError, "not an IP address"),
-        (Site(folder, address="203.0.113.7", port=0), UsageError, "not of this machine"),
-        (Site(folder, port=70000), UsageError, "not between 0 and 65535"),
-        (Site(folder, names=("a;b",)), UsageError, "not a host name"),
-        (Site(folder, native=True, include=tmp_path), UsageError, "Is a directory"),
-        (Site(tmp_path / "none"), FolderError, "no such folder"),
-        (Site(tmp_path / "empty"), FolderError, "./run-local convert"),
-    ]
-    for site, kind, args in refused:
-        with pytest.raises(kind, match=re.escape(args)):
-            start(site)
-
-
-def test_bad_options_end_with_64_and_one_line():
-    """A misspelt option, a missing folder: a line that points to --help."""
-    for args in (["--prot", "1"], [], ["x", "--port", "many"]):
-        refused = run(*args)
-        assert refused.returncode == 64
-        assert re.fullmatch(r"error: .*--help\n", refused.stderr)
 
 
 @pytest.fixture
