@@ -1,7 +1,6 @@
 """Settings files: read, written by every run, and started again."""
 
 import json
-import os
 import sys
 import tomllib
 from pathlib import Path
@@ -25,8 +24,6 @@ from rackrun.launcher.settings_file import (
     words_of,
 )
 from rackrun.run_folder import new_run_folder
-from tests.lab import warm
-from tests.lab.hosts import ROOT
 
 FILE = """\
 launch = "ssh"
@@ -98,44 +95,6 @@ def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path):
     assert (options.wait, options.plain, options.serving.serve) == (False, True, True)
     options = parse(SshOptions, "ssh", ["--no-serve", "--plain", "--no-plain", "--wait"], "")
     assert (options.wait, options.plain, options.serving.no_serve) == (True, False, True)
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("[launcher]\nnmae = 'a'", "run.toml: launcher.nmae: no such key; did you mean name?"),
-        ("[launcher]\nscaling = '1'", "run.toml: launcher.scaling: no longer an option; start"),
-        ("[launchr]", "run.toml: launchr: no such key; did you mean launcher?"),
-        ("[launcher]\nnproc = true", "run.toml: launcher.nproc: must be a whole number"),
-        ("[launcher]\nenv = 'A=1'", "run.toml: launcher.env: must be a list of texts"),
-        ("[launcher]\nname = 3", "run.toml: launcher.name: must be a text"),
-        ("[catdog]\nlr = {a = 1}", "run.toml: catdog.lr: must be one value or a list of texts"),
-        ("catdog = 3", "run.toml: catdog: must be a table"),
-        ("launch = 'slurm'", "run.toml: launch: 'slurm': must be one of local, ssh, ray, node"),
-        ("command = 'python x.py'", "run.toml: command: must be a list of texts"),
-        ("[launcher\n", "run.toml: not TOML: "),
-        ("[catdog]\n[imagenet]", "run.toml has catdog and imagenet: type which of them"),
-    ],
-)  # fmt: skip
-def test_a_mistake_in_a_file_is_named_with_file_and_key(tmp_path, text, says):
-    """And with the nearest valid key."""
-    with pytest.raises(UsageError) as error:
-        merged(written(tmp_path, text))
-    assert says in str(error.value)
-
-
-def test_what_the_task_does_not_know_is_named_with_file_and_key(tmp_path):
-    """The task itself says so, before anything is started; what was typed is not the file's."""
-    path = written(tmp_path, "[catdog]\nepohcs = 3\n[launcher]\nnproc = -2\n")
-    for args, says in (
-        (("--nproc", "1"), "catdog.epohcs: --epohcs: no such option; did you mean --epochs?"),
-        ((), "run.toml: launcher.nproc: --nproc -2: cannot start fewer than one process"),
-    ):  # fmt: skip
-        command = ("-m", "rackrun.launcher", "local", "--config", path, *args)
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        ended = warm.run(*command, start=warm.Launcher, cwd=tmp_path, env=env)
-        assert (ended.returncode, says in ended.stderr) == (64, True), ended.stderr
-    assert not (tmp_path / "runs").exists()
 
 
 VALUES = st.one_of(
@@ -257,16 +216,6 @@ def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
     launch = launch.replace("DATA", "--data=shards --epochs=90")
     assert " ".join(again("night", *typed)) == f"ssh {launch}"
     assert " ".join(again("--dry-run", "night", *typed)).startswith("ssh --wait --dry-run ")
-
-
-def test_an_option_that_no_launcher_has_is_not_put_behind_a_command(tmp_path, monkeypatch):
-    """A typing error of the launcher's options would reach the script; the message has it all."""
-    text = 'launch = "local"\ncommand = ["python", "train.py"]\n'
-    launched(monkeypatch, tmp_path, text, "script")
-    with pytest.raises(UsageError, match=r"--plian: no option of .*type it whole: -- python train"):
-        again("script", "--plian")
-    assert again("script", "--nproc", "2")[1:] == ["--nproc", "2", "--", "python", "train.py"]
-    assert again("script", "--", "python", "b.py")[1:] == ["--", "python", "b.py"]
 
 
 def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab):

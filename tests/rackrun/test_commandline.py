@@ -14,8 +14,6 @@ import pytest
 
 import rackrun
 import rackrun.catdog.__main__ as catdog
-import rackrun.convert.__main__ as convert
-import rackrun.nginx.__main__ as nginx
 from rackrun import commands, errors
 from rackrun import runs as runs_here
 from rackrun.cli import completion, dispatch
@@ -181,26 +179,6 @@ def test_a_problem_is_one_line_and_its_code(code, program):
     assert (failed.returncode, failed.stderr) == (code, "error: here: no: do this\n")
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--cuont", "3"], "--cuont: no such option; did you mean --count? type: "),
-        (["--count", "many"], "--count many: not a number; "),
-        (["--count", "1e2"], "--count 1e2: not a whole number; did you mean --count 100? "),
-        (["--size", "big"], "--size big: not a number; "),
-        (["--count"], "--count: needs a value; "),
-        (["--kind", "c"], "--kind c: not one of a, b; "),
-        (["extra"], "extra: not expected here; "),
-    ],
-)
-def test_bad_usage_is_one_line_and_64(args, says, program):
-    """The line says what is wrong, what is close, and where to look."""
-    failed = program(*args)
-    assert failed.returncode == 64
-    assert failed.stderr.startswith("error: ") and failed.stderr.count("\n") == 1
-    assert f"error: {says}" in failed.stderr and "type: python -m count --help" in failed.stderr
-
-
 @dataclass(frozen=True)
 class Shared:
     """Options that several commands have."""
@@ -223,12 +201,6 @@ def test_a_command_keeps_its_own_default_of_a_shared_option():
     assert parse(OfOneCommand, "count", ["--workers", "1"]).shared == Shared(0.0, 1)
     assert parse(OfOneCommand, "count", []).shared == Shared(0.0, 2)
     assert [row.default for row in options(OfOneCommand)] == [0.0, 2]
-
-
-def test_train_is_answered_by_how_to_train():
-    """There is no such command: the task is named after the way to launch."""
-    with pytest.raises(errors.UsageError, match="type: rackrun local TASK, or rackrun ssh"):
-        dispatch.run(["train", "--data", "data/shards"])
 
 
 def test_an_interrupt_is_130_and_says_what_was_said(program):
@@ -264,39 +236,6 @@ def test_our_own_mistakes_show_their_traceback():
     broken = subprocess.run(args, capture_output=True, text=True, check=False, cwd=ROOT)
     assert broken.returncode == 70
     assert "Traceback" in broken.stderr and "internal error of rackrun" in broken.stderr
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "local catdog --data {long}",
-        "local --config {long} catdog",
-        "ssh {long} -- true",
-        "ssh --ssh-config {long} hosts.txt -- true",
-        "logs {long}",
-        "report {long}",
-        "predict {long} x.jpg",
-        "convert folder {long} out",
-        "convert csv list.csv out",
-        "convert verify {long}",
-        "serve {long}",
-    ],
-)
-def test_a_name_too_long_for_a_file_is_one_line(line, tmp_path, monkeypatch, capsys):
-    """Typed, or in a file that is read: the name, why, and 64 or 65; no traceback."""
-    monkeypatch.chdir(tmp_path)
-    long = "n" * 300
-    Path("list.csv").write_text(f"path,label\n{long},a\n")
-    Path("hosts.txt").write_text("127.0.0.1\n")
-    try:
-        code = dispatch.run(line.format(long=long).split())
-    except Exception as error:
-        assert error.__traceback__
-        inner = error.__traceback__.tb_next  # this test looks like code of a user
-        code = programs.report(error.with_traceback(inner))
-    complaint = capsys.readouterr().err.splitlines()[-1]
-    assert code in (64, 65), complaint
-    assert complaint.startswith("error: ") and long in complaint and "too long" in complaint
 
 
 @pytest.mark.parametrize(("number", "code"), [(errno.EACCES, 74), (errno.ENOENT, 70)])
@@ -351,37 +290,6 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
         return stdlib / file
     ours = file.partition("/")[0] in packages
     return ROOT / file if ours else stdlib / "site-packages" / file
-
-
-COMMANDS: list[tuple[Callable[[list[str]], object], list[str], str, list[str], str]] = [
-    (convert.main, ["folder"], "--workers", ["in", "out"], "./run-local convert"),
-    (catdog.main, [], "--epochs", [], "python -m rackrun.catdog"),
-    (nginx.main, [], "--port", ["folder"], "./run-local serve"),
-    (dispatch.run, ["./run-local"], "--nproc", [], "./run-local"),
-    (dispatch.run, ["./run-ssh"], "--spares", ["hosts.txt"], "./run-ssh"),
-    (dispatch.run, ["./run-node"], "--nproc", [], "./run-local node"),
-]
-
-
-@pytest.mark.parametrize(
-    ("mistake", "says"),
-    [
-        ("{option} two {rest}", "{option} two: not a number"),
-        ("{rest} {option}", "{option}: needs a value"),
-        ("--bogus 3 {rest}", "--bogus: no such option"),
-    ],
-)
-@pytest.mark.parametrize(("main", "verb", "option", "rest", "prog"), COMMANDS)
-def test_the_same_mistake_gives_the_same_sentence_everywhere(
-    main, verb, option, rest, prog, mistake, says
-):
-    """convert, catdog, nginx, run-local, run-ssh and node describe it in the same words."""
-    args = mistake.format(option=option, rest=" ".join(rest)).split()
-    with pytest.raises(errors.UsageError) as caught:
-        main([*verb, *args])
-    sentence, _, hint = str(caught.value).partition("; type: ")
-    assert sentence == says.format(option=option)
-    assert hint.startswith(prog) and hint.endswith(" --help")
 
 
 def test_options_of_other_programs_are_understood():

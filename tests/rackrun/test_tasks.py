@@ -13,7 +13,7 @@ from rackrun.launcher.run.job import TaskWork
 from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import read_settings, settings_text, work_words
 from rackrun.user_code import tasks
-from rackrun.user_code.tasks import find_task, known_tasks, why_no_task
+from rackrun.user_code.tasks import find_task, known_tasks
 
 IMPORTED = "raise SystemExit('imported')\n"
 TASK = f"{IMPORTED}TASK = None\n"
@@ -69,35 +69,6 @@ def test_a_task_is_found_by_name_import_path_or_file(folder, text, recipes, mode
     assert result
     assert (result.name, result.recipes, result.model) == (text, recipes, model)
     assert not {"my_task", "pack", "flower_tasks"} & sys.modules.keys()
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("catdgo", "did you mean catdog?"),
-        ("flowres", "did you mean flowers?"),
-        ("horses", "there are: catdog, classify, imagenet, mnist, flowers, or your own: ./my_task"),
-        ("./my_tsak.py", "no file my_tsak.py; did you mean my_task.py?"),
-        ("./other/own.py", "no file other/own.py"),
-        ("train.py", "train.py is no task: it does not define TASK"),
-        ("my-task.py", "type: mv my-task.py my_task.py"),
-        ("pack.four", "no task 'pack.four': no such module in "),
-        ("other.four", "no task 'other.four': no such module in "),
-        ("json.decoder", "does not define TASK"),
-        ("__main__", "no task '__main__'"),
-        ("../x", "no task '../x'"),
-    ],
-)
-def test_what_is_no_task_is_said_in_a_line(folder, text, says):
-    """With the nearest name, if there is one."""
-    assert find_task(text) is None
-    assert says in why_no_task(text)
-
-
-def test_a_file_that_is_no_python_is_named_with_its_line(folder):
-    """Before anything starts."""
-    with pytest.raises(UsageError, match=r"broken.py, line 1: '\(' was never closed"):
-        find_task("broken.py")
 
 
 def test_own_tasks_are_completed_and_explained(folder):

@@ -95,6 +95,4 @@ ROWS = [
             ("0,1,2", "0,1,2", "1024"),
         )
     ),
-    # The key of a job.
-    node("by-hand", "RACKRUN_JOB_KEY", RACKRUN_JOB_KEY="short"),
 ]

@@ -11,7 +11,6 @@ import pytest
 
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
-from rackrun.launcher.commands.parse import work_of
 from tests.lab import warm
 from tests.lab.drive import ROOT
 
@@ -70,31 +69,6 @@ def test_a_dry_run_is_what_runs(tmp_path):
     assert json.loads(aligned) == real
 
 
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["horses"], "no task 'horses'; there are: "),
-        (["--"], "-- needs a command"),
-        (["--nproc", "x", "catdog"], "--nproc"),
-        (["--nproc", "-1", "--", "true"], "fewer than one"),
-        (["--npro", "2", "catdog"], "--npro"),
-        (["catdog", "--epohcs", "2"], "did you mean --epochs?"),
-        (["imagenet", "--recipe", "fcv16"], "did you mean ffcv16"),
-        (["catdog", "--epochs", "-1"], "--epochs -1 is not 1 or more"),
-        (["--env", "A", "--", "true"], "type: --env A=VALUE"),
-        (["--env", "=x", "--", "true"], "not a variable"),
-        (["--lease-seconds", "0", "--", "true"], "--lease-seconds"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(args, says, tmp_path):
-    """Bad usage: one line that says what to type, code 64, no traceback, nothing made."""
-    ended = local(*args, cwd=tmp_path)
-    assert ended.returncode == 64
-    assert says in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("args", [("--help",), ("catdog", "--help")])
 def test_help_imports_no_torch(args):
     """Help of the launcher and of a task starts without what only ranks need."""
@@ -118,12 +92,6 @@ def test_a_reader_that_leaves_is_no_error():
             args, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
         )
     assert (ended.returncode, ended.stderr) == (141, b"")
-
-
-def test_only_tasks_are_tasks():
-    """A package that is not in the table of tasks is refused, with the names of those that are."""
-    with pytest.raises(UsageError, match="catdog"):
-        work_of(["launcher"])
 
 
 def test_launch_from_python_returns_the_result(tmp_path):
@@ -169,21 +137,3 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert not list((tmp_path / "data/demo").glob("*.zip"))
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (["--synthetic", "--sink", "5"], "--sink: no such option"),
-        (["--synthetic", "--model", "resnet51"], "--model resnet51: no such model"),
-        (["--data", "no-such-folder"], "no-such-folder: there is no such folder"),
-        (["--synthetic", "--cache", "/etc/passwd/c"], "/etc/passwd is not a folder; name another"),
-        (["--synthetic", "--resume", "no-such-run"], "--resume no-such-run: no such file or run"),
-    ],
-)
-def test_a_dry_run_refuses_what_a_launch_refuses(tmp_path, args, says):
-    """With the same line and exit code: nothing is printed that would not run."""
-    args = ["catdog", *args, "--device", "cpu"]
-    launched, dry = (local(*way, *args, cwd=tmp_path) for way in ([], ["--dry-run"]))
-    assert says in launched.stderr
-    assert (dry.returncode, dry.stdout, dry.stderr) == (64, "", launched.stderr)

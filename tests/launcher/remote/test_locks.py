@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import UsageError
-from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.remote import locks
 from rackrun.units import seconds_in
 from tests.lab.detached import SHORT, WAIT
@@ -106,23 +104,6 @@ def test_a_detached_run_reports_its_end_from_its_first_host(detached, tmp_path):
 def test_a_time_span_is_written_with_its_units(text, seconds):
     """Days, hours, minutes and seconds, the largest first."""
     assert seconds_in(text) == seconds
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"time_limit": "2"}, "--time-limit 2: type a time such as"),
-        ({"time_limit": "0s"}, "--time-limit 0s: type a time such as"),
-        ({"on_event": "mail 'me"}, "--on-event mail 'me: no closing quotation"),
-        ({"on_event": "nottify me"}, "--on-event nottify: no such program here; type its path"),
-        ({"host_list": "gpu01", "slurm": True}, "exclude each other"),
-        ({"hosts_needed": -1}, "--hosts-needed -1: must be 0 or more"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_a_host_is_asked(options, says):
-    """The message repeats what was typed, and names what to type."""
-    with pytest.raises(UsageError, match=says):
-        _ = SshOptions(**options).jobs
 
 
 # -- the files

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.errors import UsageError
 from rackrun.launcher.run.hosts import Host, HostsFileError, parse_hosts, read_hosts, select
 
 
@@ -102,71 +101,6 @@ def test_every_bad_line_is_named_at_once_with_line_and_column():
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("line", "column", "says"),
-    [
-        ("@gpu01", 1, "user name"),
-        ("-l@gpu01", 1, "user name"),
-        ("$(id)@gpu01", 1, "user name"),
-        ("`id`", 1, "cannot be part"),
-        ("gpu01:", 6, "a port is written"),
-        ("gpu01:ssh", 6, "a port is written"),
-        ("gpu01:٣", 6, "a port is written"),
-        ("gpu01:0", 7, "not between"),
-        ("[::g]", 2, "not an IPv6"),
-        ("[fe80::1%-x]", 9, "not an interface"),
-        ("[::1]x", 6, "a port is written"),
-        ("gpu[3-1]", 4, "a range is written"),
-        ("gpu[]", 4, "a range is written"),
-        ("gpu[a-c]", 4, "a range is written"),
-        ("gpu[1-", 4, "no closing bracket"),
-        ("gpu[0-999999999]", 4, "more than"),
-        ("a[1-1000]b[1-1000]", 1, "more than"),
-        ("256.1.1.1", 1, "not an IPv4"),
-        ("10.0.0.[254-257]", 1, "'10.0.0.256' is not an IPv4"),
-        ("a..b", 1, "not a host name"),
-        ("x" * 64, 1, "not a host name"),
-        ("größe", 3, "cannot be part"),
-        ("gpu\x00", 1, "cannot be part"),
-        ("gpu01 4", 7, "slots=4"),
-        ("gpu01 slots", 7, "key=value"),
-        ("gpu01 slots=4x", 7, "write a number"),
-        ("gpu01 slots=-1", 7, "write a number"),
-        ("gpu01 slots=1 slots=2", 15, "twice"),
-        ("gpu01 slot=4", 7, "did you mean slots="),
-        ("gpu01 workdir='/x", 7, "no closing quote"),
-        ("gpu01 python=", 7, "needs a value"),
-        ("gpu01 env=1A=x", 7, "NAME=VALUE"),
-        ("gpu01 env=HOME", 7, "NAME=VALUE"),
-        ("gpu01 interface=^eth0", 7, "not an interface"),
-        ("gpu01 address=a;b", 7, "not an address"),
-        ("^gpu01", 1, "cannot be part"),
-    ],
-)
-@pytest.mark.security("SSH-5")
-def test_a_bad_line_is_refused_where_it_is_bad(line, column, says):
-    """SSH-5: names are held to a strict grammar, and the message points at the place."""
-    (line_number, result, text), *_ = faults(line)
-    assert (line_number, says in text) == (1, True), text
-    assert result == column or says == "cannot be part"
-
-
-@pytest.mark.parametrize("text", ["", "\n \n# nothing\n", "\ufeff"])
-def test_a_file_without_a_host_is_refused(text, tmp_path):
-    """An empty list of hosts is a mistake."""
-    path = tmp_path / "hosts.txt"
-    path.write_bytes(text.encode())
-    with pytest.raises(HostsFileError, match="no host in this file"):
-        read_hosts(path)
-
-
-def test_a_machine_may_stand_only_once():
-    """Two ranks 0 on one machine are refused; the message says where the first one is."""
-    text = "gpu01\ngpu02\nGPU01.\njo@gpu02:22\ngpu02:2222\n"
-    assert [(line, column) for line, column, _ in faults(text)] == [(3, 1), (4, 1)]
-    assert "line 1 already" in faults(text)[0][2]
-
-
 def test_equal_bare_lines_are_slots():
     """$PBS_NODEFILE names a node once per slot; anything more in a line is a mistake."""
     hosts = parse_hosts("n1\nn1\nn2\nn1\nn2\nn3\n")
@@ -179,28 +113,6 @@ def test_labels_are_unique_where_one_name_has_several_ports():
     """Two sshd on one address have distinct labels in logs and tables."""
     hosts = parse_hosts("127.0.0.1:2201\n127.0.0.1:2202\ngpu01\n")
     assert [host.label for host in hosts] == ["127.0.0.1:2201", "127.0.0.1:2202", "gpu01"]
-
-
-def test_what_cannot_be_read_is_said_in_one_line(tmp_path):
-    """A missing file, a directory, a binary file: the path and the reason, exit 64."""
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"gpu01\ngpu\xff02\n")
-    utf16 = tmp_path / "utf16"
-    utf16.write_bytes("gpu01\n".encode("utf-16"))
-    for path, says in [
-        (
-            tmp_path / "none",
-            "No such file or directory; write one host a line",
-        ),
-        (tmp_path, "Is a directory"),
-        (binary, f"{binary}:2:4: this is not UTF-8"),
-        (utf16, "this is not UTF-8"),
-    ]:
-        with pytest.raises(UsageError, match=re.escape(says)) as caught:
-            read_hosts(path)
-        assert caught.value.exit_code == 64
-        assert str(path) in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 def test_ten_thousand_lines_are_read_in_seconds():
@@ -243,25 +155,6 @@ def test_hosts_and_slots_can_be_picked(include, exclude, expected):
     assert [(host.name, host.devices) for host in chosen] == expected
     for host in chosen:
         assert host.devices is None or host.processes(gpus=8) == len(host.devices)
-
-
-@pytest.mark.parametrize(
-    ("include", "exclude", "says"),
-    [
-        ("gpu04", "", "gpu04 is not in the host file; did you mean gpu0"),
-        ("gpu01:4", "", "gpu01 has 4 slots, 0 to 3, not 4"),
-        ("gpu01:x", "", "slots are written HOST:0,1"),
-        ("gpu01,1", "", "1 is not in the host file"),
-        ("gpu01,", "", "no host"),
-        ("a;b", "", "cannot be part"),
-        ("", "gpu03:0", "needs slots=N"),
-        ("gpu01", "gpu01", "leave no host"),
-    ],
-)
-def test_a_wrong_pick_is_refused(include, exclude, says):
-    """A host or slot that is not there is named, never ignored."""
-    with pytest.raises(UsageError, match=re.escape(says)):
-        select(HOSTS, include, exclude)
 
 
 @given(

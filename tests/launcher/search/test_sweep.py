@@ -93,21 +93,6 @@ def test_ctrl_c_ends_every_run(start_lab):
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("lr", "type an option and its values"),
-        ("=1,2", "type an option and its values"),
-        ("lr=0.1,,0.3", "type an option and its values"),
-        (f"seed={','.join(map(str, range(1001)))}", "more than 1,000 combinations"),
-    ],
-)
-def test_what_is_no_list_of_values_is_refused(text, says):
-    """One line, with what to type."""
-    with pytest.raises(UsageError, match=says):
-        members_of([text], "t")
-
-
 def test_a_member_is_the_command_that_was_typed_with_its_own_settings():
     """Options of the sweep go, a value that the task had is replaced, hosts are chosen by name."""
     options = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]

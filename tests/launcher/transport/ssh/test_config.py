@@ -78,28 +78,6 @@ def ssh_says(config: Path, alias: str) -> dict[str, str]:
     return {key: value for key, value in pairs if key in ("hostname", "port", "user")}
 
 
-def test_an_include_that_includes_itself_is_refused(tmp_path):
-    """A circle of files ends with its name, not with the memory."""
-    config = tmp_path / "config"
-    config.write_text(f"Include {config}\n")
-    with pytest.raises(UsageError, match="16 files deep"):
-        expanded(config, tmp_path)
-
-
-def test_a_quote_that_is_not_closed_is_named(tmp_path):
-    """A broken line is shown with its file."""
-    config = tmp_path / "config"
-    config.write_text('Host "a\n')
-    with pytest.raises(UsageError, match="quote"):
-        expanded(config, tmp_path)
-
-
-def test_a_missing_file_given_by_hand_is_named(tmp_path):
-    """--ssh-config with a wrong path is a usage error, not an empty configuration."""
-    with pytest.raises(UsageError, match="no such ssh_config"):
-        Network(ConnectSettings(config=tmp_path / "none"))
-
-
 def test_a_config_of_ones_own_that_others_may_write_is_refused(tmp_path, monkeypatch):
     """~/.ssh/config, as with ssh: who writes there starts commands here, by ProxyCommand."""
     monkeypatch.setenv("HOME", str(tmp_path))
