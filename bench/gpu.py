@@ -1,17 +1,16 @@
-"""Measure training on one GPU: rates, copies, loading.
+"""Measure training on one GPU: rates and loading.
 
-    python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only parts ...]
+    python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only shards]
 
 rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
             update of the same model on the same batch, already normalised, in bfloat16 and float16,
             as it is and compiled; in turn, medians
-copies      steps on batches that come from pinned memory as training copies them, against the same
-            steps on one batch that stays; meanwhile torch raises if anything waits for the GPU
-shards      the same steps on batches that loader workers decode from shards of 110 KB images, and
-            the workers alone: what they deliver, and what the steps wait
+shards      steps on batches that loader workers decode from shards of 110 KB images, against the
+            same steps on one batch that stays, and the workers alone: what they deliver, and what
+            the steps wait; meanwhile torch raises if anything waits for the GPU
 
-Parts that have not begun after --minutes are left out, and named. With --device cpu all but copies
-run on a CPU, to try them. No figures have been measured on a GPU yet.
+Parts that have not begun after --minutes are left out, and named. With --device cpu they run on a
+CPU, to try them. No figures have been measured on a GPU yet.
 """
 
 import contextlib
@@ -37,7 +36,6 @@ from rackrun.commandline.program import run
 from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import ImageNet
-from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic, open_data
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import set_up
@@ -174,29 +172,6 @@ def medians(config: ImageNet, settings: Settings) -> tuple[float, float]:
     )
 
 
-def copies(settings: Settings) -> None:
-    """Print the time of a step with and without new batches, and of a copy alone."""
-    if settings.device == "cpu":
-        print("need a GPU")
-        return
-    with joined(settings.config) as ranks:
-        bench = Bench(settings.config, ranks, settings.steps)
-        images, labels = (part.cpu().pin_memory() for part in bench.batch[:2])
-        pinned = bench.batch._replace(images=images, labels=labels)
-
-        def fresh() -> Iterator[Batch]:
-            return on_device(repeat(pinned), ranks.device)
-
-        stays = bench.seconds(repeat(bench.batch), bench.step)
-        arrives = bench.seconds(fresh(), bench.step)
-        alone = bench.seconds(fresh(), lambda batch: None)
-    print(
-        f"a step on a batch that stays {stays * 1e3:.2f} ms, on one that is copied"
-        f" {arrives * 1e3:.2f} ms; a copy alone {alone * 1e3:.2f} ms, of which"
-        f" {min(max(1 - (arrives - stays) / alone, 0), 1):.0%} is hidden"
-    )
-
-
 def shards(settings: Settings) -> None:
     """Print images/s of steps on decoded images, and of the loader workers alone."""
     with tempfile.TemporaryDirectory() as folder:
@@ -225,9 +200,7 @@ def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
     yield from (batch for batch in data.training(0) if len(batch.labels) == config.batch_size)
 
 
-PARTS: dict[str, Callable[[Settings], None]] = {
-    part.__name__: part for part in (rates, copies, shards)
-}
+PARTS: dict[str, Callable[[Settings], None]] = {part.__name__: part for part in (rates, shards)}
 
 
 if __name__ == "__main__":

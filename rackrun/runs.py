@@ -142,14 +142,6 @@ def run_folder(text: str | os.PathLike[str], runs: Path = RUNS, must_be_here: bo
     return run.folder
 
 
-def folder_of_run(text: str | os.PathLike[str]) -> Path:
-    """Return the folder of the run that is meant; UsageError if there is none here."""
-    folder = run_folder(text)
-    if not folder.is_dir():
-        raise unknown_run(os.fspath(text))
-    return folder
-
-
 def final_weights(given: str | os.PathLike[str]) -> Path:
     """Return final.pt of a run, and any other path as it is.
 

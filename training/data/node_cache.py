@@ -2,7 +2,7 @@
 
     every rank: its host -> the first rank of each host: a server -> its address, to all ranks
 
-Ranks exchange this at the start; no launcher is involved. When the ranks change, they `meet` again.
+Ranks exchange this at the start; no launcher is involved.
 """
 
 import contextlib
