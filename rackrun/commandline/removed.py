@@ -6,6 +6,8 @@ Until 0.1.0 an option or a command that went is met with one line from here.
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from rackrun.contract import variables
+
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--augmix": "type --trivial-augment or --rand-augment 9",
@@ -68,8 +70,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
-        "RACKRUN_JOB_KEY": "nodes do not authenticate each other any more; keep the port of node 0"
-        " within the cluster, and type: unset RACKRUN_JOB_KEY",
+        variables.JOB_KEY: "nodes do not authenticate each other any more; keep the port of node 0"
+        f" within the cluster, and type: unset {variables.JOB_KEY}",
     }
 )
 """Variable of the environment -> what to do instead."""
