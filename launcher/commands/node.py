@@ -11,10 +11,12 @@ import json
 import os
 import secrets
 import signal
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from pathlib import Path
 from types import FrameType
 
 from rackrun.commandline import removed
@@ -22,7 +24,7 @@ from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
 from rackrun.launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
-from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions
+from rackrun.launcher.commands.settings import MACHINE_CHECKS, NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.lifecycle.task_check import (
@@ -30,10 +32,13 @@ from rackrun.launcher.lifecycle.task_check import (
     refuse_cache,
     refuse_missing_packages,
 )
-from rackrun.launcher.lifecycle.this_machine import planned
+from rackrun.launcher.lifecycle.this_machine import NAME, planned
 from rackrun.launcher.output.console import say
+from rackrun.launcher.preflight.checks import CHECKS, examine, refusal, warnings
+from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
-from rackrun.launcher.run.job import Work
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Work, is_on_cpu
 from rackrun.launcher.run.plan import Plan, describe, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import check_nproc
@@ -144,6 +149,7 @@ def _launch_node(
     trackers = () if placement.node.value else needs.trackers  # trackers run beside rank 0
     refuse_cache(needs)
     refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
+    refuse_unfit(work, options)
     with ExitStack() as servers:
         meeting = meet(placement, work, options, servers, needs)
         plan = plan_for(placement, work, meeting, options).part(placement.node.value)
@@ -160,6 +166,21 @@ def _launch_node(
             return run(job, plan, transports, options.plain)
         with Peers(placement.node.value, meeting) as peers:
             return run(job, plan, transports, options.plain, peers=peers)
+
+
+def refuse_unfit(work: Work, options: NodeOptions) -> None:
+    """Check this node as `./run-ssh` checks hosts: what no other node and no lock matters for."""
+    name, folder = socket.gethostname(), str(Path.cwd())
+    host = Host(NAME, python=sys.executable, label=name)
+    needs = Requirements(folder, environment=options.environment, on_cpu=is_on_cpu(work))
+    cluster = gather_facts([host], [LocalTransport(name)], replace(needs, chooses=True))
+    cluster.close()
+    checks = [check for check in CHECKS if check.name in MACHINE_CHECKS]
+    rows = examine(cluster, checks, options.ignore_check)
+    if error := refusal(cluster, rows):
+        raise error
+    for line in warnings(rows):
+        say(f"warning: {line}")
 
 
 def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:

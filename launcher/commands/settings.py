@@ -179,7 +179,12 @@ NODE_HEAD = Head(
 """The head of the help."""
 
 
-NODE_CHECKS = ("public", "command", "code", "versions")
+MACHINE_CHECKS = (
+    *("driver", "gpu health", "gpu clocks", "disk", "tmp", "open files"),
+    *("shared memory", "locked memory"),
+)
+"""What of the preflight of hosts a node checks of itself."""
+NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
 
 
 @dataclass(frozen=True)
@@ -199,7 +204,7 @@ class NodeOptions(Options):
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
     ignore_check: tuple[str, ...] = ()
-    """public: node 0 has a public address; command, code, versions: nodes differ in that."""
+    """public (address of node 0), command, code, versions (of nodes), or a check such as driver."""
 
     serving_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(SERVER, lambda serving: serving.serve, "a node serves with --serve", "--serve"),

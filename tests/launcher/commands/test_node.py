@@ -392,3 +392,28 @@ def test_two_nodes_really_train_and_go_on(nodes, shards):
     assert command[-2:] == ["--resume", str(first)]
     assert (second / "final.pt").exists()
     assert not nodes.left()
+
+
+LITTLE = """\
+mount -t tmpfs -o size=64m none /dev/shm
+mount -t tmpfs -o size=4m none /tmp
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize(("ignored", "code"), [((), 78), (("--ignore-check", "tmp"), 0)])
+def test_a_node_checks_its_own_machine(ignored, code):
+    """What keeps ./run-ssh from starting on a host keeps a node from it, unless it is allowed."""
+    here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    typed = [sys.executable, "-m", "rackrun.launcher", "node", "--runs", "/dev/shm", *ignored]
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", LITTLE, "sh", *typed, "--", "true"],
+        cwd=ROOT,
+        env={**os.environ, **here},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    assert "tmp: /tmp is full; an agent keeps its files" in done.stderr
+    assert code == 78 or "shared memory: /dev/shm has 64 MiB free" in done.stderr
