@@ -11,10 +11,7 @@ import os
 import re
 import sys
 import unicodedata
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from typing import TextIO
+from typing import TextIO
 
 UNSAFE = re.compile(
     r"[\x00-\x08\x0a-\x1f\x7f-\x9f"  # control characters, of which a tab is harmless

@@ -6,7 +6,6 @@ Other modules are imported after parsing the command line, so that `--help` answ
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rackrun.commandline.help_page import Head
 from rackrun.errors import UsageError
@@ -19,10 +18,8 @@ from rackrun.launcher.commands.parse import (
     typed,
     work_of,
 )
+from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import LocalOptions
-
-if TYPE_CHECKING:
-    from rackrun.launcher.run.result import Result
 
 HEAD = Head(
     "{prog} [options] [TASK [task options] | -- COMMAND]",

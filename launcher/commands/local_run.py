@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.serving import served
 from rackrun.launcher.lifecycle.task_check import (
     DEMO,
@@ -37,9 +37,6 @@ from rackrun.launcher.run.plan import shown
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions, LocalOptions, RankOptions
 from rackrun.launcher.transport.local import LocalTransport
-
-if TYPE_CHECKING:
-    from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 
 
 def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> int:

@@ -9,7 +9,6 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rackrun.commandline.parser import current_names
 from rackrun.commands import called
@@ -26,11 +25,9 @@ from rackrun.launcher.commands.parse import (
 )
 from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
 from rackrun.launcher.run.job import Command
+from rackrun.launcher.run.result import Result
 from rackrun.launcher.settings_file import NO_FILE
 from rackrun.user_code.tasks import find_task
-
-if TYPE_CHECKING:
-    from rackrun.launcher.run.result import Result
 
 OPTIONS = SshOptions
 

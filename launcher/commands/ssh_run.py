@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -27,9 +26,6 @@ from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.result import Result
 from rackrun.runs import SHORT_ID
 from rackrun.units import first_few
-
-if TYPE_CHECKING:
-    pass
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:

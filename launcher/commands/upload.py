@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,19 +112,7 @@ def _why_left_behind(path: str, code: WorkingTree | None) -> str:
     return f"{path} would not be brought, as git ignores it; type: git add -f {shlex.quote(path)}"
 
 
-def bring_code(spec: LaunchSpec, tell: Callable[[str], object], options: SshOptions) -> None:
-    """Upload the code of a launch to hosts that are new to it, with --sync."""
-    _, synced = planned_code(spec, options)
-    if synced is not None:
-        _sync(synced, spec, options, tell)
-
-
-def _sync(
-    code: WorkingTree,
-    spec: LaunchSpec,
-    options: SshOptions,
-    tell: Callable[[str], object] = say,
-) -> None:
+def _sync(code: WorkingTree, spec: LaunchSpec, options: SshOptions) -> None:
     workdir = options.workdir or str(code.root)
     destinations = [
         Destination(
@@ -136,4 +124,4 @@ def _sync(
         )
         for host, transport in zip(spec.hosts, spec.reached, strict=True)
     ]
-    upload_code(code, destinations, tell)
+    upload_code(code, destinations, say)

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from rackrun.atomic import write_whole
 from rackrun.contract import variables
@@ -18,13 +18,11 @@ from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentGroup
+from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.signals import SignalQueue
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
-
-if TYPE_CHECKING:
-    from rackrun.launcher.supervision.peers import Peers
 
 PORT_TRIES = 2  # the second one when another program took the master's port in between
 

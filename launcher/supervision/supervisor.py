@@ -11,7 +11,6 @@ import queue
 import signal
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from rackrun.launcher.output.console import Display, ranges
 from rackrun.launcher.output.log_files import LogFiles
@@ -36,13 +35,11 @@ from rackrun.launcher.supervision.hangs import (
     longest_hang_limit,
 )
 from rackrun.launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
+from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.root_cause import Cause, FailureLog
 from rackrun.launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from rackrun.launcher.supervision.signals import TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
-
-if TYPE_CHECKING:
-    from rackrun.launcher.supervision.peers import Peers
 
 GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
 _TURN_SECONDS = 0.1

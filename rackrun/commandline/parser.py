@@ -12,14 +12,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from rackrun.commandline import removed
+from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
 from rackrun.errors import UsageError
-
-if TYPE_CHECKING:
-    from rackrun.commandline.help_page import Head
 
 Settings = TypeVar("Settings")
 

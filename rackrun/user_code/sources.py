@@ -5,19 +5,16 @@ Only ranks import it.
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rackrun.errors import UsageError
 from rackrun.user_code.imports import how_to_type, is_import_path, why_not_callable
-
-if TYPE_CHECKING:
-    import ast
 
 _AT_RUN_TIME = {"*", "__getattr__", "exec", "globals", "setattr", "vars"}
 """Functions that define names at run time, which the source of a module does not show."""
@@ -68,8 +65,6 @@ def source_of(module: str) -> Path | None:
 
 def parsed(file: Path) -> ast.Module:
     """Return the syntax tree of a source; raise UsageError, with the line, if it is not Python."""
-    import ast
-
     try:
         return ast.parse(file.read_bytes())
     except OSError as error:
@@ -114,8 +109,6 @@ def _may_be_called(module: ast.Module, name: str, arguments: Collection[str]) ->
 
     Decorators, base classes and a second definition can change that.
     """
-    import ast
-
     definitions = [top for top in ast.walk(module) if getattr(top, "name", "") == name]
     definition = definitions[0] if len(definitions) == 1 else None
     if definition not in module.body:
@@ -151,8 +144,6 @@ def _module_meant(module: str) -> str:
 
 def _defined_at_the_top(module: ast.Module) -> Iterator[str]:
     """Yield the functions and classes of a source, and what it imports from others."""
-    import ast
-
     for top in module.body:
         if isinstance(top, ast.FunctionDef | ast.ClassDef):
             yield top.name
@@ -161,8 +152,6 @@ def _defined_at_the_top(module: ast.Module) -> Iterator[str]:
 
 
 def _names_in(module: ast.Module) -> set[str]:
-    import ast
-
     names: set[str] = set()
     for node in ast.walk(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
