@@ -180,8 +180,11 @@ class Target:
         elif self.plan.exists():
             if head_of(self.plan) != plan.head():
                 self._refuse("holds an unfinished conversion of different input or options")
-        elif any(OURS.fullmatch(entry.name) for entry in self.folder.iterdir()):
-            self._refuse("holds shards of another origin")
+        elif foreign := sorted(e.name for e in self.folder.iterdir() if OURS.fullmatch(e.name)):
+            raise UsageError(
+                f"{self.folder / foreign[0]}: no conversion here has made it; choose another"
+                " folder, or move it elsewhere"
+            )
         with translated_os_errors(self.work):
             self.work.mkdir(exist_ok=True)
         return True

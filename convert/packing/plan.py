@@ -202,7 +202,10 @@ def save_plan(path: Path, plan: ShardPlan, lines: list[bytes]) -> None:
 
 def load_plan(path: Path) -> ShardPlan:
     """Read the plan in a file, without its lines."""
-    return ShardPlan.parse(head_of(path))
+    try:
+        return ShardPlan.parse(head_of(path))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
 
 
 def head_of(path: Path) -> bytes:

@@ -59,7 +59,7 @@ class Append:
     source: Positional[Path]
     """Folder, zip or tar of class folders; CSV or Parquet file of paths and labels; or, for a
     folder of other programs' tars, more of these."""
-    data: Positional[Path]
+    data: Positional[str]
     """Finished shard folder."""
     columns: Columns = field(default_factory=Columns)
     val_percent: float | None = None
@@ -152,7 +152,7 @@ class Append:
                 exclude=self.exclude,
             )
         packing = Packing(allow_left_out=self.allow_left_out)
-        return ImageTable(self.source, self.data, self.columns, packing=packing).listing()
+        return ImageTable(self.source, Path(self.data), self.columns, packing=packing).listing()
 
 
 def append_images(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, NamedTuple
 
 from rackrun.commandline.options import Examples, Hidden, Positional
+from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import write_shards, write_version
 from rackrun.convert.packing.plan import make_plan
@@ -47,7 +48,7 @@ class _Change:
 
     action: ClassVar[str]
 
-    data: Positional[Path]
+    data: Positional[str]
     """Finished shard folder."""
     samples: Positional[tuple[str, ...]]
     workers: int = 0
@@ -93,7 +94,7 @@ class Relabel(_Change):
 
 
 def _edited(
-    data: Path, requests: Sequence[str], action: str, packing: Packing, label_field: str
+    data: str, requests: Sequence[str], action: str, packing: Packing, label_field: str
 ) -> None:
     edits, others = _edits(requests, action)
     with Parent.locked(data) as parent:
@@ -151,6 +152,8 @@ class Edit:
 
 def _edits(requests: Sequence[str], action: str) -> tuple[list[Edit], int]:
     """Return what names and tables ask for, and how many rows ask for something else."""
+    if not requests:
+        raise UsageError(f"samples: missing; type: {called('convert')} {action} --help")
     edits, others = list[Edit](), 0
     for text in requests:
         if not text.lower().endswith(TABLE):

@@ -31,12 +31,12 @@ class Parent:
 
     @classmethod
     @contextlib.contextmanager
-    def locked(cls, folder: Path) -> Iterator["Parent"]:
+    def locked(cls, folder: str) -> Iterator["Parent"]:
         """Yield the newest version, while no other command changes the folder.
 
         UsageError if there is none, if an earlier one is named, or if the tars lie elsewhere.
         """
-        location, version = folder_and_version(str(folder))
+        location, version = folder_and_version(folder)
         if URL.match(location):
             raise UsageError(f"{location}: type this on the server, with the path of its folder")
         if reason := why_no_shards(location):

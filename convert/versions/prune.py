@@ -31,7 +31,7 @@ class Prune:
         ("{prog} data/shards --runs /scratch/runs --yes", "remove it"),
     )
 
-    data: Positional[Path]
+    data: Positional[str]
     """Shard folder."""
     runs: tuple[Path, ...] = (Path("runs"),)
     """Folder with run folders at any depth; repeatable."""
