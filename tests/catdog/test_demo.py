@@ -63,18 +63,6 @@ def test_what_is_missing_is_made(made, tmp_path):
     assert manifest.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
 
 
-def test_a_foreign_archive_is_not_touched(made, tmp_path):
-    """A train.zip that is another one, or no zip at all, is named and kept."""
-    other = demo(made, *FEW, "--seed", "1")
-    assert other.returncode == 64
-    assert "20 drawn pictures, seed 0" in other.stderr
-    (tmp_path / "train.zip").write_text("precious")
-    foreign = demo(tmp_path, *FEW)
-    assert foreign.returncode == 65
-    assert foreign.stderr.count("\n") == 1
-    assert (tmp_path / "train.zip").read_text() == "precious"
-
-
 @pytest.mark.parametrize(
     "code", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
@@ -114,31 +102,6 @@ def test_two_at_once_make_one_set(made, tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert sum("drew 20" in text for text in outputs) == 1
     assert (tmp_path / "train.zip").read_bytes() == (made / "train.zip").read_bytes()
-
-
-def test_a_conversion_that_fails_says_so(made, tmp_path):
-    """The exit code of the converter is that of the demo."""
-    (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())
-    (tmp_path / "shards").write_text("a file in the way")
-    failed = demo(tmp_path, *FEW)
-    assert failed.returncode in (64, 65, 74)
-    assert "Traceback" not in failed.stderr
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "what"),
-    [
-        (["OUT", "--images", "3"], 64, "from 20 to 25000"),
-        ([], 64, "OUT"),
-        (["/dev/null/demo"], 74, "cannot be written"),
-    ],
-)
-def test_bad_input_is_one_line(args, code, what, tmp_path):
-    """A wrong option, none at all, and a folder that cannot be: one line and the right code."""
-    refused = demo(*(str(tmp_path / arg) if arg == "OUT" else arg for arg in args))
-    assert refused.returncode == code
-    assert what in refused.stderr
-    assert refused.stderr.count("\n") == 1
 
 
 def partial(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import DataError, UsageError
 from tests.convert.conftest import everything
 from tests.lab.drawn import drawn, kaggle, write_files, write_zip
 
@@ -59,46 +58,3 @@ def test_microsofts_zip(tmp_path, convert):
     ]
     report = (out / "report.json").read_text()
     assert all(name in report for name in litter)
-
-
-@pytest.mark.parametrize(
-    ("files", "problem", "says"),
-    [
-        ({"test1/1.jpg": SMALL["train/cat.0.jpg"]}, DataError, "train.zip has"),
-        ({"train/cat.0.jpg": SMALL["train/cat.0.jpg"]}, DataError, "no image of a dog"),
-        ({"dog/cat.1.jpg": SMALL["train/cat.1.jpg"]}, DataError, "its folder of another"),
-        (SMALL | {"more/cat.0.jpg": b"x"}, DataError, "would both be called cat_00000"),
-        (SMALL | {"train/cat.00.jpg": b"x"}, DataError, "would both be called cat_00000"),
-    ],
-)
-def test_wrong_labels_are_refused_in_one_line(files, problem, says, tmp_path, convert):
-    """An archive without labels, with one class, with contradictions, with double names."""
-    source = write_zip(tmp_path / "a.zip", files)
-    with pytest.raises(problem, match=says) as error:
-        convert("catdog", source)
-    assert "\n" not in str(error.value)
-    assert not [path for path in (tmp_path / "out").iterdir() if not path.name.startswith(".")]
-
-
-def test_a_wrong_path_is_refused(tmp_path, convert):
-    """A path that does not exist is named, and nothing is made of it."""
-    with pytest.raises(UsageError, match="nowhere.zip: there is no such file or folder"):
-        convert("catdog", tmp_path / "nowhere.zip")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("data", [b"", b"PK", b"<html>Sign in to Kaggle</html>", b"\0" * 70000])
-def test_what_is_no_zip_is_refused(data, tmp_path, convert):
-    """An empty download, half a download, the page that asks to sign in: one line."""
-    source = tmp_path / "train.zip"
-    source.write_bytes(data)
-    with pytest.raises(DataError, match=r"train.zip: .*download it again"):
-        convert("catdog", source)
-
-
-def test_a_cut_archive_is_refused(tmp_path, convert):
-    """A zip without its end has no table of contents: nothing is guessed."""
-    source = write_zip(tmp_path / "train.zip", SMALL)
-    source.write_bytes(source.read_bytes()[:-2000])
-    with pytest.raises(DataError, match="cut off"):
-        convert("catdog", source)

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.convert.commands import COMMANDS, read
-from rackrun.errors import UsageError
+from rackrun.convert.commands import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,39 +27,6 @@ print(*sys.modules, file=sys.stderr)
     loaded = set(shown.stderr.split())
     assert "rackrun.convert.commands" in loaded
     assert not {command.module for command in COMMANDS.values()} & loaded
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "folder in out --allow-left-out -1",
-        "finish . --allow-left-out -1",
-        "index . --allow-left-out -1",
-        "index . --workers -1",
-        "verify . --workers -1",
-        "imagenet in out --shards -1",
-    ],
-)
-def test_no_count_is_negative(line):
-    """Every command names the option, before it looks at a folder."""
-    with pytest.raises(UsageError, match=f"{line.split()[-2]}.* cannot be negative"):
-        read(line.split()).run()
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        ([], "no command given; there are: catdog, imagenet, "),
-        (["foldr", "in", "out"], "foldr: no such command; did you mean folder?"),
-        (["--workers", "2"], "--workers: no such command; there are: catdog, imagenet, "),
-    ],
-)
-def test_a_first_word_that_is_no_command(args, says):
-    """What is wrong, what there is, and what to type."""
-    with pytest.raises(UsageError) as problem:
-        read(args)
-    assert str(problem.value).startswith(says)
-    assert str(problem.value).endswith(" type: ./run-local convert --help")
 
 
 SCRIPTS = {

@@ -1,6 +1,5 @@
 """Any folder of class folders becomes a data set, and what cannot be right is refused."""
 
-import gzip
 import io
 import json
 import os
@@ -15,7 +14,7 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.__main__ import main
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.training.data.decode import orientation
@@ -82,53 +81,6 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     ]
 
 
-@pytest.mark.parametrize(
-    ("files", "problem", "says"),
-    [
-        ({}, UsageError, "0 class folders"),
-        (classes(2, "only"), UsageError, "1 class folder"),
-        (classes(2, "a") | {"b/readme.txt": b"x"}, DataError, r"b: no images in this class"),
-        (
-            {f"train/{n}": d for n, d in classes(2, "a", "b").items()} | {"val/c/0.jpg": b"x"},
-            DataError,
-            "val/c: no class of train/",
-        ),
-    ],
-)
-def test_impossible_folders_are_refused(files, problem, says, tmp_path, convert):
-    """No classes, one class, an empty class, a class that only validation has."""
-    (tmp_path / "set").mkdir()
-    with pytest.raises(problem, match=says) as error:
-        convert("folder", write_files(tmp_path / "set", files))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("target", "says"),
-    [
-        (None, r"x.jpg: no regular file; move it out of"),
-        ("../../elsewhere/0.jpg", r"x.jpg: .*elsewhere/0.jpg, outside .*; .*add --follow-links"),
-        ("../../elsewhere", r"x.jpg: .*elsewhere, outside .*; .*add --follow-links"),
-        ("/dev/zero", r"x.jpg: a symbolic link to /dev/zero, where no file or folder is"),
-        ("nowhere", r"x.jpg: a symbolic link to .*nowhere, where no file"),
-        ("x.jpg", r"x.jpg: a symbolic link to .*x.jpg, where no file"),
-        ("..", r"x.jpg/a/x.jpg: the 5th symbolic link on the way: they lead in a circle"),
-    ],
-)
-@pytest.mark.security("DATA-2")
-def test_links_that_lead_out_and_devices_are_refused(target, says, tmp_path, convert):
-    """DATA-2: a link could lead anywhere, also in a circle, and a pipe never ends."""
-    folder = write_files(tmp_path / "set", classes(2, "a", "b"))
-    write_files(tmp_path / "elsewhere", {"0.jpg": drawn("private")})
-    if target is None:
-        os.mkfifo(folder / "a" / "x.jpg")
-    else:
-        (folder / "a" / "x.jpg").symlink_to(target)
-    with pytest.raises(Problem, match=says) as problem:
-        convert("folder", folder)
-    assert problem.value.exit_code in (65, 74)
-
-
 def test_links_within_the_folder_are_followed(tmp_path, convert):
     """A file or a folder linked from elsewhere in the set: as if it were copied."""
     folder = write_files(tmp_path / "set", classes(6, "a", "b"))
@@ -147,8 +99,6 @@ def test_a_set_assembled_of_links_is_converted(tmp_path, convert):
     write_files(tmp_path / "ssd", {"9.jpg": drawn(9)})
     folder = write_files(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
     (folder / "train").symlink_to(tmp_path / "nvme")
-    with pytest.raises(DataError, match=r"set/train: a symbolic link .*--follow-links"):
-        convert("folder", folder)
     keys = {sample.key for sample in everything(convert("folder", folder, "--follow-links"))}
     assert len(keys) == 15 and "b_more_9" in keys
 
@@ -190,21 +140,6 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
     assert [(split.name, split.samples) for split in manifest.splits] == splits
 
 
-@pytest.mark.parametrize(
-    ("files", "says"),
-    [
-        (classes(1, "a", "b"), "no class has two images, .*--val-percent 0 to go without"),
-        (TRAIN | {"val/a/notes.txt": b"x"}, "no images in its val/.*--val-percent 0"),
-        (TRAIN | {f"T{n[1:]}": d for n, d in TRAIN.items()}, "Train and train are both for"),
-        ({f"val/{n}": d for n, d in classes(2, "a", "b").items()}, "no train/ in it"),
-    ],
-)
-def test_where_nothing_can_be_validated_it_is_asked(files, says, tmp_path, convert):
-    """64 and what to type, rather than a data set that training refuses."""
-    with pytest.raises(UsageError, match=says):
-        convert("folder", write_files(tmp_path / "set", files))
-
-
 @pytest.mark.parametrize("top", ["", "photos/", "photos/train/"])
 def test_a_zip_of_class_folders_is_converted_like_the_folder(top, tmp_path, convert):
     """Also with a folder around them, as a file manager packs one, and with train/ in it."""
@@ -237,35 +172,6 @@ def test_a_class_that_is_no_text_is_written_down_as_text(tmp_path, convert, caps
     main(["verify", str(out)])
     printed = capsys.readouterr()
     assert "\x1b" not in printed.out + printed.err and "owned" in printed.out
-
-
-def test_a_class_of_which_nothing_is_whole(tmp_path, convert):
-    """A class whose images are all broken is an error, not a silent hole in the labels."""
-    files = classes(3, "a") | {f"b/{n}.jpg": b"broken" for n in range(2)}
-    with pytest.raises(DataError, match="class b: no image of it is whole"):
-        convert("folder", write_files(tmp_path / "set", files), "--val-percent", "0")
-
-
-def test_shards_among_the_images_are_refused(tmp_path, convert):
-    """OUT inside SRC would become a class of its own at the next conversion."""
-    folder = write_files(tmp_path / "set", classes(2, "a", "b"))
-    with pytest.raises(UsageError, match="set/out: lies inside"):
-        convert("folder", folder, out="set/out")
-    assert not (folder / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("files", "options", "says"),
-    [
-        (TRAIN | {"test/a/0.jpg": drawn("t")}, 10, "the source has a test split"),
-        (classes(2, "a", "b"), 10, "nothing to hold out for testing"),
-        (TRAIN, 85, "0 to 90 is possible, with --val-percent"),
-    ],
-)
-def test_a_test_split_that_cannot_be_held_out(files, options, says, tmp_path, convert):
-    """It is there already, the classes are too small, or nothing is left to train on."""
-    with pytest.raises(UsageError, match=says):
-        convert("imagefolder", write_files(tmp_path / "set", files), "--test-percent", options)
 
 
 def test_own_images_stand_upright_and_other_formats_become_jpegs(tmp_path, convert, monkeypatch):
@@ -394,51 +300,6 @@ def member(name: str, data: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
     return info, io.BytesIO(data)
 
 
-def test_a_tar_that_goes_on_after_its_end_is_refused(tmp_path, convert):
-    """Two tars joined by cat, a header of zeros, a cut: no part is lost without a word."""
-    first, second = tar(classes(4, "a", "b")), tar({"a/x.jpg": drawn("x")})
-    with tarfile.open(fileobj=io.BytesIO(first)) as opened:
-        at = opened.getmembers()[3].offset
-    damaged = {
-        first + second: r"goes on at byte [\d,]+, after its end marker.*tar --ignore-zeros",
-        first[:at] + bytes(512) + first[at + 512 :]: "goes on at byte",
-        first[:at] + b"\1" * 512 + first[at + 512 :]: r"byte [\d,]+: cut off, or no tar header",
-        first[:at]: "no end marker",
-        first[: at + 600]: "cut off",
-    }
-    for data, says in damaged.items():
-        (tmp_path / "set.tar").write_bytes(data)
-        with pytest.raises(DataError, match=says):
-            convert("folder", tmp_path / "set.tar")
-
-
-@pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("set.tgz", gzip.compress(b"x"), r"type: gunzip -c .*set.tgz > set.unpacked.tar"),
-        ("set.tar", gzip.compress(b"x"), r"compressed as a whole.*gunzip -c"),
-        ("set.tar.xz", b"\xfd7zXZ\0", "unxz -c"),
-        ("set.rar", b"Rar!", "is a folder, a zip or a tar"),
-    ],
-)
-def test_compressed_tars_are_refused_with_what_to_type(name, data, says, tmp_path, convert):
-    """By their bytes: members of a compressed tar cannot be read by offset."""
-    (tmp_path / name).write_bytes(data)
-    with pytest.raises(UsageError, match=says):
-        convert("folder", tmp_path / name)
-
-
-def test_links_in_a_tar_are_refused_with_what_to_type(tmp_path, convert):
-    """A hard link has no bytes of its own."""
-    with tarfile.open(tmp_path / "set.tar", "w") as archive:
-        archive.addfile(*member("a/0.jpg", drawn(0)))
-        link = tarfile.TarInfo("a/1.jpg")
-        link.type, link.linkname = tarfile.LNKTYPE, "a/0.jpg"
-        archive.addfile(link)
-    with pytest.raises(DataError, match=r"1.jpg is a hard link; .* tar --hard-dereference"):
-        convert("folder", tmp_path / "set.tar")
-
-
 def test_folders_of_systems_are_left_out_and_counted(tmp_path, convert):
     """The thumbnails of a NAS and the system's own folders are no images and no classes."""
     files = classes(4, "a", "b") | {
@@ -560,15 +421,12 @@ def test_what_is_excluded_is_left_out_and_counted(kind, tmp_path, convert):
 
 
 def test_classes_have_the_order_of_a_file(tmp_path, convert):
-    """With one that has no image; a class that is not in the file is refused."""
+    """With one that has no image."""
     source = write_files(tmp_path / "set", classes(4, "a", "b"))
     (tmp_path / "names.txt").write_text("b\nnone\na\n")
     out = convert("folder", source, "--classes", tmp_path / "names.txt")
     assert manifest_of(out).classes == ("b", "none", "a")
     assert {sample.label for sample in everything(out) if sample.key.startswith("a_")} == {2}
-    (tmp_path / "names.txt").write_text("b\n")
-    with pytest.raises(UsageError, match="names.txt: no 'a' in it, a class of the source"):
-        convert("folder", source, "--classes", tmp_path / "names.txt", out="other")
 
 
 def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
@@ -588,7 +446,3 @@ def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
     }
     assert {name: len(each) for name, each in videos.items()} == {"test": 1, "train": 7, "val": 2}
     assert sum(map(len, videos.values())) == 10
-    splits = {f"{split}/{name}": data for split in ("train", "val") for name, data in files.items()}
-    given = write_files(tmp_path / "given", splits)
-    with pytest.raises(UsageError, match="the splits are given"):
-        convert("folder", given, "--group-level", 1, out="other")

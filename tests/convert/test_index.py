@@ -1,6 +1,5 @@
 """Tars of other programs get an index and a manifest, keep every byte, and train exactly."""
 
-import gzip
 import io
 import json
 import os
@@ -17,7 +16,7 @@ import webdataset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from rackrun.convert.__main__ import main
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
 from rackrun.shards.http.source import HttpSource
@@ -273,23 +272,6 @@ def test_val_percent_holds_out_whole_tars(tmp_path, capsys):
     main(["verify", str(folders[0]), "--workers", "1"])
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        ([(0, 1)], (), "holds out whole tars, and 1 tar"),
-        ([(0, 0), (1, 1)], (), "no tar that stays in train has class [01]"),
-        ([(0, 1)] * 2, ("--split", "val"), "the tars have a split val"),
-        ([(0, 1)] * 2, ("--val-percent", "91"), "0 to 90 is possible"),
-    ],
-)
-def test_what_cannot_be_held_out(labels, options, message, tmp_path):
-    """A single tar, a class that would be left without training images, a set that has its val."""
-    folder = train_tars(tmp_path, labels)
-    with pytest.raises((UsageError, DataError), match=message):
-        main(["index", str(folder), "--val-percent", "10", *options, "--workers", "1"])
-    assert not (folder / "dataset.json").exists()
-
-
 @pytest.mark.parametrize(("which", "says"), [("image", "is damaged"), ("label", "SHA-256")])
 def test_damage_afterwards_is_found(tmp_path, which, says):
     """A changed image by its checksum in the index, a changed label by the digest of the tar."""
@@ -318,87 +300,6 @@ def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):
     assert manifest.report == {"no image": 1, "unlabelled": 2}
 
 
-@pytest.mark.parametrize(
-    ("members", "problem", "says"),
-    [
-        (
-            [("a.jpg", IMAGE), ("a.cls.gz", gzip.compress(b"0"))],
-            DataError,
-            "a.cls.gz: a compressed",
-        ),
-        ([("../a.jpg", IMAGE), ("../a.cls", b"0")], DataError, "leads out of its folder"),
-        ([("/a.jpg", IMAGE), ("/a.cls", b"0")], DataError, "leads out of its folder"),
-        ([*GOOD, ("b.cls", b"1"), *GOOD], DataError, "a: is in there twice, not side by side"),
-        ([*GOOD, ("a.cls", b"1")], DataError, "a.cls: is in there twice"),
-        ([("a.png", IMAGE), *GOOD], DataError, "a.jpg: a second image"),
-        ([("a.jpg", IMAGE), ("a.cls", b"-1")], DataError, "a.cls: '-1' is no class"),
-        ([("a.jpg", IMAGE), ("a.cls", b"9" * 30)], DataError, "is no class"),
-        ([("a.jpg", IMAGE), ("a.cls", b"\xff\xfe")], DataError, "no text, so no class"),
-        ([("a.jpg", IMAGE), ("a.txt", b"a cat " * 50)], DataError, "a.txt: .* is no class"),
-        ([("a.jpg", IMAGE), ("a.json", b"{")], DataError, "a.json: no JSON"),
-        ([("a.jpg", IMAGE), ("a.json", b'{"id": 1}')], DataError, r"\(id\); add --label-field"),
-        ([("a.jpg", IMAGE), ("a.json", b'{"label": true}')], DataError, "'True' is no class"),
-        ([*GOOD, ("b.jpg", IMAGE), ("b.txt", b"cat")], DataError, "some samples have a number"),
-        ([("a.jpg", IMAGE)], DataError, "no sample in the tars has an image and a class"),
-        ([("a.jpg", b""), ("a.cls", b"0")], DataError, "no sample in the tars"),
-    ],
-)
-def test_hostile_or_odd_tars_are_refused(tmp_path, members, problem, says):
-    """One line that names the tar, the member and what to do; no manifest is written."""
-    write_tar(tmp_path / "set-train-0.tar", members)
-    with pytest.raises(problem, match=says):
-        main(["index", str(tmp_path), "--workers", "1"])
-    assert not (tmp_path / "dataset.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "cut", "options", "says"),
-    [
-        ("set-0.tar", None, (), "neither train, val nor test .* type: .* index .* --split train$"),
-        ("set-0.tar", 900, ("--split", "train"), "cut off|no end marker"),
-        ("set-train-0.tar.gz", None, (), "a compressed tar.*; type: gunzip /.*tar.gz"),
-        ("a b-train.tar", None, (), "a name of letters"),
-        ("set-train-0.tar", None, ("--split", "holdout"), "train, val and test are possible"),
-        ("set-train-0.tar", None, ("--classes", "/dev/null"), "0 names, and a sample has class 0"),
-    ],
-)
-def test_what_cannot_be_indexed(tmp_path, name, cut, options, says):
-    """Wrong names, options and damage are reported before anything is written."""
-    path = write_tar(tmp_path / name, GOOD)
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(Problem, match=says):
-        main(["index", str(tmp_path), "--workers", "1", *options])
-
-
-def test_a_key_in_two_tars_and_an_index_that_is_there(tmp_path):
-    """Both are named; --force replaces the index and nothing else."""
-    write_tar(tmp_path / "set-train-0.tar", GOOD)
-    main(["index", str(tmp_path), "--workers", "1"])
-    with pytest.raises(UsageError, match="dataset.json: is there already"):
-        main(["index", str(tmp_path)])
-    write_tar(tmp_path / "set-train-1.tar", GOOD)
-    with pytest.raises(DataError, match=r"set-train-1\.tar: a: is in .*/set-train-0\.tar, too"):
-        main(["index", str(tmp_path), "--force", "--workers", "1"])
-
-
-def test_a_key_in_two_tars_of_one_name(tmp_path):
-    """Of two folders: a sample would be there twice."""
-    for folder in ("one", "two"):
-        write_tar(tmp_path / folder / "set-train-0.tar", GOOD)
-    folders = [str(tmp_path / folder) for folder in ("one", "two")]
-    with pytest.raises(DataError, match=r"two/set-train-0\.tar: a: is in .*one/set-train-0\.tar"):
-        main(["index", *folders, "--out", str(tmp_path / "out"), "--workers", "1"])
-
-
-def test_a_place_that_is_missing_is_named(tmp_path):
-    """Not as a folder without tars; and a file of class names without the words of Python."""
-    with pytest.raises(UsageError, match="nowhere: there is no such file or folder"):
-        main(["index", str(tmp_path / "nowhere")])
-    write_tar(tmp_path / "set-train-0.tar", GOOD)
-    with pytest.raises(UsageError, match="names: cannot be read: No such file or directory$"):
-        main(["index", str(tmp_path), "--classes", str(tmp_path / "names")])
-
-
 @pytest.mark.parametrize("way", ["through a link", "relative", "links to tars"])
 def test_tars_are_indexed_through_links(tmp_path, way, monkeypatch):
     """The index lies in the folder that was named, whatever is a link in its path."""
@@ -418,9 +319,3 @@ def test_tars_are_indexed_through_links(tmp_path, way, monkeypatch):
     assert (named / "dataset.json").is_file() and len(everything(named)) > 0
     in_real = (tmp_path / "real" / "report.json").exists()
     assert in_real == (way != "links to tars")
-
-
-def test_an_address_of_the_hub_is_met_with_what_to_type():
-    """Nothing is downloaded here: the Hub's own program does that."""
-    with pytest.raises(UsageError, match="type: hf download --repo-type dataset timm/imagenet-1k"):
-        main(["index", "hf://datasets/timm/imagenet-1k/train-{0000..0003}.tar"])

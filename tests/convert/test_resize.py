@@ -9,7 +9,6 @@ from PIL import Image
 from rackrun.convert.images.info import inspect
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
-from rackrun.errors import UsageError
 from tests.lab.drawn import drawn
 
 
@@ -98,18 +97,3 @@ def test_decoding_at_a_lower_resolution_costs_no_quality():
     whole = Image.open(io.BytesIO(data)).resize((133, 100), Image.Resampling.BICUBIC)
     result = np.asarray(applied(Preset(short_side=100, quality=95), data)).astype(int)
     assert np.abs(result - np.asarray(whole)).mean() < 2
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"size": 10, "short_side": 10}, "exclude each other"),
-        ({"size": 0}, "1 to 4096"),
-        ({"short_side": 5000}, "1 to 4096"),
-        ({"quality": 100}, "1 to 95"),
-    ],
-)
-def test_impossible_presets_are_refused(options, says):
-    """Contradicting or absurd options are met before anything is read."""
-    with pytest.raises(UsageError, match=says):
-        Preset(**options)

@@ -12,7 +12,7 @@ import webdataset
 from rackrun.convert.__main__ import main
 from rackrun.convert.packing.stored_samples import keys_of, relabelled, shards_of
 from rackrun.convert.verify import strangers
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Manifest, Row
 from rackrun.shards.open import open_source, sources_of
 from tests.convert.test_index import (
@@ -133,24 +133,6 @@ def test_no_tar_of_another_program_is_written_over(tars):
     assert "new0" in stock(tars) and "train0_1" not in stock(tars)
 
 
-@pytest.mark.parametrize(
-    ("keys", "options", "message"),
-    [
-        ({"train0_1": 0}, (), "imagenet-train-000000.tar has a sample of that key"),
-        ({"train1_2": 0}, (), "was dropped by an earlier version; .* add --allow dropped"),
-        ({"x": 0}, ("--exif", "ignore"), "--exif: tars are added as they are"),
-        ({"x": 0}, ("--val-percent", 10), "1 tar of train has samples; give more tars"),
-    ],
-)
-def test_what_cannot_be_added_is_refused(tmp_path, tars, keys, options, message):
-    """A key that is there or was dropped, options for images: nothing changes."""
-    run("drop", tars, "train1_2")
-    with pytest.raises(Problem, match=message):
-        run("append", more(tmp_path / "new", 0, **keys), tars, *options)
-    assert manifest_of(tars).number == 2
-    run("verify", tars)
-
-
 def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(tmp_path, tars):
     """--allow dropped takes a key again."""
     first = stock(tars)
@@ -173,11 +155,9 @@ def test_a_leak_in_new_tars_is_refused(tmp_path, tars):
     assert stock(tars)["copy"] == 1
 
 
-def test_tars_do_not_come_into_a_folder_of_our_own(tmp_path, data):
-    """A folder that was converted, and classes of another kind: what to type instead is said."""
+def test_numbers_of_classes_come_to_names_that_are_there(tmp_path):
+    """A number for which there is a name is that class; others are refused."""
     tar = more(tmp_path / "new", 0, x=0)
-    with pytest.raises(UsageError, match="convert index .*--out FOLDER, and train on both with"):
-        run("append", tar, data)
     by_name(tmp_path / "names")
     main(["index", str(tmp_path / "names"), "--out", str(tmp_path / "named")])
     with pytest.raises(DataError, match="class 2, and there are 2 names"):

@@ -15,7 +15,7 @@ from rackrun.convert.__main__ import main
 from rackrun.convert.imagenet import Choice, Imagenet
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.options import Packing
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
 from tests.convert.conftest import shown
@@ -98,13 +98,6 @@ def test_a_shorter_side_makes_smaller_images(tmp_path):
         image = Image.open(io.BytesIO(sample.image))
         assert (image.height, image.width) == (256, 341)
         assert len(sample.image) < len(large.getvalue())
-
-
-@pytest.mark.parametrize("options", [("--limit", "-1"), ("--classes", "0")])
-def test_a_choice_of_no_images_is_refused(options, tmp_path):
-    """By the name of the option, before the source is read."""
-    with pytest.raises(UsageError, match=f"^{' '.join(options)}: 1 or more is possible"):
-        converted(tmp_path / "none", tmp_path / "out", *options)
 
 
 def converted(source: Path, out: Path, *options: object) -> Path:

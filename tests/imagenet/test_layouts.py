@@ -1,9 +1,7 @@
 """ImageNet is read from all its published layouts, with the right labels."""
 
 import io
-import tarfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from PIL import Image
 
 from rackrun.convert import imagenet
 from rackrun.convert.imagenet import Choice, listing
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from tests.lab.imagenet_archives import SmallImageNet, tar, written
 
 PART = Choice(subset=True)
@@ -94,12 +92,6 @@ def test_a_part_is_converted_when_it_is_asked_for(small_imagenet, tmp_path):
     assert "n01440764_0" in few and "n01440764_5" not in few
 
 
-def test_a_part_that_was_not_asked_for_is_refused(small_imagenet, tmp_path):
-    """The full set has known counts; anything else must be said to be a part."""
-    with pytest.raises(DataError, match=r"4 classes, 31 training and 12 .*--subset"):
-        converted(small_imagenet.archives(tmp_path), Choice())
-
-
 def test_the_full_set_is_known_by_its_counts(small_imagenet, tmp_path, monkeypatch):
     """With the right counts in all, a class with an image too few still shows."""
     monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
@@ -112,86 +104,9 @@ def test_the_full_set_is_known_by_its_counts(small_imagenet, tmp_path, monkeypat
         converted(source, Choice())
 
 
-def test_the_dog_task_is_refused_by_name(small_imagenet, tmp_path):
-    """The archive with the similar name is not taken for ImageNet, alone or in its folder."""
-    decoy = tmp_path / "ILSVRC2012_img_train_t3.tar"
-    decoy.write_bytes(tar({"n02085620.tar": tar({})}))
-    for source in (tmp_path, decoy):
-        with pytest.raises(UsageError, match=r"another task.*ILSVRC2012_img_train\.tar"):
-            listing(source, PART)
-    assert listing(small_imagenet.archives(tmp_path), PART).classes
-
-
-def test_what_is_no_imagenet_is_met_with_what_to_give(tmp_path):
-    """A wrong path, an empty folder, one of the archives: one line each."""
-    with pytest.raises(UsageError, match="no such file"):
-        listing(tmp_path / "nowhere", PART)
-    with pytest.raises(UsageError, match="no ImageNet here"):
-        listing(tmp_path, PART)
-    alone = tmp_path / "ILSVRC2012_img_train.tar"
-    alone.write_bytes(tar({}))
-    with pytest.raises(UsageError, match="give the folder that holds"):
-        listing(alone, PART)
-    with pytest.raises(UsageError, match=r"ILSVRC2012_img_val\.tar: cannot be opened"):
-        listing(tmp_path, PART)
-
-
-def test_a_class_that_is_not_there_is_named(small_imagenet, tmp_path):
-    """A slip in --classes is met with the wnid that is missing."""
-    with pytest.raises(UsageError, match="has no class n09999999"):
-        listing(small_imagenet.folders(tmp_path), Choice(classes="n01440764,n09999999"))
-
-
-def test_flat_validation_images_need_a_ground_truth(small_imagenet, tmp_path):
-    """Without a file that knows the classes, the message says which file to add."""
-    source = written(tmp_path, small_imagenet.tree(flat=True))
-    with pytest.raises(UsageError, match=r"ILSVRC2012_devkit_t12\.tar\.gz"):
-        converted(source)
-
-
-@pytest.mark.parametrize("share", [0.2, 0.5, 0.9, 0.999])
-@pytest.mark.parametrize("name", ["ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"])
-def test_an_archive_that_is_cut_off_is_refused(name, share, small_imagenet, tmp_path):
-    """Half a download is an error, also where it ends between two members."""
-    path = small_imagenet.archives(tmp_path) / name
-    data = path.read_bytes().rstrip(b"\0")
-    path.write_bytes(data[: int(len(data) * share) // 512 * 512])
-    with pytest.raises(DataError, match="cut off"):
-        converted(tmp_path)
-
-
-def test_a_devkit_that_is_damaged_or_of_another_set_is_refused(small_imagenet, tmp_path):
-    """No label is guessed: a devkit that cannot be read, or does not fit, ends the conversion."""
+def test_a_tar_with_a_hostile_name_gives_no_way_out(small_imagenet, tmp_path):
+    """A name with dots leads nowhere but into a key."""
     source = small_imagenet.archives(tmp_path)
-    packed = source / "ILSVRC2012_devkit_t12.tar.gz"
-    whole = packed.read_bytes()
-    packed.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match="devkit"):
-        converted(source)
-    for wrong in ({"meta.mat": b"no table"}, {"ILSVRC2012_validation_ground_truth.txt": b"1\n77"}):
-        files = small_imagenet.devkit() | wrong
-        packed.write_bytes(tar({f"data/{name}": data for name, data in files.items()}, "w:gz"))
-        with pytest.raises(DataError, match="meta.mat"):
-            converted(source)
-    other = replace(small_imagenet, val=small_imagenet.val[:5])
-    packed.write_bytes(tar({f"data/{name}": data for name, data in other.devkit().items()}, "w:gz"))
-    with pytest.raises(DataError, match="ILSVRC2012_val_00000006"):
-        converted(source)
-
-
-def test_a_tar_with_links_or_a_hostile_name_gives_no_way_out(small_imagenet, tmp_path):
-    """A link in an archive is refused; a name with dots leads nowhere but into a key."""
-    source = small_imagenet.archives(tmp_path)
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        link = tarfile.TarInfo("n01440764_1.JPEG")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(link)
-    (source / "ILSVRC2012_img_train.tar").write_bytes(
-        tar({"n01440764.tar": buffer.getvalue(), "n02012849.tar": tar({})})
-    )
-    with pytest.raises(DataError, match="is a symbolic link|no regular file"):
-        converted(source)
     hostile = {"../../n01440764_1.JPEG": small_imagenet.train[0].data}
     (source / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": tar(hostile)}))
     (source / "ILSVRC2012_img_val.tar").write_bytes(tar({}))

@@ -1,14 +1,19 @@
 """A refusal: a command line that is answered with one line, and changes nothing."""
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.lab.run import Result, run, write
+from tests.lab.run import Content, Result, run, write
 
-UNTOUCHED = (".cache", "home")
+UNTOUCHED = (".cache", ".lock", "home")
 """What a command may make although it refuses."""
+PROGRESS = re.compile(
+    r": listing the images of |^(listed|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
+)
+"""What a command has done until it found the mistake."""
 
 PASSWORD = "hunter2"
 """What rows type for one: no message repeats it."""
@@ -23,11 +28,15 @@ class Refusal:
     names: str | tuple[str, ...]
     """Each is in the message: the value typed, the file, the option to type instead."""
 
-    files: Mapping[str, str | bytes] = field(default_factory=dict)
+    files: Mapping[str, Content] = field(default_factory=dict)
     """Name -> content of what the line needs; a name that ends in `/` is a folder."""
 
     env: Mapping[str, str | None] = field(default_factory=dict)
     stdin: str = ""
+    shows: str | tuple[str, ...] = ()
+    """Each is in the output before the message."""
+    leaves: str = ""
+    """A file or folder that stays with what was done so far, for the next try."""
 
     def __str__(self) -> str:
         names = self.names if isinstance(self.names, str) else " ".join(self.names)
@@ -37,29 +46,45 @@ class Refusal:
     def check(self, folder: Path) -> Result:
         """Type the line in a folder; AssertionError unless it is refused as this row says."""
         write(folder, self.files)
-        before = listing(folder)
+        before = listing(folder, self.leaves)
         result = run(self.line, folder, env=self.env, stdin=self.stdin)
-        names = (self.names,) if isinstance(self.names, str) else self.names
         assert result.code == self.code, result
-        message = one_line(result)
+        message = last_line(result) if self.shows else one_line(result)
         assert PASSWORD not in message, message
-        assert all(name in message for name in names), (names, message)
-        assert listing(folder) == before, listing(folder) ^ before
+        assert all(name in message for name in words(self.names)), (self.names, message)
+        assert all(word in result.said for word in words(self.shows)), (self.shows, result)
+        after = listing(folder, self.leaves)
+        assert after == before, after ^ before
         return result
 
 
+def words(text: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return one word or several as several."""
+    return (text,) if isinstance(text, str) else text
+
+
 def one_line(result: Result) -> str:
-    """Return the one line that a command printed, which says why it ended."""
-    assert len(result.lines) == 1, result
-    (message,) = result.err.splitlines()
+    """Return the one line that a command printed but for its progress, which says why it ended."""
+    assert sum(not PROGRESS.search(line) for line in result.lines) == 1, result
+    return last_line(result)
+
+
+def last_line(result: Result) -> str:
+    """Return the line that says why a command ended, after which nothing comes."""
+    assert "Traceback" not in result.said, result
+    message = result.err.splitlines()[-1]
     assert "error: " in message, result
     return message
 
 
-def listing(folder: Path) -> set[tuple[str, int]]:
-    """Return name and size of all files below a folder, without what commands may make."""
+def listing(folder: Path, *ignored: str) -> set[tuple[str, int]]:
+    """Return name and size of all files below a folder, without what commands may make.
+
+    That is an empty folder for a result as well, and its lock.
+    """
     return {
         (f"{path.relative_to(folder)}", path.stat().st_size if path.is_file() else 0)
         for path in folder.rglob("*")
-        if not {*path.relative_to(folder).parts} & {*UNTOUCHED}
+        if not {*path.relative_to(folder).parts} & {*UNTOUCHED, *ignored}
+        if not (path.is_dir() and {each.name for each in path.iterdir()} <= {".lock"})
     }

@@ -3,7 +3,7 @@
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,8 @@ MAIN = warm.ROOT / "rackrun" / "__main__.py"
 SCRIPTS = ("./run-local", "./run-ssh", "./run-ray")
 LAUNCHER = ("ssh", "check", "ps", "rack", "attach", "logs", "status", "stop", "completion")
 """Commands that never import torch."""
+Content = str | bytes | Callable[[Path], object]
+"""Of a file; a function makes what lies at the path."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def run(
     return Result(process.returncode, out, err, folder)
 
 
-def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+def write(folder: Path, files: Mapping[str, Content]) -> None:
     """Write files by name into a folder; a name that ends in `/` makes a folder."""
     for name, content in files.items():
         path = folder / name
@@ -80,7 +82,10 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
             path.mkdir(parents=True, exist_ok=True)
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        if callable(content):
+            content(path)
+        else:
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _program(words: list[str]) -> tuple[type[warm.Python], list[str]]:

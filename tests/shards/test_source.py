@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rackrun.convert.commands import COMMANDS
-from rackrun.errors import DataError, Problem, UsageError
-from rackrun.shards.folder import FolderSource
+from rackrun.errors import DataError, Problem
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
@@ -137,24 +136,8 @@ def _memory_of(index: np.ndarray) -> str:
     return ""
 
 
-@pytest.mark.parametrize(
-    "location", ["pipe:touch {}", "ssh://host/shards", "file:///data", "ftp://host/a", "s3://b/k"]
-)
-@pytest.mark.security("DATA-1")
-def test_other_schemes_are_refused(location, tmp_path):
-    """DATA-1: nothing but folders and http(s) is opened, and no command ever runs."""
-    canary = tmp_path / "canary"
-    with pytest.raises(UsageError, match="read from a folder or from http"):
-        open_source(location.format(canary))
-    assert not canary.exists()
-
-
-def test_what_is_not_there_is_named(tiny, tmp_path):
-    """A missing folder, a folder without a manifest, a split that the data set does not have."""
-    with pytest.raises(UsageError, match="nowhere: there is no such folder"):
-        _ = FolderSource(str(tmp_path / "nowhere")).manifest
-    with pytest.raises(UsageError, match="run the same ./run-local convert command again"):
-        _ = FolderSource(str(tmp_path)).manifest
+def test_a_split_that_is_not_there_is_named(tiny):
+    """With those that are."""
     with pytest.raises(DataError, match="no split 'test', only train"):
         open_source(str(tiny.folder)).index("test")
 

@@ -24,7 +24,6 @@ from rackrun.convert.__main__ import main as convert_main
 from rackrun.convert.doctor.checks import LABEL, LEAK, Finding, ordered
 from rackrun.convert.doctor.fingerprints import FINGERPRINT, SOUND, UNDECODED, fingerprint
 from rackrun.convert.doctor.near_copies import Prints, near_pairs, neighbour_distances
-from rackrun.errors import UsageError
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards.open import open_source
@@ -324,19 +323,6 @@ def test_a_served_folder_is_looked_at_like_one_here(tmp_path, examine):
         with serving(Site(copy, port=0, native=True)) as server:
             assert rows_of(server.url, tmp_path) == local_rows
     assert len(local_rows) == 2
-
-
-@pytest.mark.parametrize(
-    ("args", "says"),
-    [
-        (("--workers", "-1"), "--workers cannot be negative"),
-        (("--out", "nowhere"), "type: mkdir -p nowhere"),
-    ],
-)
-def test_wrong_options_are_refused_before_anything_is_read(tmp_path, args, says):
-    """The message has what to type, though there are no data either."""
-    with pytest.raises(UsageError, match=re.escape(says)):
-        main([str(tmp_path), *args])
 
 
 def test_ctrl_c_leaves_no_file_and_no_worker(tmp_path, convert):
