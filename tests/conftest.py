@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from rackrun.commands import _Caller
-from tests.lab import certificates
+from tests.lab import certificates, needs
 from tests.lab.run import Result, run
 
 # No example has a deadline: the machine may be slow.
@@ -66,6 +67,15 @@ TESTS = Path(__file__).parent
 TOGETHER = ("nginx", "slurm")  # folders whose tests share a Docker daemon, and a cluster
 
 
+# What tests need of the machine, by a fixture that they use; other tests call needs.need.
+NEEDS = {
+    **dict.fromkeys(("net", "pair", "account"), pytest.mark.root),
+    **{"daemon": pytest.mark.docker, "slurm": pytest.mark.slurm},
+}
+
+SERVE = {"serving", "serving_with", "serving_tls", "nginx_of"}  # a file that imports one: nginx
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slow files first, and leave tests that share a fixture to one worker."""
@@ -77,6 +87,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(place.parts[0]))
         elif shares_a_fixture(item):
             item.add_marker(pytest.mark.xdist_group(place.as_posix()))
+        for fixture in NEEDS.keys() & {*item.fixturenames}:
+            item.add_marker(NEEDS[fixture])
 
 
 def shares_a_fixture(item: pytest.Item) -> bool:
@@ -84,6 +96,28 @@ def shares_a_fixture(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     fixtures = item._fixtureinfo.name2fixturedefs.values()
     return any(fixture.scope == "module" for each in fixtures for fixture in each)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what this user cannot run."""
+    if SERVE & vars(item.getparent(pytest.Module).obj).keys():
+        needs.need("nginx")
+    for mark in item.iter_markers():
+        if mark.name in needs.MARKS:
+            needs.need(mark.name)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Write what was left out into a file, which ./run-tests prints last."""
+    reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
+    wanting = Counter(
+        reason.rpartition(needs.LACKING)[2] for reason in reasons if needs.LACKING in reason
+    )
+    if wanting and "RUN_TESTS_LEFT_OUT" in os.environ:
+        named = ", ".join(f"{what} ({count})" for what, count in wanting.most_common())
+        line = f"run-tests: left out: tests that need {named}; type: sudo ./run-tests\n"
+        Path(os.environ["RUN_TESTS_LEFT_OUT"]).write_text(line)
 
 
 @pytest.fixture(autouse=True)

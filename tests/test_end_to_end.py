@@ -123,7 +123,6 @@ def test_the_model_knows_unseen_images(run, tmp_path):
     assert sum(right) > 90
 
 
-@pytest.mark.long  # tests/training/test_exact.py shows it without torchrun
 def test_a_resumed_run_ends_in_the_same_weights(run, shards, tmp_path):
     """Going on from the last epoch but one leads to the same final weights, bit for bit."""
     earlier = tmp_path / "earlier"

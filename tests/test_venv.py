@@ -160,7 +160,6 @@ def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone, tmp_path):
     assert "anew" in result.stderr
 
 
-@pytest.mark.long  # test_uv_installs... refuses other bytes as well
 def test_only_what_the_lock_names_is_installed(clone):
     """Whatever an index serves: other bytes under the same version are refused, and so is a package
     without a hash; else the files of the lock are installed, the project is built with them, and no

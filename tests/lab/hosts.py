@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from rackrun.launcher.run.hosts import Host
 from tests.lab import warm
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,6 +111,7 @@ class Lab:
     """Some sshd, one user key, and the client's files: known_hosts and ssh_config."""
 
     def __init__(self, folder: Path) -> None:
+        need("sshd")
         self.folder = folder
         self.hosts: list[Sshd] = []
         self.key = make_key(folder / "user_key")

@@ -12,6 +12,7 @@ from typing import Any
 
 from tests.lab import warm
 from tests.lab.hosts import Lab, Sshd
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 
@@ -30,7 +31,7 @@ class Cables:
     """
 
     def __init__(self, count: int) -> None:
-        assert os.geteuid() == 0, "cables need root; type: sudo ./run-tests"
+        need("root")
         mark = f"rackrun{os.getpid()}"
         self.bridge = f"{mark}-0"
         self.names = [f"{mark}-{number}" for number in range(1, count + 1)]

@@ -21,6 +21,7 @@ from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
 from rackrun.commandline.parser import current_names, parse
 from tests.lab.drive import ROOT, Terminal
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 
@@ -365,6 +366,7 @@ def test_bash_completes_by_the_printed_script(printed_by, typed, tmp_path, capsy
 )
 def test_zsh_completes_by_the_printed_script(loaded, tmp_path):
     """Tab in a real zsh ends the word, whether the script was evaluated or lies in fpath."""
+    need("zsh")
     terminal = Terminal()
     with subprocess.Popen(
         ["zsh", "-f", "-i"],
@@ -412,6 +414,7 @@ def a_hostile_folder(folder: Path) -> None:
 )
 def test_a_tab_runs_nothing_that_names_or_files_say(start, setup, tmp_path):
     """Of commands, tasks, runs, shards, options, in a folder as a stranger may have filled it."""
+    need(start[0])
     folder = tmp_path / "clone"
     a_hostile_folder(folder)
     terminal = Terminal(lines=200)

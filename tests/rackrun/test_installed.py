@@ -105,7 +105,6 @@ def test_without_torch_it_names_the_extra(rackrun, tmp_path):
     assert refused.stderr == f"error: torch is not installed; type: {typed}\n"
 
 
-@pytest.mark.long  # other tests train from the tree
 def test_it_trains(rackrun):
     """A task of the wheel, on images that need no data: a model, and the report of the run."""
     task = ("catdog", "--recipe", "demo", "--synthetic", "--device", "cpu", "--epochs", "1")

@@ -22,6 +22,7 @@ from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
 from rackrun.run_report.folder import read, read_predictions, smoothed
 from rackrun.run_report.page import charts, write, write_comparison
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 EVIL = '<img src=x onerror="alert(1)"></script><script>alert(2)</script>\x1b[31m'
@@ -129,8 +130,9 @@ def run(tmp_path: Path) -> Path:
 
 def browsed(address: str, folder: Path) -> tuple[str, list[str]]:
     """Open a page in Chromium; return its elements as text, and the lines of its console."""
+    need("chromium")
     browser = shutil.which("chromium")
-    assert browser, "no chromium; ./run-tests installs it"
+    assert browser
     profile = f"--user-data-dir={folder / 'profile'}"
     command = [browser, "--headless", "--no-sandbox", "--disable-gpu", profile]
     command += ["--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"]

@@ -21,6 +21,7 @@ from rackrun.training.device import CODE_CACHE, Compute, set_up
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.progress import ProgressReporter, compilation_reported
 from rackrun.training.schedule import make_schedule
+from tests.lab.needs import need
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
@@ -94,7 +95,7 @@ def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(
         if planted == "open":
             kept.chmod(0o777)
         else:
-            assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+            need("root")
             os.chown(kept if planted == "folder" else kept.parent, 65534, 65534)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(CODE_CACHE, raising=False)

@@ -18,6 +18,7 @@ from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
+from tests.lab.needs import need
 from tests.lab.planted_gpus import SLEEP, PlantedRack
 from tests.lab.waiting import until
 from tests.launcher.preflight.test_gpus import OLDER
@@ -29,7 +30,7 @@ TRUE = ("--", "true")
 @pytest.fixture
 def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
     """Return two hosts with two GPUs each, and one without any."""
-    assert os.geteuid() == 0, "device nodes need root; type: sudo ./run-tests"
+    need("root")
     return PlantedRack(start_lab(0), (2, 2, 0))
 
 

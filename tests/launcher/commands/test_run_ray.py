@@ -72,7 +72,6 @@ def result(folder: Path) -> Any:
     return json.loads(path.read_text())
 
 
-@pytest.mark.long  # real torchrun on two nodes: the tests below; notebooks: tests/test_commands.py
 def test_two_nodes_train_two_ranks(address, tmp_path, monkeypatch):
     """One rank a node, the same folder, logs and result as by any other way: in the notebook."""
     drawn = ("-m", "rackrun.catdog", "demo", "data/demo", "--images", "60")

@@ -12,6 +12,7 @@ import pytest
 
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
+from tests.lab.needs import need
 
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
 
@@ -41,7 +42,7 @@ def readable(folder: Path) -> list[str]:
 @pytest.fixture
 def passable() -> Iterator[Lab]:
     """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
-    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="rackrun-share-"))
     folder.chmod(0o755)
     lab = Lab(folder)

@@ -25,6 +25,7 @@ from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
 from tests.lab.fake_host import FakeHost, TrackedTransport, replies
 from tests.lab.hosts import ROOT, Lab, children, command_line
+from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
 
@@ -483,7 +484,7 @@ def test_a_full_disk_names_the_file(tmp_path):
     remote = tmp_path / "there"
     remote.mkdir()
     small = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", os.fspath(remote)]
-    assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
+    need("root")
     subprocess.run(small, check=True)
     try:
         with pytest.raises(PreflightRefused, match="deep/b: No space left on device"):

@@ -22,6 +22,7 @@ from rackrun.launcher.files.working_tree import (
 from rackrun.launcher.remote.files import INSTALLED
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 
@@ -55,9 +56,9 @@ def test_much_code_is_named_before_it_is_read(tmp_path):
     assert remarks_on(tmp_path, ["small.py"]) == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_what_git_refuses_is_said_in_its_words(tmp_path, monkeypatch):
     """A repository of another owner, as in a container: also from a folder in it."""
+    need("root")
     monkeypatch.setenv("HOME", str(tmp_path))
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)

@@ -14,6 +14,7 @@ from rackrun.launcher.remote.agent.output import RankOutput as AgentOutput
 from rackrun.launcher.remote.agent.torchrun import Torchrun
 from tests.lab.drive import Drive
 from tests.lab.hosts import BUSY
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 PYTHON = sys.executable
@@ -128,7 +129,7 @@ def test_what_ranks_start_and_forget_ends_with_them(tmp_path):
 @pytest.fixture
 def cramped() -> Iterator[Path]:
     """Yield a memory cgroup of 64 MB without swap; a process joins it by its `cgroup.procs`."""
-    assert os.geteuid() == 0, "memory limits need root; type: sudo ./run-tests"
+    need("root")
     old = Path("/sys/fs/cgroup/memory")
     folder = (old if old.exists() else old.parent) / f"rackrun-{os.getpid()}"
     folder.mkdir()

@@ -74,10 +74,12 @@ REMOTE = sorted(
 )
 
 
-@pytest.mark.parametrize("path", REMOTE, ids=lambda path: path.stem)
-def test_what_runs_on_hosts_is_python_3_8(path):
+def test_what_runs_on_hosts_is_python_3_8():
     """Hosts may have an older Python than the project: the syntax of these files is that of 3.8."""
-    ast.parse(path.read_text(), feature_version=(3, 8))
+    for path in REMOTE:
+        ast.parse(path.read_text(), path, feature_version=(3, 8))
+    if not pythons(8, 9):
+        pytest.skip("unrun on Python 3.8, which is not here; files for hosts have its syntax")
 
 
 def pythons(first: int, end: int) -> list[str]:

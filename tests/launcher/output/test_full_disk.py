@@ -1,6 +1,5 @@
 """A disk without room for what the launcher writes: the run goes on, the next one is refused."""
 
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,13 +11,14 @@ from rackrun.launcher.run.events import Lost
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
+from tests.lab.needs import need
 from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """Yield a disk of 256 kB."""
-    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    need("root")
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "small", folder], check=True)
@@ -36,7 +36,7 @@ ls -A /tmp >&3
 
 def test_a_full_tmp_is_named(tmp_path):
     """The agent's own folder has no room: 78 names it, and nothing of it stays there."""
-    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    need("root")
     plan = replace(plan_of(tmp_path, "true"), workdir="/", folder="/")
     left = tmp_path / "left"
     inside = ("unshare", "-m", "sh", "-c", WITH_A_FULL_TMP.format(left=left), "sh")

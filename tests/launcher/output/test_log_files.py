@@ -13,6 +13,7 @@ from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
 from tests.lab.drive import ROOT
+from tests.lab.needs import need
 
 BEGIN = """
 import sys
@@ -48,6 +49,7 @@ def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path):
 @pytest.mark.parametrize("refusal", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
 def test_a_file_system_without_locks_costs_only_the_notice(tmp_path, refusal):
     """Every call of flock is refused, as on Lustre without its option: the run begins."""
+    need("strace")
     refuse = ["strace", "-qqq", "-o", "/dev/null", "-e", f"inject=flock:error={refusal}"]
     command = [*refuse, sys.executable, "-c", BEGIN, str(tmp_path)]
     output = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.lab.needs import need
+
 NOSUID_NODEV = 6
 MNT_DETACH = 2
 
@@ -13,7 +15,7 @@ MNT_DETACH = 2
 @contextmanager
 def silent_disk(folder: Path) -> Iterator[Path]:
     """Mount a disk that does not answer: who reads it waits until this ends."""
-    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    need("root")
     folder.mkdir()
     libc = ctypes.CDLL(None, use_errno=True)
     replies = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)

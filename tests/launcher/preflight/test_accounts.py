@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import Lab, Sshd, wait_for_banner
+from tests.lab.needs import need
 from tests.launcher.files.test_sync import project, project_of
 
 Labs = Callable[[int], Lab]
@@ -23,7 +24,7 @@ def user() -> str:
 @pytest.fixture
 def account() -> Iterator[Lab]:
     """Yield a lab with an account of its own, which may read what its sshd has to."""
-    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
     folder.chmod(0o755)
     lab = Lab(folder)
@@ -134,7 +135,7 @@ def test_a_start_up_file_that_talks_does_no_harm(start_lab):
 @pytest.fixture
 def mounted() -> Iterator[Callable[..., None]]:
     """Yield `mounted(folder, options)`, which mounts a small file system there for the test."""
-    assert os.geteuid() == 0, "mounts need root; type: sudo ./run-tests"
+    need("root")
     made: list[str] = []
 
     def mount(folder: Path, *options: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rackrun.launcher.run.events import Lost
 from tests.lab.hosts import BUSY, Sshd, make_key, wait_for_banner
+from tests.lab.needs import need
 from tests.lab.network import port
 from tests.lab.waiting import until
 from tests.launcher.commands.test_run_ssh import cheap_hosts
@@ -117,7 +118,7 @@ PLANTED = {"a link": ("ln", "-s"), "a pipe": ("mkfifo",), "a folder": ("mkdir",)
 
 def plant(what: str, path: Path, target: Path) -> None:
     """Make the folder as another account, which may do so in /tmp."""
-    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    need("root")
     args = [*PLANTED[what], *([str(target)] * (what == "a link")), str(path)]
     subprocess.run(args, check=True, user=SOMEBODY, group=SOMEBODY, extra_groups=[])
 

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.util
 import json
-import os
 import re
 import signal
 import socket
@@ -32,6 +31,7 @@ from rackrun.launcher.run.hosts import Host, parse_hosts
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.hosts import BUSY, Lab, wait_for_banner
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -489,7 +489,7 @@ READ_ONLY = 'mount -t tmpfs -o ro tmp /tmp && exec "$@"'
 )
 def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(tmp_path, script, says):
     """Neither a check nor a launch takes such a host, and no --wait is advised."""
-    assert os.geteuid() == 0, "mounting needs root; type: sudo ./run-tests"
+    need("root")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp
         lab = Lab(Path(folder)).ready(1, (*IN_A_TMP, script, "sh"))
         try:

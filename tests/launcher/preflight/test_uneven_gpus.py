@@ -1,8 +1,7 @@
 """Hosts with unequal numbers of GPUs, as a probe finds them in /dev."""
 
-import os
-
 from tests.lab.hosts import wait_for_banner
+from tests.lab.needs import need
 
 DEVICES = """\
 made=$(mktemp -d) && mount -t tmpfs none "$made" || exit 1
@@ -16,7 +15,7 @@ mount --move "$made" /dev && rmdir "$made" && exec "$@"
 
 def test_another_number_of_gpus_is_refused_unless_slots_say_so(start_lab):
     """Two GPUs here, one there: 78, both numbers named; with slots= three ranks are one world."""
-    assert os.geteuid() == 0, "devices need root; type: sudo ./run-tests"
+    need("root")
     lab = start_lab(0)
     for numbers in ("0 1", "0"):
         host = lab.start(command=("unshare", "--mount", "sh", "-c", DEVICES, numbers))

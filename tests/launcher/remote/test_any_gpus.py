@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import Lab
+from tests.lab.needs import need
 from tests.lab.planted_gpus import SLEEP, PlantedRack
 from tests.lab.waiting import until
 from tests.launcher.preflight.test_gpus import OLDER
@@ -23,7 +24,7 @@ RANKS = ("--", sys.executable, "-c", SHOW)
 @pytest.fixture
 def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
     """Return three hosts with two GPUs each."""
-    assert os.geteuid() == 0, "device nodes need root; type: sudo ./run-tests"
+    need("root")
     return PlantedRack(start_lab(0), (2, 2, 2))
 
 

@@ -16,6 +16,7 @@ import pytest
 from rackrun.launcher.remote import files, processes, run_manager
 from rackrun.launcher.remote.agent import shutdown
 from tests.lab.detached import WAIT, DetachedLab
+from tests.lab.needs import need
 
 NOBODY = 65534
 OTHER_RUN = secrets.token_hex(16)
@@ -67,7 +68,7 @@ class Stranger:
 
 @pytest.fixture
 def stranger(detached_on_one: DetachedLab, tmp_path: Path) -> Iterator[Callable[[], Stranger]]:
-    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    need("root")
     came: list[Stranger] = []
 
     def come() -> Stranger:

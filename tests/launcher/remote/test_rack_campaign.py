@@ -26,6 +26,7 @@ import pytest
 from rackrun.launcher.remote import locks
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
+from tests.lab.needs import need
 from tests.lab.planted_gpus import PlantedRack
 
 GPUS = (4, 4, 2, 2)
@@ -116,7 +117,7 @@ def random_jobs(seed: int) -> Iterator[Job]:
 @pytest.fixture
 def passable() -> Iterator[Lab]:
     """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
-    assert os.geteuid() == 0, "accounts need root; type: sudo ./run-tests"
+    need("root")
     folder = Path(tempfile.mkdtemp(prefix="rackrun-campaign-"))
     folder.chmod(0o755)
     lab = Lab(folder)

@@ -1,8 +1,9 @@
 """This machine as a host: the port at which its ranks meet."""
 
-import os
 import subprocess
 import sys
+
+from tests.lab.needs import need
 
 CROWDED = """
 import os, socket, subprocess
@@ -20,7 +21,7 @@ print(*{free_port() for _ in range(20)})
 
 def test_a_free_port_is_free_at_every_address():
     """torchrun listens on all addresses: a port that another one has would end it at once."""
-    assert os.geteuid() == 0, "namespaces need root; type: sudo ./run-tests"
+    need("root")
     python = [sys.executable, "-c", CROWDED]
     shown = subprocess.run(["unshare", "--net", *python], capture_output=True, text=True)
     assert shown.stdout == "40003\n", shown.stderr

@@ -1,0 +1,38 @@
+"""What a test needs of the machine: who lacks it leaves the test out, except in a complete run."""
+
+import os
+import shutil
+import subprocess
+from functools import cache
+
+import pytest
+
+PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
+LACKING = "needs "
+MARKS = ("root", "docker", "slurm")
+IS_COMPLETE = "RUN_TESTS_COMPLETE" in os.environ  # set by ./run-tests as root and in CI
+
+
+def need(what: str) -> None:
+    """Leave the test out where this user cannot use a program, or what a mark names."""
+    if not IS_COMPLETE and not is_there(what):
+        pytest.skip(LACKING + what)
+
+
+@cache
+def is_there(what: str) -> bool:
+    """Return whether this user can use it."""
+    is_root = os.geteuid() == 0
+    if what == "docker":
+        return has("dockerd") and (is_root or docker_answers())
+    return is_root and (what == "root" or has("slurmctld")) if what in MARKS else has(what)
+
+
+def has(program: str) -> bool:
+    return bool(shutil.which(program, path=PATHS))
+
+
+def docker_answers() -> bool:
+    return (
+        has("docker") and not subprocess.run(["docker", "version"], capture_output=True).returncode
+    )
