@@ -1,9 +1,10 @@
-"""A rank as a campaign needs it: steps with its peers, reports, checkpoints, and one misdeed.
+"""A rank that faults happen to: steps with its peers, reports, checkpoints, and one misdeed.
 
     rank.py SECONDS [MISDEED RANK AT_SECONDS]
 
 No torch: rank 0 collects a byte of every peer and answers each, twenty times a second. Who loses
-a peer says so as gloo does. A loader worker sleeps beside it.
+a peer says so as gloo does. A loader worker sleeps beside it, and a daemon that neither parent,
+session nor variables betray.
 """
 
 import json
@@ -13,12 +14,13 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SECONDS = float(sys.argv[1])
 MISDEED, CULPRIT, AT_SECONDS = [*sys.argv[2:], "", "-1", "0"][:3]
 FOLDER = os.environ.get("RACKRUN_RUN_FOLDER", ".")
-ASKED = []
+ASKED, PEERS = [], []
 
 
 def report(**fields):
@@ -29,11 +31,17 @@ def report(**fields):
     ear.close()
 
 
-def save(step):
+def say(text):
+    """Print a line."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def save(step, asked=0):
     """Write a checkpoint that is whole or absent."""
     name = f"{FOLDER}/step-{RANK}"
     with open(f"{name}.partial", "w") as file:
-        json.dump({"step": step, "end": True}, file)
+        json.dump({"step": step, "asked": asked, "end": True}, file)
         file.flush()
         os.fsync(file.fileno())
     os.rename(f"{name}.partial", name)
@@ -66,13 +74,37 @@ def exchange(peers):
 
 def fork_chain():
     """Leave a daemon behind a chain of forks, each in a session of its own."""
-    if os.fork():
+    if child := os.fork():
+        os.waitpid(child, 0)
         return
     for _ in range(3):
         os.setsid()
         if os.fork():
             os._exit(0)
-    os.execvp("sleep", ["sleep", "98766"])
+    os.execve("/bin/sleep", ["sleep", "98766"], {})
+
+
+def linger():
+    """Die slowly of an exception with a long message, while peers have lost the connection."""
+    try:
+        raise ValueError("x" * 200_000 + "\n" + "the end" * 30_000)
+    except ValueError:
+        traceback.print_exc()
+    for peer in PEERS:
+        peer.close()
+    time.sleep(999)
+
+
+def outgrow(number, frame):
+    """Need 300 MB."""
+    bytes(300 << 20).replace(b"\0", b"x")
+
+
+def refuse():
+    """Say why, and end with the code for it."""
+    sys.stderr.write("error: no such shard\n")
+    sys.stderr.flush()
+    os._exit(65)
 
 
 def garbage_reports():
@@ -93,6 +125,8 @@ def hang():
 
 MISDEEDS = {
     "exit-7": lambda: os._exit(7),
+    "exit-65": refuse,
+    "exit-9-of-stubborn": lambda: os._exit(9),
     "exit-255": lambda: os._exit(255),
     "exit-0": lambda: os._exit(0),
     "raise": lambda: 1 / 0,
@@ -102,6 +136,7 @@ MISDEEDS = {
     "kill-group": lambda: os.killpg(0, signal.SIGKILL),
     "stop-itself": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "hang": hang,
+    "linger": linger,
     "fork-chain": fork_chain,
     "reports": garbage_reports,
     "flood": lambda: [sys.stdout.write("x" * 99 + "\n") for _ in range(100_000)],
@@ -115,8 +150,13 @@ def main():
     """Train until the time is over, or until a signal asks to stop."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: ASKED.append(number))
+    signal.signal(signal.SIGUSR1, outgrow)
+    if "stubborn" in MISDEED:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
     subprocess.Popen(["sleep", "98765"])
-    peers = meet()
+    fork_chain()
+    peers = PEERS[:] = meet()
     began = time.monotonic()
     report(phase="start", epochs=1, steps=int(SECONDS * 20))
     step, due = 0, MISDEED and int(CULPRIT) == RANK
@@ -126,8 +166,10 @@ def main():
         report(phase="train", step=step, loss=1 / step, epoch=1)
         if step % 5 == 0:
             save(step)
+        if step % 20 == 0:
+            say(f"step {step}")
         if ASKED:
-            save(step)
+            save(step, ASKED[0])
             os._exit(128 + ASKED[0])
         if due and time.monotonic() - began >= float(AT_SECONDS):
             due = False
@@ -135,6 +177,7 @@ def main():
         time.sleep(0.05)
     save(step)
     report(phase="done")
+    say("all steps are done")
 
 
 main()

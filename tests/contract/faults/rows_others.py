@@ -1,0 +1,133 @@
+"""Faults of runs that are detached, started once per node, served, under Slurm, in containers."""
+
+from tests.contract.faults.rows_attached import LOST, RETRY, SOON, STOP, goes_on, sends
+from tests.lab.fault import Fault
+
+
+def detached(name, codes, cause, seconds, hurt, **more):
+    """Return a row for a detached run."""
+    return Fault(name, codes, cause, seconds, hurt, started_as="detached", **more)
+
+
+DETACHED = [
+    goes_on("nothing", lambda run: None, started_as="detached"),
+    detached(
+        *("controller-KILL", (75,), "./run-ssh status", LOST + 5),
+        lambda run: run.on(1).send("controller", "KILL"),
+        loses_result=True,
+        short=True,
+    ),
+    detached(
+        *("controller-TERM", (143,), "SIGTERM", STOP + 5),
+        lambda run: run.on(1).send("controller", "TERM"),
+        short=True,
+    ),
+    detached(
+        *("controller-HUP", (129,), "SIGHUP", STOP + 5),
+        lambda run: run.on(1).send("controller", "HUP"),
+    ),
+    detached("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop"), short=True, weight=2),
+    detached("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), weight=2),
+    detached("agent-KILL", (75,), "{victim}", LOST + 5, sends("agent", "KILL"), short=True),
+    detached("attach-INT", (130, -2), "", SOON, sends("launcher", "INT"), rank_seconds=3.0),
+    detached(
+        *("power-cut", (75,), "{victim}", LOST + 5, lambda run: run.on(2).cut_power()),
+        heal=lambda run: run.boot(),
+        loses_host=True,
+        weight=2,
+    ),
+    detached(
+        *("power-cut-of-controller", (69, 75), "10.77.0.11", 45.0),
+        lambda run: run.on(1).cut_power(),
+        heal=lambda run: run.boot(),
+        loses_host=True,
+        loses_result=True,
+    ),
+    detached(
+        *("cable-pulled", (75,), "{victim}", LOST + 8, lambda run: run.on(3).pull_cable()),
+        heal=lambda run: run.plug_cable(),
+        loses_host=True,
+        weight=2,
+    ),
+    detached(
+        *("any-killed", (0, 75, 137, 143), "", 40.0, sends("all", "KILL")),
+        rank_seconds=3.0,
+        weight=2,
+    ),
+]
+
+
+def node(name, codes, cause, seconds, hurt, **more):
+    """Return a row for a run of which each node has a launcher of its own."""
+    return Fault(name, codes, cause, seconds, hurt, started_as="node", **more)
+
+
+NODE = [
+    goes_on("nothing", lambda run: None, started_as="node"),
+    node("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), short=True),
+    node("agent-KILL", (75,), "node", LOST, sends("agent", "KILL")),
+    node("launcher-KILL", (75,), "node", LOST, sends("launcher", "KILL"), short=True),
+    node("all-TERM", (143,), "SIGTERM", STOP, lambda run: run.send_to_launchers("TERM")),
+    node(
+        *("cable-pulled", (75,), "node", LOST + 5, lambda run: run.pull_cable()),
+        heal=lambda run: run.plug_cable(),
+    ),
+]
+
+
+def served(name, hurt, kind="served", **more):
+    """Return a row for real training that goes on, on data that the launcher or hosts serve."""
+    return Fault(name, (0,), "done", 90.0, hurt, started_as=kind, rank_seconds=30.0, **more)
+
+
+def stop_nginx(run):
+    """Stop nginx for some seconds."""
+    run.pause("nginx", 5.0)
+
+
+SERVED = [
+    served("nothing", lambda run: None),
+    served("nginx-KILL", sends("nginx", "KILL")),
+    served("nginx-STOP", stop_nginx),
+    served("rank-KILL", sends("rank", "KILL"), options=RETRY),
+    served("cable-flaps", lambda run: run.flap()),
+    served("nothing", lambda run: None, "cached"),
+    served("cache-KILL", sends("cache", "KILL"), "cached"),
+    served("cache-STOP", sends("cache", "STOP"), "cached"),
+    served("wrong-bytes", lambda run: run.spoil_blocks(), "cached"),
+    served("tmp-full", lambda run: run.fill_tmp(), "cached", heal=lambda run: run.empty_tmp()),
+    served("cable-flaps", lambda run: run.flap(), "cached"),
+]
+
+
+def slurm(name, codes, hurt, rank_seconds=60.0, **more):
+    """Return a row for a job of Slurm, which has a launcher on each node."""
+    return Fault(name, codes, "", 60.0, hurt, started_as="slurm", rank_seconds=rank_seconds, **more)
+
+
+SLURM = [
+    slurm("nothing", (0,), lambda run: None, 3.0),
+    slurm("rank-KILL", (137,), sends("rank", "KILL")),
+    slurm("launcher-KILL", (137,), sends("launcher", "KILL")),
+    slurm("scancel", (0, 143), lambda run: run.cancel()),
+    slurm("power-cut", (0,), lambda run: run.cut_power(), 6.0, heal=lambda run: run.boot()),
+]
+"""After a power cut, Slurm queues the job again."""
+
+
+def contained(name, codes, cause, hurt, rank_seconds=60.0):
+    """Return a row for a run whose ranks are in containers."""
+    kind = {"started_as": "container", "rank_seconds": rank_seconds}
+    return Fault(name, codes, cause, 20.0, hurt, **kind)
+
+
+CONTAINER = [
+    contained("nothing", (0,), "done", lambda run: None, 3.0),
+    contained("rank-KILL", (137,), "killed by SIGKILL", sends("rank", "KILL")),
+    contained("kill", (75,), "127.0.0.", lambda run: run.docker("kill")),
+    contained("pause", (75,), "127.0.0.", lambda run: run.docker("pause")),
+    contained("docker-run-KILL", (75,), "127.0.0.", sends("docker run", "KILL")),
+    contained("launcher-INT", (130,), "Ctrl-C", sends("launcher", "INT")),
+    contained("launcher-KILL", (-9,), "", sends("launcher", "KILL")),
+]
+ROWS = [*DETACHED, *NODE, *SERVED, *SLURM, *CONTAINER]

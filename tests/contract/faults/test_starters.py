@@ -1,0 +1,51 @@
+"""How a run was started decides what becomes of it when what started it ends.
+
+`CODE saves`: it stops with this exit code, and ranks have saved because they were asked to;
+`goes on`: it runs without what started it. The code is that of what started it; whoever is killed
+has none, nor has the kernel of a notebook. Signals to a step of Slurm come from `scancel`; with
+KILL and a closed pipe it is `srun` that ends its step, or takes no notice.
+"""
+
+import pytest
+
+from tests.lab.starters import STARTERS, PipedOnTerminal
+
+ENDS = ("INT", "INT INT", "TERM", "HUP", "KILL", "pipe closed")
+STOPS = ("130 saves", "130 saves", "143 saves", "129 saves", "saves", "141 saves")
+OUTCOMES = {
+    "terminal": (*STOPS[:3], "goes on", *STOPS[4:]),
+    "no terminal": STOPS,
+    "PID 1": STOPS,
+    "srun": (*STOPS[:4], "stops", "goes on"),
+    "launch()": STOPS,
+    "notebook": ("saves", "saves", "saves", "saves", "saves", "goes on"),
+}
+TODAY = {("terminal", "HUP"): "129 saves"}
+"""Outcomes that change with one controller for every run: a terminal that hangs up leaves it."""
+
+SHORT = {
+    *(("terminal", how) for how in ENDS),
+    *((start, how) for start in ("no terminal", "launch()") for how in ("TERM", "HUP", "KILL")),
+    *(("PID 1", "TERM"), ("no terminal", "pipe closed"), ("srun", "TERM"), ("notebook", "KILL")),
+}
+CELLS = [
+    pytest.param(
+        *(start, how, outcome),
+        id=f"{start} {how}",
+        marks=[
+            *([] if (start, how) in SHORT else [pytest.mark.long]),
+            *([pytest.mark.xfail(strict=True)] if (start, how) in TODAY else []),
+        ],
+    )
+    for start, outcomes in OUTCOMES.items()
+    for how, outcome in zip(ENDS, outcomes, strict=True)
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("start", "how", "outcome"), CELLS)
+def test_what_started_a_run_ends_and_the_run_stops_or_goes_on(start, how, outcome, tmp_path):
+    piped = (start, how) == ("terminal", "pipe closed")
+    with (PipedOnTerminal if piped else STARTERS[start])(tmp_path) as run:
+        run.start()
+        assert run.end(how, 60) == outcome
