@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -215,9 +214,8 @@ class Hosts(NetLab):
 
     def settle(self, seconds: float) -> None:
         """Wait until nothing is left on any host, for so long at most."""
-        deadline = time.monotonic() + seconds
-        while any(self.left()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        with suppress(AssertionError):
+            until(lambda: not any(self.left()), seconds=seconds)
 
     @cached_property
     def shards(self) -> Path:
