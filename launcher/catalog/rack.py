@@ -20,7 +20,7 @@ from rackrun.errors import Problem
 from rackrun.launcher.catalog.rack_table import as_plain, table
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
-from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import probe
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.settings import ReachOptions
@@ -118,7 +118,7 @@ class Rack:
                 first = order(do=question, **arguments)
                 client = RpcClient(transport, probe, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
-            reply = believed(question, client.reply())
+            reply = checked_reply(question, client.reply())
         except (Problem, Misshapen) as error:  # the next look starts a new probe
             if broken := self._clients.pop(host.label, None):
                 broken.close()

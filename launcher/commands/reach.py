@@ -132,7 +132,7 @@ def _taken(
                 continue  # another launch was faster: it may have left something
             refused = lines_of([row for row in rows if row.level == "refused"])
             text = "\n".join([pick.missing or "other launches were faster", *refused])
-            if pick.is_in_vain or not settings.wait:
+            if pick.cannot_succeed or not settings.wait:
                 raise PreflightRefused(text)
             shown = wait_for(cluster, text, shown, say)
             lost = [facts.host for facts in cluster.hosts if facts.error is not None]

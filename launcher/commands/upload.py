@@ -65,7 +65,7 @@ def planned_code(
     code = code_here(options.runs, excluded=[options.hosts])
     if not options.sync:
         return code, None
-    synced = _brought(code, spec.hosts, options)
+    synced = _files_to_copy(code, spec.hosts, options)
     own_python = all(host.python or options.python for host in spec.hosts)
     # a file outside this folder is one that hosts with python= may have installed
     if (task := _left_behind(spec.work, synced)) and not (own_python and _is_elsewhere(task)):
@@ -73,30 +73,32 @@ def planned_code(
     return code, synced
 
 
-def _brought(code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions) -> WorkingTree:
+def _files_to_copy(
+    code: WorkingTree | None, hosts: Sequence[Host], options: SshOptions
+) -> WorkingTree:
     if code:
-        brought = with_untracked(code, options.sync_untracked, say)
+        copied = with_untracked(code, options.sync_untracked, say)
     else:
-        brought = WorkingTree(Path.cwd(), {})
+        copied = WorkingTree(Path.cwd(), {})
     if not all(host.python or options.python for host in hosts):
-        brought = with_installed(brought)
+        copied = with_installed(copied)
         if options.sync_wheels:
-            brought = with_wheels(brought, Path(options.sync_wheels))
-    if not brought.files:
+            copied = with_wheels(copied, Path(options.sync_wheels))
+    if not copied.files:
         raise UsageError(f"--sync: {why_no_code()}")
     if not code:
         say(f"only rackrun itself is brought: {why_no_code()}")
-    return brought
+    return copied
 
 
-def _left_behind(work: Work, brought: WorkingTree) -> str:
+def _left_behind(work: Work, copied: WorkingTree) -> str:
     # The path of a task's or function's file if hosts would not get it, otherwise "".
     task = find_task(work.task) if isinstance(work, TaskWork) else None
     file = task.file if task else None
     if isinstance(work, FunctionCall):
         file = source_of(work.target.partition(":")[0])
     path = os.path.relpath(file) if file else ""
-    return "" if path in brought.files else path
+    return "" if path in copied.files else path
 
 
 def _is_elsewhere(path: str) -> bool:

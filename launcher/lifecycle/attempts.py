@@ -147,7 +147,7 @@ class Launch:
     # -- between attempts; a state of None ends the launch
 
     def _following(self, state: RestartState, attempt: Attempt) -> RestartState | None:
-        following = None if attempt.hurried else state.after(self.final)
+        following = None if attempt.is_abandoned else state.after(self.final)
         if following is None:
             return None
         settings = self.spec.settings.before_all()
@@ -175,7 +175,7 @@ class Attempt:
     session: Session
     transports: Sequence[Transport]
     """The ways to the hosts of the plan, in its order, and behind them those to spares."""
-    hurried: bool = False
+    is_abandoned: bool = False
     """The user did not wait for the results: no further attempt is to follow."""
 
     @property
@@ -214,7 +214,7 @@ class Attempt:
                             fetch_returned(transport, host, run_id, job.folder.returned)
                 return str(fetched)
         except KeyboardInterrupt:
-            self.hurried = True
+            self.is_abandoned = True
             return f"not waited for: {left}"
         except (Problem, OSError) as error:
             return f"{left}: {str(error).removeprefix(f'{first.name}: ')}"

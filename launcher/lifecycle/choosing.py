@@ -25,7 +25,7 @@ class Pick:
     hosts: tuple[Host, ...] = ()
     missing: str = ""
     """What there is too little of; empty if there is enough."""
-    is_in_vain: bool = False
+    cannot_succeed: bool = False
     """There would be too little even if all hosts were free."""
 
 
@@ -52,13 +52,13 @@ class Need:
         if self.gpus:
             picked, needed = pick_gpus(offered, self.gpus), plural(self.gpus, "GPU")
             free = sum(len(offer.free) for offer in offered)
-            is_in_vain = sum(offer.fit for offer in offered) < self.gpus
+            cannot_succeed = sum(offer.fit for offer in offered) < self.gpus
         else:
             count = self.hosts + self.spares
             picked, needed = pick_hosts(offered, count), plural(count, "host")
-            free, is_in_vain = sum(offer.is_free for offer in offered), len(offered) < count
+            free, cannot_succeed = sum(offer.is_free for offer in offered), len(offered) < count
         if picked is None:
-            return Pick((), f"{needed} needed, {free} free and fit", is_in_vain)
+            return Pick((), f"{needed} needed, {free} free and fit", cannot_succeed)
         return Pick(tuple(picked))
 
 

@@ -7,7 +7,7 @@ from contextlib import closing, suppress
 
 from rackrun.errors import Problem
 from rackrun.launcher.preflight.gpus import suspects
-from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import probe
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
@@ -32,7 +32,7 @@ def sick_gpus(
             suppress(Misshapen),
             closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client,
         ):
-            return suspects(believed("gpus", client.reply()))
+            return suspects(checked_reply("gpus", client.reply()))
         return ""
 
     # The others may not answer, or are still being cleaned up.

@@ -25,7 +25,7 @@ from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.files.working_tree import WorkingTree
-from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import probe
 from rackrun.launcher.remote.gpus import VISIBLE
 from rackrun.launcher.run.container import ContainerSpec
@@ -177,7 +177,7 @@ def _held(facts: HostFacts) -> bool:
     for path, shared in facts.locks:
         reply = facts.client.call("hold", path=path, shared=shared)
         with suppress(Misshapen):
-            if believed("hold", reply).get("holder") == "":
+            if checked_reply("hold", reply).get("holder") == "":
                 continue
         return False  # another launch was faster
     return True
@@ -394,7 +394,7 @@ class HostProbe:
 
     def _note(self, question: str, reply: Reply) -> Reply:
         try:
-            self.replies[question] = believed(question, reply)
+            self.replies[question] = checked_reply(question, reply)
         except Misshapen as error:
             nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
             raise HostUnreachable(nonsense) from None

@@ -251,7 +251,7 @@ SHAPES: dict[str, type] = {
 """By question; instead of any but the time, a reply may be `ProbeFailed`."""
 
 
-def believed(question: str, reply: Reply) -> Reply:
+def checked_reply(question: str, reply: Reply) -> Reply:
     """Return a reply that has the shape of its question's; raise Misshapen for any other."""
     failed = isinstance(reply, dict) and set(reply) == {"error"} and question != "clock"
     shaped(reply, ProbeFailed if failed else SHAPES[question], question)

@@ -150,7 +150,7 @@ def lock_problem(paths: list[str]) -> str:
     return ""
 
 
-def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
+def holder_of(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
     """Return who holds these parts of a host, or else who has waited for it since before `turn`.
 
     A run on the whole host holds all of its parts; locks of this program block no one. No turn
@@ -169,9 +169,7 @@ def in_the_way(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
 
 def taken_gpus(lock: str, count: int, turn: str) -> list[int]:
     """Return the GPUs that a launch with this place in the queue cannot have now."""
-    return [
-        number for number in range(count) if in_the_way(lock, [f".gpu{number}"], turn)["holder"]
-    ]
+    return [number for number in range(count) if holder_of(lock, [f".gpu{number}"], turn)["holder"]]
 
 
 def uses(lock: str, count: int) -> list[dict[str, Any]]:

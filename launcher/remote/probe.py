@@ -24,7 +24,7 @@ from rackrun.launcher.remote import gpus, locks, network, service
 from rackrun.launcher.remote.files import INSTALLED, file_digest, project_python
 from rackrun.launcher.remote.gpus import gpu_count
 from rackrun.launcher.remote.locks import (
-    in_the_way,
+    holder_of,
     lock_path,
     lock_problem,
     release,
@@ -179,7 +179,7 @@ def basics(
         "machine": machine(),
         "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
         "lock": lock,
-        **in_the_way(lock, parts, turn),
+        **holder_of(lock, parts, turn),
         "workdir": workdir,
         "python": interpreter,
         "interpreter": {} if contained else DESCRIBED[described],
@@ -469,7 +469,7 @@ def hold(path: str, shared: bool) -> dict[str, Any]:
     """Lock a file until this program ends; return its holder when another process has it."""
     if locks.hold(path, shared):
         return {"holder": ""}
-    holder = in_the_way(path, [""], "")
+    holder = holder_of(path, [""], "")
     return {**holder, "holder": holder["holder"] or "another launch"}
 
 

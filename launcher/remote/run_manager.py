@@ -154,7 +154,7 @@ def _hear_controller(line: str) -> dict[str, Any]:
     output = controller.stdout.fileno()
     # Standard input is ready here only at its end: the launcher sends no order before this reply.
     if output not in select.select([output, 0], [], [])[0]:
-        raise service.Over
+        raise service.Disconnected
     line_read = controller.stdout.readline()
     if line_read:
         return dict(json.loads(line_read))

@@ -19,7 +19,7 @@ MARKER = b"\nrackrun program 1\n"
 """Precedes the first answer: all before it is noise, printed by a login shell."""
 
 
-class Over(Exception):
+class Disconnected(Exception):
     """Raised when the launcher does not wait for an answer any more."""
 
 
@@ -42,7 +42,7 @@ def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: i
             return str(name)
         try:
             fields = orders[name](**order)
-        except Over:
+        except Disconnected:
             return ""
         except OSError as error:
             fields = {"error": explained(error)}

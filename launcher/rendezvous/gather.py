@@ -41,7 +41,7 @@ TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
 HELLO_SECONDS = 5.0  # from a connection to its whole hello, which a stranger may send byte by byte
 REST_SECONDS = 0.1
-MOST_STRANGERS = 512
+MOST_CALLERS = 512
 
 MOST_WORDS = 4096  # of a command
 
@@ -135,9 +135,9 @@ def gather(
     """Wait for all others as node 0, agree, and send them the agreement."""
     members = {0: this_node}
     connections: dict[int, PeerConnection] = {}
-    with _listening(port) as listener, PendingCallers(listener) as strangers:
+    with _listening(port) as listener, PendingCallers(listener) as callers:
         try:
-            for connection, member in _callers(strangers, this_node, members, wait_seconds, say):
+            for connection, member in _callers(callers, this_node, members, wait_seconds, say):
                 _admit(connection, member, members, connections)
             address = plain_address(next(iter(connections.values())).stream.getsockname()[0])
             agreement = agree([members[node] for node in range(this_node.nodes)], address)
@@ -168,7 +168,7 @@ def _listening(port: int) -> Iterator[socket.socket]:
 
 
 def _callers(
-    strangers: PendingCallers,
+    callers: PendingCallers,
     this_node: NodeInfo,
     members: dict[int, NodeInfo],
     wait_seconds: float,
@@ -187,7 +187,7 @@ def _callers(
             news_at = now + NEWS_SECONDS
             waiting = f"waiting for {_nodes_text(missing)}"
             say(f"{len(members)} of {this_node.nodes} nodes are here; {waiting}")
-        yield from strangers.introduced(min(news_at, deadline) - now + 0.01)
+        yield from callers.introduced(min(news_at, deadline) - now + 0.01)
 
 
 def _admit(
@@ -239,29 +239,29 @@ class PendingCallers:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        self._leave(0)
+        self._keep_newest(0)
         self.selector.close()
 
     def introduced(self, seconds: float) -> Iterator[tuple[PeerConnection, NodeInfo]]:
         """Yield, within that many seconds, each caller that sends a valid hello."""
         for ready, _ in self.selector.select(min(seconds, 1.0)):
             if ready.fileobj is self.listener:
-                self._let_in()
+                self._accept()
             # One of the same batch may have been closed while another one was let in.
             elif (connection := ready.data) in self.waiting and (member := self._hello(connection)):
                 yield connection, member
         late = time.monotonic() - HELLO_SECONDS
         in_time = sum(since > late for since in self.waiting.values())
-        self._leave(min(in_time, MOST_STRANGERS))
+        self._keep_newest(min(in_time, MOST_CALLERS))
 
-    def _let_in(self) -> None:
+    def _accept(self) -> None:
         try:
             stream, _ = self.listener.accept()
             stream.setblocking(False)
             connection = PeerConnection(stream)
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._leave(len(self.waiting) // 2)
+                self._keep_newest(len(self.waiting) // 2)
                 time.sleep(REST_SECONDS)  # there may be no caller to close
             return
         self.waiting[connection] = time.monotonic()
@@ -283,7 +283,7 @@ class PendingCallers:
         connection.stream.setblocking(True)
         return hello.hello
 
-    def _leave(self, left: int) -> None:
+    def _keep_newest(self, left: int) -> None:
         for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
             self._drop(connection)
 

@@ -120,7 +120,7 @@ class AgentClient:
             self.heard_at = time.monotonic()
             self.blocked = False
         if not closed:
-            reason = bootstrap.last_words(channel.complaint())
+            reason = bootstrap.last_error_line(channel.complaint())
             self.events.put(Lost(self.plan.node, reason or "its agent ended unexpectedly"))
 
     def _sweep(self) -> None:
@@ -142,7 +142,7 @@ class AgentClient:
         except HostLost as error:
             channel.close()
             drain(channel)  # standard error is complete only at the end of the stream
-            raise HostLost(bootstrap.last_words(channel.complaint()) or str(error)) from error
+            raise HostLost(bootstrap.last_error_line(channel.complaint()) or str(error)) from error
         return channel
 
     def _received(self, channel: Channel) -> Iterator[Event]:

@@ -77,7 +77,7 @@ def order(**fields: Any) -> bytes:
     return b"%d\n%s" % (len(text), text)
 
 
-def last_words(printed: str) -> str:
+def last_error_line(printed: str) -> str:
     """Return the last line of standard error; of a traceback, also where it was raised."""
     lines = printed.splitlines()
     if not lines:

@@ -20,7 +20,7 @@ from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost, HostUnreachable
 from rackrun.launcher.remote.service import MARKER
 from rackrun.launcher.transport.base import Channel, Transport
-from rackrun.launcher.transport.bootstrap import bootstrap, last_words, opening, order
+from rackrun.launcher.transport.bootstrap import bootstrap, last_error_line, opening, order
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
@@ -216,7 +216,7 @@ class RpcClient:
         assert self._channel is not None
         # A login shell that fails may say why on either stream.
         printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
-        last = last_words(printed) or NOTHING
+        last = last_error_line(printed) or NOTHING
         last += next((hint for sign, hint in SIGNS.items() if re.search(sign, last)), "")
         if self._begun:
             end = f": {last}" if printed else ""

@@ -14,7 +14,7 @@ from rackrun.launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
-from rackrun.launcher.preflight.replies import SHAPES, believed
+from rackrun.launcher.preflight.replies import SHAPES, checked_reply
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
 from rackrun.launcher.run.job import Command
 from rackrun.launcher.run.url import check_url
@@ -40,7 +40,7 @@ def fuzz_probe_answer(data: bytes) -> None:
     """Fuzz any answer to any question: what is accepted can be judged and shown."""
     question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
     with contextlib.suppress(Misshapen):
-        reply = believed(question, parsed_json(data[1:], 1 << 20))
+        reply = checked_reply(question, parsed_json(data[1:], 1 << 20))
         if "error" not in reply:
             json.dumps(shown(question, reply))
 

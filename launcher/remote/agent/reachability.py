@@ -43,7 +43,7 @@ class Reachability:
     def begin(self, hosts: list[tuple[str, int]], seconds: float) -> None:
         """Call other hosts at their ports."""
         for address in list(self.calls):
-            self._hang_up(address)
+            self._end_call(address)
         now = time.monotonic()
         self.call_until, self.until = now + seconds / 2, now + seconds
         limit, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(names_in("/proc/self/fd"))
@@ -60,7 +60,7 @@ class Reachability:
             self.until = None
             silent = sorted(self.calls)
             for address in silent:
-                self._hang_up(address)
+                self._end_call(address)
             self.launcher.send_event(event="unreached", addresses=silent)
 
     def _call_some(self, now: float) -> None:
@@ -76,7 +76,7 @@ class Reachability:
     def _take_status(self, address: str, problem: int) -> None:
         call = self.calls[address]
         if problem in (0, errno.ECONNREFUSED):  # both prove that packets go there and back
-            self._hang_up(address)
+            self._end_call(address)
         elif problem == errno.EINPROGRESS:
             take = functools.partial(self._take, address)
             self.selector.register(call, selectors.EVENT_WRITE, take)
@@ -86,7 +86,7 @@ class Reachability:
         problem = self.calls[address].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         self._take_status(address, problem)
 
-    def _hang_up(self, address: str) -> None:
+    def _end_call(self, address: str) -> None:
         call = self.calls.pop(address)
         with contextlib.suppress(KeyError):
             self.selector.unregister(call)

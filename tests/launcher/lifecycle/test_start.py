@@ -126,7 +126,7 @@ def test_a_failure_of_the_agent_names_its_file_and_line():
     b"".join(iter(channel.receive, b""))
     source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
     line = next(n for n, text in enumerate(source, start=1) if 'order["first_rank"]' in text)
-    message = bootstrap.last_words(channel.complaint())
+    message = bootstrap.last_error_line(channel.complaint())
     assert (
         message == f"KeyError: 'first_rank' (rackrun/launcher/remote/agent/agent.py, line {line})"
     )

@@ -17,7 +17,7 @@ from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.lifecycle import task_check
 from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
-from rackrun.launcher.preflight.replies import believed
+from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import gpus as remote
 from rackrun.launcher.remote import probe
 from rackrun.launcher.run.hosts import Host
@@ -167,7 +167,7 @@ def test_what_drivers_print_is_read_whatever_their_age(refused, tmp_path, monkey
     smi = program(tmp_path / "bin/nvidia-smi", text)
     monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
     result = remote.gpus()
-    believed("gpus", result)
+    checked_reply("gpus", result)
     assert (result["driver"], result["capabilities"]) == (
         "550.54.15",
         ["9.0", "9.0"] if capability else [],

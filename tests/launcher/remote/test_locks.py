@@ -148,12 +148,12 @@ def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock):
             assert lock.stat().st_uid == SOMEBODY
             assert locks.is_locked(str(lock))
             name = pwd.getpwuid(user).pw_name
-            assert locks.in_the_way(str(lock), [""], "")["holder"].startswith(f"{name}, since ")
+            assert locks.holder_of(str(lock), [""], "")["holder"].startswith(f"{name}, since ")
             with pytest.raises(BlockingIOError, match="another run holds this host"):
                 locks.lock(str(lock), False, seconds=0.1)
             process.kill()
             process.wait()
-        assert locks.in_the_way(str(lock), [""], "") == {"holder": ""}
+        assert locks.holder_of(str(lock), [""], "") == {"holder": ""}
         os.close(locks.lock(str(lock), False))
 
 
@@ -162,9 +162,9 @@ def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock):
     shared = locks.lock(str(lock), True)
     with holding(Path(f"{lock}.gpu1")):
         assert not locks.is_locked(str(lock))
-        assert locks.in_the_way(str(lock), [""], "")["holder"]
-        assert locks.in_the_way(str(lock), [".gpu0", ".gpu1"], "")["holder"]
-        assert locks.in_the_way(str(lock), [".gpu0"], "") == {"holder": ""}
+        assert locks.holder_of(str(lock), [""], "")["holder"]
+        assert locks.holder_of(str(lock), [".gpu0", ".gpu1"], "")["holder"]
+        assert locks.holder_of(str(lock), [".gpu0"], "") == {"holder": ""}
         assert locks.taken_gpus(str(lock), 3, "") == [1]
         assert [use["part"] for use in locks.uses(str(lock), 3)] == [".gpu1"]
     os.close(shared)
@@ -195,7 +195,7 @@ def test_what_no_holder_writes_says_nothing(lock, text):
     """PROC-5: any account can write into a lock: what has not the shape is passed over."""
     with holding(lock):
         lock.write_bytes(text)
-        assert locks.in_the_way(str(lock), [""], "") == {"holder": "another launch"}
+        assert locks.holder_of(str(lock), [""], "") == {"holder": "another launch"}
 
 
 @pytest.mark.security("PROC-3")
@@ -244,17 +244,17 @@ def test_tickets_that_cross_on_two_hosts_have_one_order(lock):
         for turn in turns:
             Path(f"{path}{locks.TICKET}{turn}").touch()
         assert [turn for turn, *_ in locks.tickets(str(path))] == [EARLY, LATE]
-        assert locks.in_the_way(str(path), [""], EARLY) == {"holder": ""}
-        assert locks.in_the_way(str(path), [".gpu1"], LATE)["queued"]
-        assert locks.in_the_way(str(path), [""], "") == {"holder": ""}, "a restart does not queue"
+        assert locks.holder_of(str(path), [""], EARLY) == {"holder": ""}
+        assert locks.holder_of(str(path), [".gpu1"], LATE)["queued"]
+        assert locks.holder_of(str(path), [""], "") == {"holder": ""}, "a restart does not queue"
 
 
 def test_gpus_have_queues_of_their_own(lock):
     """But for launches that wait for the whole host, and those behind them."""
     locks.take_tickets(str(lock), [".gpu0", ".gpu1"], EARLY)
-    assert locks.in_the_way(str(lock), [".gpu1"], LATE)["queued"]
-    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
-    assert locks.in_the_way(str(lock), [".gpu2"], LATE) == {"holder": ""}
+    assert locks.holder_of(str(lock), [".gpu1"], LATE)["queued"]
+    assert locks.holder_of(str(lock), [""], LATE)["queued"]
+    assert locks.holder_of(str(lock), [".gpu2"], LATE) == {"holder": ""}
     locks.take_tickets(str(lock), [".gpu2"], EARLY)
     assert [part for _, part, _ in locks.tickets(str(lock))] == [".gpu2"]
     locks.release()
@@ -267,12 +267,12 @@ def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock):
     ticket = Path(f"{lock}{locks.TICKET}{EARLY}")
     now = time.time()
     os.utime(ticket, (now - 50, now - 50))
-    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
+    assert locks.holder_of(str(lock), [""], LATE)["queued"]
     os.utime(ticket, (now - 70, now - 70))
-    assert locks.in_the_way(str(lock), [""], LATE) == {"holder": ""}
+    assert locks.holder_of(str(lock), [""], LATE) == {"holder": ""}
     assert not ticket.exists()
     locks.take_tickets(str(lock), [""], EARLY)
-    assert locks.in_the_way(str(lock), [""], LATE)["queued"]
+    assert locks.holder_of(str(lock), [""], LATE)["queued"]
     locks.release()
 
 
@@ -281,4 +281,4 @@ def test_a_ticket_that_nobody_touches_is_that_of_a_dead_launch(lock):
 def test_a_file_that_is_no_ticket_ends_no_look(lock, turn):
     """Any account may leave a file of such a name."""
     Path(f"{lock}{locks.TICKET}{turn}").touch()
-    assert locks.in_the_way(str(lock), [""], LATE) == {"holder": ""}
+    assert locks.holder_of(str(lock), [""], LATE) == {"holder": ""}

@@ -16,7 +16,7 @@ from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.rendezvous.connection import PeerConnection
 from rackrun.launcher.rendezvous.gather import (
-    MOST_STRANGERS,
+    MOST_CALLERS,
     Agreement,
     NodeInfo,
     Rendezvous,
@@ -156,7 +156,7 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
     """The oldest silent one leaves first."""
     node = zero()
     with contextlib.ExitStack() as callers:
-        for _ in range(MOST_STRANGERS // 2):
+        for _ in range(MOST_CALLERS // 2):
             callers.enter_context(node.called())
         meeting = node.second()
     assert meeting.agreement.folder == RUN
