@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from rackrun.training.config import Config
-from rackrun.training.data.transforms import Transforms
-from rackrun.training.task import Task
+from rackrun import Config, Task, Transforms
 
 
 @dataclass(frozen=True)

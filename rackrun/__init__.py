@@ -5,20 +5,30 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 PUBLIC = {
+    "Config": "rackrun.training.config",
+    "Problem": "rackrun.errors",
+    "RunFolder": "rackrun.run_folder",
+    "Site": "rackrun.nginx.site",
+    "Task": "rackrun.training.task",
+    "Transforms": "rackrun.training.data.transforms",
+    "augmented": "rackrun.training.data.transforms",
     "launch": "rackrun.launcher",
+    "load_checkpoint": "rackrun.training.from_python",
     "load_model": "rackrun.training.trained:load_of_any_task",
-    "report": "rackrun.reports",
     "open_source": "rackrun.shards.open",
+    "report": "rackrun.reports",
     "samples": "rackrun.shards.samples",
+    "serving": "rackrun.nginx.serve",
+    "train": "rackrun.training.from_python",
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 
-Type checkers find them in `__init__.pyi`.
+Type checkers find them in `__init__.pyi`, users in docs/api.md: these stay, all else may change.
 """
 
 
 def __getattr__(name: str) -> object:
-    """Return a public function of another package; raise AttributeError for any other name."""
+    """Return what another package makes public; raise AttributeError for any other name."""
     if name not in PUBLIC:
         raise AttributeError(f"module 'rackrun' has no attribute {name!r}")
     module, _, original = PUBLIC[name].partition(":")

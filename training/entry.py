@@ -14,7 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
-from rackrun.commandline.program import leave, run
+from rackrun.commandline import program
 from rackrun.training.data.worker_server import start_worker_server
 from rackrun.user_code.tasks import TaskSource
 
@@ -31,11 +31,11 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
     """Run a command as `run` does, then end its loader workers, flush, and leave."""
     code: object = 1
     try:
-        run(main)
+        program.run(main)
     except SystemExit as end:
         code = end.code
     finally:
-        leave(code if isinstance(code, int) else 0 if code is None else 1)
+        program.leave(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def run_command(task: str, prog: str, args: list[str]) -> int:
@@ -59,27 +59,46 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
 
     A check prints what else must be true of the machines that are to train.
     """
-    from rackrun.training.conditions import (
-        refuse_ineffective,
-        typed_options,
-        with_weights_or_all_layers,
-    )
-    from rackrun.training.config import from_command_line
-    from rackrun.training.tasks.definition import recipes_of, task_of
+    from rackrun.training.conditions import refuse_ineffective
 
     only_check = args[:1] == ["check"]
-    config = from_command_line(recipes_of(source), prog, args[only_check:])
-    typed = typed_options(args)
-    config = with_weights_or_all_layers(config, typed)
-    if only_check:
-        from rackrun.training.precheck import precheck
-
-        config.require_data(source.name)
-        needs = _tried(source, config, precheck(source, config, typed))
-    refuse_ineffective(config, typed)  # after precheck: no model is misspelled any more
-    if only_check:
+    config, typed = settings_of(source, prog, args[only_check:])
+    needs = checked(source, config, typed) if only_check else None
+    refuse_ineffective(config, typed)  # after the check: no model is misspelled any more
+    if needs:
         sys.stdout.write(f"{json.dumps(asdict(needs))}\n")
         return 0
+    return run(source, config)
+
+
+def settings_of(source: TaskSource, prog: str, args: list[str]) -> tuple["Config", set[str]]:
+    """Return the settings of a task with these options, and the names of those options."""
+    from rackrun.training.conditions import typed_options, with_weights_or_all_layers
+    from rackrun.training.config import from_command_line
+    from rackrun.training.tasks.definition import recipes_of
+
+    typed = typed_options(args)
+    config = from_command_line(recipes_of(source), prog, args)
+    return with_weights_or_all_layers(config, typed), typed
+
+
+def checked(
+    source: TaskSource, config: "Config", typed: set[str], is_here: bool = False
+) -> "TaskNeeds":
+    """Return what the settings need of the machines that train; UsageError for mistakes in them.
+
+    `is_here`: this machine trains.
+    """
+    from rackrun.training.precheck import precheck
+
+    config.require_data(source.name)
+    return _tried(source, config, precheck(source, config, typed, is_here))
+
+
+def run(source: TaskSource, config: "Config") -> int:
+    """Train a task with these settings, as one rank; return the exit code."""
+    from rackrun.training.tasks.definition import task_of
+
     if config.workers and not config.synthetic:
         start_worker_server(source.model)
     task = task_of(source)

@@ -31,14 +31,17 @@ TRAIN = "train"
 SOME_CLASSES = 10
 
 
-def precheck(source: TaskSource, config: Config, typed: Collection[str] = ()) -> TaskNeeds:
+def precheck(
+    source: TaskSource, config: Config, typed: Collection[str] = (), is_here: bool = False
+) -> TaskNeeds:
     """Return what the settings need of the machines that run them; raise UsageError for the rest.
 
     That is a model, weights or parts of the user's that do not exist, classes or a split that the
     data do not have, and a run to resume that these settings cannot continue. `typed`: the settings
-    that the command line names.
+    that the command line names; `is_here`: the ranks run on this machine, as those of a launch do
+    whose folder is here.
     """
-    is_here = variables.RUN_FOLDER in os.environ  # the ranks will run on this machine
+    is_here = is_here or variables.RUN_FOLDER in os.environ
     if config.model != type(config).model:
         refuse_unknown(config.model, config.image_size, own_models(source))
     weights_file = _weights_file(config, is_here)

@@ -52,12 +52,12 @@ class Task:
             if (typed := config.normalization) and typed[0][0] != transforms.mean[0]:
                 raise UsageError(
                     f"task {self.name}: {_called(self.transforms)} does not use --mean and --std;"
-                    " return rackrun.training.data.transforms.augmented(Transforms(...), config)"
+                    " return rackrun.augmented(rackrun.Transforms(...), config)"
                 )
             return transforms
         raise UsageError(
             f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"
-            " return Transforms(size), of rackrun.training.data.transforms"
+            " return rackrun.Transforms(size)"
         )
 
 

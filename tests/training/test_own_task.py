@@ -62,7 +62,12 @@ def test_the_page_shows_the_example():
     [
         ("task_a", "TASK = 1", UsageError, "task_a.py does not define RECIPES"),
         ("task_b", "TASK = 1\nRECIPES = {}", UsageError, 'type: RECIPES = {"default": MySettings}'),
-        ("task_c", "TASK = 1\nRECIPES = RIGHT", UsageError, "TASK: not a Task; type: TASK = Task"),
+        (
+            "task_c",
+            "TASK = 1\nRECIPES = RIGHT",
+            UsageError,
+            "TASK: not a Task; type: TASK = rackrun.Task",
+        ),
         (
             "task_d",
             "TASK = 1\n\nTASK.x",
@@ -91,7 +96,7 @@ def test_a_task_that_is_incomplete_is_one_line(tmp_path, monkeypatch, name, text
     [
         ("lr: float = 0.05", "lr = 0.05", "Settings.lr: has no type, .*type: lr: float = 0.05"),
         ("return nn.Seq", "nn.Seq", r"build\(\) returns NoneType; return a torch.nn.Module"),
-        ("return Tr", "Tr", r"transforms\(\) returns NoneType; return Transforms\(size\)"),
+        ("return Tr", "Tr", r"transforms\(\) returns NoneType; return rackrun.Transforms\(size\)"),
         (", classes))", ", 7))", r"returns \(20, 7\) for 20 images of 3 classes; build it with 3"),
         (", classes))", ", classes), Two())", "returns tuple; return a tensor of logits"),
     ],

@@ -34,7 +34,7 @@ def recipes_of(source: TaskSource) -> Mapping[str, type[Config]]:
     named = recipes.get("default") if isinstance(recipes, dict) else None
     if not (isinstance(named, type) and issubclass(named, Config)):
         form = 'RECIPES = {"default": MySettings}'
-        form += ", a dataclass that extends rackrun.training.config.Config"
+        form += ", a dataclass that extends rackrun.Config"
         raise UsageError(f"{source.name}: RECIPES: not a dict of settings; type: {form}")
     settings_by_recipe: Mapping[str, type[Config]] = recipes
     for settings in settings_by_recipe.values():
@@ -62,7 +62,7 @@ def task_of(source: TaskSource) -> "Task":
 
     task = _value(source, source.model, "TASK")
     if not isinstance(task, Task):
-        form = 'TASK = Task("my_task", build, transforms), of rackrun.training.task'
+        form = 'TASK = rackrun.Task("my_task", build, transforms)'
         raise UsageError(f"{source.name}: TASK: not a Task; type: {form}")
     return task
 
