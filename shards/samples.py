@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,8 @@ from rackrun.shards.writer import BLOCK
 
 if TYPE_CHECKING:
     import numpy as np
+
+NAME_BYTES = 100  # of a header
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = Fal
     header = bytes(view[image_start - BLOCK : image_start])
     if adopted:
         key = key_in(header, where, expected.image_offset - BLOCK)
+        if b"\0" not in header[:NAME_BYTES]:  # its name is longer, and stands before
+            key = _long_key(bytes(view[start : image_start + BLOCK]), image_start - start) or key
         return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
     label_member = bytes(view[start : start + 2 * BLOCK])
     key, kind = _member(label_member[:BLOCK], where, expected.offset)
@@ -192,7 +199,7 @@ def _member_name(header: bytes, where: str, offset: int) -> str:
     checksum = (zlib.adler32(header) & 0xFFFF) - 1 - sum(stored) + len(stored) * ord(" ")
     if stored[:6] != b"%06o" % checksum:
         raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
-    return header[:100].rstrip(b"\0").decode("ascii", "replace")
+    return header[:NAME_BYTES].rstrip(b"\0").decode("ascii", "replace")
 
 
 def _name(header: bytes, adopted: bool) -> str:
@@ -207,5 +214,18 @@ def key_in(header: bytes, where: str, offset: int) -> str:
 
     DataError, which names the place, if it is not a header.
     """
-    folder, slash, file = _member_name(header, where, offset).rpartition("/")
+    return key_of(_member_name(header, where, offset))
+
+
+def key_of(name: str) -> str:
+    """Return the key in the name of a member: up to the first dot after the folders."""
+    folder, slash, file = name.rpartition("/")
     return folder + slash + file.partition(".")[0]
+
+
+def _long_key(members: bytes, image_at: int) -> str:
+    """Return the key of the member whose content begins there; "" where no header has it."""
+    odd = (tarfile.TarError, ValueError, OverflowError)
+    with suppress(*odd), tarfile.open(fileobj=io.BytesIO(members), mode="r:") as tar:
+        return next((key_of(each.name) for each in tar if each.offset_data == image_at), "")
+    return ""

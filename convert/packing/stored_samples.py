@@ -29,7 +29,7 @@ from rackrun.convert.readers.webdataset_tars import (
 )
 from rackrun.errors import DataError
 from rackrun.shards.index import Origin, Row, Shard
-from rackrun.shards.samples import key_in, sample_of
+from rackrun.shards.samples import NAME_BYTES, key_in, sample_of
 from rackrun.shards.source import Source
 from rackrun.shards.writer import BLOCK, END, resized_header
 from rackrun.terminal import clean
@@ -37,7 +37,6 @@ from rackrun.terminal import clean
 if TYPE_CHECKING:
     import numpy as np
 
-NAME_BYTES = 100  # of a header
 BLANKS = re.compile(r"[ \t\n\r]*")
 
 
