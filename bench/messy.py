@@ -18,7 +18,7 @@ from bench.images import jpeg
 from rackrun.commandline.options import Positional
 from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
-from tests.lab.digits import TRAINED_ON, digits
+from tests.lab.data import TRAINED_ON, digits
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,15 @@ def nothing_outlives_its_test() -> Iterator[None]:
         child.join()
 
 
+@pytest.fixture(scope="session")
+def daemon() -> Iterator[None]:
+    """Yield with this machine's Docker daemon, or with one of our own for the tests."""
+    from tests.lab.servers import docker_daemon
+
+    with docker_daemon():
+        yield
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Callable[..., Result]:
     """Return `cli("rackrun ps")`, which types a line in the test's own folder."""

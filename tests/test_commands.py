@@ -46,8 +46,9 @@ from rackrun.launcher.settings_file import NO_FILE, file_in, read_settings
 from rackrun.training.config import from_command_line
 from rackrun.training.export.command import Export
 from rackrun.training.predict import Predict
-from tests.lab import digits
 from tests.lab.clone import ROOT, Clone
+from tests.lab.data import digits, mnist
+from tests.lab.run import write
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
 TAKE_MINUTES = (
@@ -189,10 +190,10 @@ def draw(clone: Clone) -> None:
 
 def write_files(clone: Clone) -> None:
     """Write the other files that pages name, those that they print as they are printed."""
-    Image.fromarray(digits.digits()[0][0]).save(clone.folder / "digit.png")
+    Image.fromarray(digits()[0][0]).save(clone.folder / "digit.png")
     for folder in (clone.folder, clone.home):
-        digits.write(folder / "mnist-raw", digits.files(60, 20), packed=True)
-    digits.write(clone.folder / "data" / "MNIST" / "raw", digits.files(60, 20))
+        write(folder / "mnist-raw", mnist(60, 20, packed=True))
+    write(clone.folder / "data" / "MNIST" / "raw", mnist(60, 20))
     for part in ("train", "val"):
         write_tar(clone, part)
     write_printed(clone.folder)

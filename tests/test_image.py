@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nginx.conftest import daemon, docker  # noqa: F401 - a fixture
+from tests.lab.servers import docker
 
 pytestmark = pytest.mark.long  # its base is a Debian made here: minutes
 ROOT = Path(__file__).parents[1]
@@ -18,7 +18,7 @@ NO_MANUALS = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in ("man", 
 
 
 @pytest.fixture(scope="module")
-def image(daemon: None) -> Iterator[str]:  # noqa: F811
+def image(daemon: None) -> Iterator[str]:
     """Yield an image without PyTorch's gigabytes: this machine's libraries are mounted into it."""
     suite = platform.freedesktop_os_release()["VERSION_CODENAME"]
     packages = ["mmdebstrap", "--quiet", "--variant=apt", f"--include={PACKAGES}", *NO_MANUALS]

@@ -13,7 +13,7 @@ from packaging.markers import Marker
 from packaging.requirements import Requirement
 
 from rackrun.launcher.files.found_torch import OF_A_BUILD
-from tests.test_venv import ROOT
+from tests.lab.warm import ROOT
 
 LOCKS = ("base", "ray", "fuzz", "dev")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -10,7 +10,7 @@ import pytest
 
 from rackrun.contract.tasks import TASKS
 from tests.lab import warm
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 
 ROOT = Path(__file__).parents[1]
 NEEDED = ("rackrun", "launcher", "nginx", "shards", "training", "catdog")

@@ -1,21 +1,29 @@
 """Fixtures of the tests of conversion: an archive, and ways to run the command."""
 
+import gc
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import webdataset
 
 from rackrun.convert.__main__ import main
+from rackrun.shards.index import Manifest, brace_name
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample
 from tests.lab import warm
-from tests.lab.drawn import kaggle, write_zip
-from tests.lab.tiny_shards import everything as samples_of
+from tests.lab.data import drawn, kaggle, write_zip
+from tests.lab.data import everything as samples_of
+from tests.lab.run import write
+from tests.lab.waiting import until
 
 Convert = Callable[..., Path]
 
@@ -82,3 +90,92 @@ def shown(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.iterdir())
         if not path.name.startswith(".")
     }
+
+
+CLASSES = ("cat", "dog")
+
+
+FEW = ("--shards", 4, "--workers", 1)
+
+
+def photos(folder: Path, numbers: range, classes: tuple[str, ...] = CLASSES) -> Path:
+    """Write images of each class into a folder of class folders."""
+    files = {f"{kind}/{n}.jpg": drawn(f"{kind} {n}") for kind in classes for n in numbers}
+    return write(folder, files)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with photos/, 24 cats and 24 dogs, and data/, their shards."""
+    folder = tmp_path_factory.mktemp("converted")
+    main(
+        ["folder", str(photos(folder / "photos", range(24))), str(folder / "data"), *map(str, FEW)]
+    )
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path, converted: Path) -> Path:
+    """Return a copy of data/, beside one of photos/."""
+    shutil.copytree(converted, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "data"
+
+
+def run(*args: object) -> None:
+    main([*map(str, args), "--workers", "1"])
+
+
+def manifest_of(location: Path | str) -> Manifest:
+    return open_source(str(location)).manifest
+
+
+def labels(location: Path | str) -> dict[str, str]:
+    """Return the class of each sample by its key; each of them is verified."""
+    classes = manifest_of(location).classes
+    return {sample.key: classes[sample.label] for sample in everything(Path(location))}
+
+
+def stock(folder: Path, location: str = "") -> dict[str, int]:
+    """Return label by key as webdataset reads the printed names of a version."""
+    read: dict[str, int] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves its files open
+        for split in manifest_of(location or folder).splits:
+            urls = f"{folder}/{brace_name(split)}"
+            samples = webdataset.WebDataset(urls, shardshuffle=False)
+            for key, label in samples.to_tuple("__key__", "cls"):
+                assert key not in read
+                read[key] = int(label)
+            del samples
+        gc.collect()
+    return read
+
+
+def wait_for_a_shard(folder: Path) -> None:
+    until(lambda: list(folder.glob(".converting/*.done")), "a shard is complete", 60)
+
+
+KILLED_AT = """
+import mmap, os, signal, sys
+counter, wanted = mmap.mmap(-1, 8), int(sys.argv.pop(1))
+
+def count(event, args):
+    if event == "os.rename" or event == "open" and isinstance(args[2], int) and args[2] & 3:
+        seen = int.from_bytes(counter[:8], "little") + 1
+        counter[:8] = seen.to_bytes(8, "little")
+        if seen == wanted:
+            os.killpg(0, signal.SIGKILL)
+
+sys.addaudithook(count)
+from rackrun.convert.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+def assert_only_whole_files(folder: Path) -> None:
+    """Check that every tar is whole to its end marker, and that there is no manifest."""
+    assert not (folder / "dataset.json").exists()
+    for path in folder.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            assert len(tar.getnames()) == 2 * (len(tar.getnames()) // 2) > 0
+        assert path.read_bytes().endswith(bytes(1024))

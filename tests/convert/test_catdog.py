@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.convert.conftest import everything
-from tests.lab.drawn import drawn, kaggle, write_files, write_zip
+from tests.lab.data import drawn, kaggle, write_zip
+from tests.lab.run import write
 
 SMALL = kaggle(6)
 
@@ -22,7 +23,7 @@ def test_kaggle_images_come_out_byte_for_byte(layout, tmp_path, convert):
         around = {"sampleSubmission.csv": b"id,label", "train.zip": source.read_bytes()}
         source = write_zip(tmp_path / "dogs-vs-cats.zip", around, layout.endswith("deflated"))
     elif layout == "folder":
-        source = write_files(tmp_path / "images", SMALL)
+        source = write(tmp_path / "images", SMALL)
     expected = {
         f"{kind}_{number:05d}": (label, SMALL[f"train/{kind}.{number}.jpg"])
         for label, kind in enumerate(("cat", "dog"))
@@ -33,7 +34,7 @@ def test_kaggle_images_come_out_byte_for_byte(layout, tmp_path, convert):
 
 def test_a_folder_may_hold_the_archive(tmp_path, convert):
     """Unpacking the competition's zip leaves a folder with train.zip in it: that will do."""
-    folder = write_files(tmp_path / "dogs-vs-cats", {"sampleSubmission.csv": b"id,label"})
+    folder = write(tmp_path / "dogs-vs-cats", {"sampleSubmission.csv": b"id,label"})
     write_zip(folder / "train.zip", SMALL)
     assert len(everything(convert("catdog", folder))) == 12
 

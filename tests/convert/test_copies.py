@@ -14,8 +14,8 @@ from rackrun.convert.readers.names import class_table
 from rackrun.errors import DataError
 from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
 from rackrun.shards.writer import BLOCK, write_shard
-from tests.convert.test_index import write_tar
-from tests.lab.drawn import drawn, write_files
+from tests.lab.data import drawn, write_tar
+from tests.lab.run import write
 
 
 def pictures(*names: str) -> dict[str, bytes]:
@@ -51,7 +51,7 @@ def reported(folder: Path) -> dict[str, set[str]]:
 
 def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys):
     """The message has both names and the option; what is converted stays; all are named."""
-    source = write_files(tmp_path / "set", with_copies())
+    source = write(tmp_path / "set", with_copies())
     with pytest.raises(DataError, match="1 of its images .*: val/pine/leak.jpg = ") as refused:
         convert("folder", source)
     assert "train/pine/2.jpg in train" in str(refused.value)
@@ -73,13 +73,13 @@ def test_copies_within_a_split_are_named_and_kept(tmp_path, convert):
     """A copy in the same split is no leak, be it of the same class or of another one."""
     files = with_copies()
     del files["val/pine/leak.jpg"]
-    out = convert("folder", write_files(tmp_path / "set", files))
+    out = convert("folder", write(tmp_path / "set", files))
     assert reported(out) == {kind: set(NAMES[kind]) for kind in ("copy", "two classes")}
 
 
 def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path, convert):
     """`finish` refuses it, and takes the same option."""
-    source = write_files(tmp_path / "set", with_copies())
+    source = write(tmp_path / "set", with_copies())
     for task in range(2):
         convert("folder", source, "--task-index", task, "--task-count", 2)
     main(["finish", str(tmp_path / "out"), "--allow", "leaks"])
@@ -89,7 +89,7 @@ def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path, convert):
 def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
     """Nobody can mend it, and its accuracy is compared with others' as it is."""
     files = {f"{kind}.{n}.jpg": drawn(kind) for kind in ("cat", "dog") for n in range(9)}
-    out = convert("catdog", write_files(tmp_path / "set", files))
+    out = convert("catdog", write(tmp_path / "set", files))
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"copy": 14, "leak": 2}
 
 
@@ -179,7 +179,7 @@ def test_both_kinds_can_be_allowed_at_once(tmp_path, convert):
     """The option is given twice."""
     image = drawn("same")
     files = {f"{part}/{kind}/{part}.jpg": image for part in ("train", "val") for kind in "Aa"}
-    source = write_files(tmp_path / "set", files)
+    source = write(tmp_path / "set", files)
     convert("folder", source, "--allow", "leaks", "--allow", "similar-classes")
 
 

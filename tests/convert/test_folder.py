@@ -19,9 +19,9 @@ from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.training.data.decode import orientation
 from tests.convert.conftest import everything
-from tests.lab.drawn import drawn, rotated, textured, write_files, write_zip
-from tests.lab.imagenet_archives import tar
-from tests.lab.tiny_shards import everything as samples_of
+from tests.lab.data import drawn, rotated, tar, textured, write_zip
+from tests.lab.data import everything as samples_of
+from tests.lab.run import write
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -35,7 +35,7 @@ def classes(count: int, *names: str) -> dict[str, bytes]:
 def test_class_folders_are_the_classes(tmp_path, convert):
     """Labels are the sorted folder names, sub-folders belong to their class, keys are unique."""
     files = classes(4, "tulip", "aster") | {"aster/wild/x y.png": drawn("x", format="PNG")}
-    out = convert("folder", write_files(tmp_path / "my flowers", files))
+    out = convert("folder", write(tmp_path / "my flowers", files))
     manifest = manifest_of(out)
     assert manifest.dataset == "my_flowers" and manifest.classes == ("aster", "tulip")
     samples = {sample.key: (sample.label, sample.image) for sample in everything(out)}
@@ -50,7 +50,7 @@ def test_given_splits_are_kept(tmp_path, convert):
     train = {f"train/{name}": data for name, data in classes(5, "a", "b").items()}
     val = {f"validation/{kind}/{n}v.jpg": drawn(f"{kind} {n} v") for kind in "ab" for n in range(2)}
     loose = {"train/loose.jpg": drawn("loose"), "test/a/0.jpg": drawn("test")}
-    out = convert("folder", write_files(tmp_path / "set", train | val | loose))
+    out = convert("folder", write(tmp_path / "set", train | val | loose))
     manifest = manifest_of(out)
     assert [(split.name, split.samples) for split in manifest.splits] == [
         ("test", 1),
@@ -62,7 +62,7 @@ def test_given_splits_are_kept(tmp_path, convert):
 
 def test_names_of_every_kind(tmp_path, convert):
     """Spaces, dots, umlauts, bytes that are no text, one stem twice: all become safe keys."""
-    folder = write_files(tmp_path / "set", classes(2, "Äpfel", "b.c"))
+    folder = write(tmp_path / "set", classes(2, "Äpfel", "b.c"))
     for name in (b"a b.jpg", b"a.b.jpg", "ü.jpg".encode(), b"\xff\xfe.jpg", b"a.jpg", b"a.jpeg"):
         Path(os.fsdecode(os.fsencode(folder / "b.c") + b"/" + name)).write_bytes(drawn(name))
     out = convert("folder", folder)
@@ -75,7 +75,7 @@ def test_names_of_every_kind(tmp_path, convert):
 def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     """n01440764/n01440764_10026.JPEG keeps its own name, and what clashes its suffix."""
     files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(n) for wnid in ("n01", "n01_1") for n in range(2)}
-    out = convert("folder", write_files(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
+    out = convert("folder", write(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
     assert sorted(sample.key for sample in everything(out)) == [
         *("n01_0", "n01_1", "n01_1_0", "n01_1_0_JPEG", "n01_1_1")
     ]
@@ -83,7 +83,7 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
 
 def test_links_within_the_folder_are_followed(tmp_path, convert):
     """A file or a folder linked from elsewhere in the set: as if it were copied."""
-    folder = write_files(tmp_path / "set", classes(6, "a", "b"))
+    folder = write(tmp_path / "set", classes(6, "a", "b"))
     (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
     (folder / "a" / "more").symlink_to(folder / "b", target_is_directory=True)
     out = convert("folder", folder, "--allow", "leaks")
@@ -94,10 +94,10 @@ def test_links_within_the_folder_are_followed(tmp_path, convert):
 
 def test_a_set_assembled_of_links_is_converted(tmp_path, convert):
     """train -> /nvme/train is how ImageNet is put together on clusters: one option says so."""
-    write_files(tmp_path / "nvme", classes(6, "a", "b"))
+    write(tmp_path / "nvme", classes(6, "a", "b"))
     (tmp_path / "nvme" / "b" / "more").symlink_to(tmp_path / "ssd")
-    write_files(tmp_path / "ssd", {"9.jpg": drawn(9)})
-    folder = write_files(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
+    write(tmp_path / "ssd", {"9.jpg": drawn(9)})
+    folder = write(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
     (folder / "train").symlink_to(tmp_path / "nvme")
     keys = {sample.key for sample in everything(convert("folder", folder, "--follow-links"))}
     assert len(keys) == 15 and "b_more_9" in keys
@@ -136,7 +136,7 @@ def test_there_is_a_validation_part_unless_it_is_unwanted(
 
     Percent are of all images of a class, for validation as for tests.
     """
-    manifest = manifest_of(convert("folder", write_files(tmp_path / "set", files), *options))
+    manifest = manifest_of(convert("folder", write(tmp_path / "set", files), *options))
     assert [(split.name, split.samples) for split in manifest.splits] == splits
 
 
@@ -154,16 +154,16 @@ def test_names_that_would_be_one_key_are_told_apart(tmp_path, convert):
     """sub/a, sub_a and two that differ by case: all are kept, also when unpacked on a Mac."""
     names = ["sub/a.jpg", "sub_a.jpg", "sub_a.jpeg", "sub/a.jpeg", "x.jpg", "X.jpg", "X.JPG"]
     files = {f"a/{name}": drawn(name) for name in names} | classes(1, "b")
-    out = convert("folder", write_files(tmp_path / "set", files), "--val-percent", 0)
+    out = convert("folder", write(tmp_path / "set", files), "--val-percent", 0)
     keys = [sample.key.lower() for sample in everything(out)]
     assert len(set(keys)) == len(keys) == 8 and "a_sub_a" in keys
 
 
 def test_a_class_that_is_no_text_is_written_down_as_text(tmp_path, convert, capsys):
     """A folder from a Latin-1 machine, and a name that would rename the window: shown, kept."""
-    folder = write_files(tmp_path / "set", classes(2, "a", "\x1b]0;owned\x07\n"))
+    folder = write(tmp_path / "set", classes(2, "a", "\x1b]0;owned\x07\n"))
     latin = Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9"))
-    write_files(latin, {"0.jpg": drawn(0), "1.jpg": drawn(1)})
+    write(latin, {"0.jpg": drawn(0), "1.jpg": drawn(1)})
     latin = latin.rename(Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe8")))
     source = folder.rename(Path(os.fsdecode(os.fsencode(tmp_path) + b"/s\xe9t")))
     out = convert("folder", source)
@@ -187,7 +187,7 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(tmp_path, conve
         "b/phone.heic": b"not read",
         "b/cut.tif": drawn("cut", format="TIFF")[:-300],
     }
-    source = write_files(tmp_path / "set", classes(3, "a", "b") | odd)
+    source = write(tmp_path / "set", classes(3, "a", "b") | odd)
     out = convert("folder", source)
     report = manifest_of(out).report
     assert report == {"heic": 1, "re-encoded": 2, "turned": 1, "undecodable": 1}
@@ -215,7 +215,7 @@ def test_pictures_of_phones_become_jpegs(tmp_path, convert):
     pillow_heif.register_heif_opener()
     phone = drawn("phone", format="HEIF", quality=95)
     odd = {"a/phone.HEIC": phone, "b/half.heif": phone[: len(phone) // 2]}
-    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
+    out = convert("folder", write(tmp_path / "set", classes(3, "a", "b") | odd))
     assert manifest_of(out).report == {"re-encoded": 1, "undecodable": 1}
     (image,) = (Image.open(io.BytesIO(s.image)) for s in everything(out) if s.key == "a_phone")
     pixels = np.asarray(Image.open(io.BytesIO(phone)).convert("RGB")).astype(int)
@@ -226,7 +226,7 @@ def test_pictures_of_phones_become_jpegs(tmp_path, convert):
 def test_litter_of_macos_is_no_class(tmp_path, convert):
     """A zip unpacked elsewhere leaves __MACOSX beside the classes, or beside train and val."""
     files = classes(4, "a", "b") | {"__MACOSX/a/._0.jpg": b"x"}
-    assert manifest_of(convert("folder", write_files(tmp_path / "set", files))).classes == (
+    assert manifest_of(convert("folder", write(tmp_path / "set", files))).classes == (
         "a",
         "b",
     )
@@ -235,7 +235,7 @@ def test_litter_of_macos_is_no_class(tmp_path, convert):
         for part in ("train/a", "train/b", "val/b")
         for n in range(4)
     } | {"__MACOSX/train/._a": b"x", "train/__MACOSX/a/._0.jpg": b"x"}
-    out = convert("folder", write_files(tmp_path / "parts", files), out="parts-out")
+    out = convert("folder", write(tmp_path / "parts", files), out="parts-out")
     assert manifest_of(out).classes == ("a", "b")
 
 
@@ -262,7 +262,7 @@ def test_every_orientation_is_turned_upright(tmp_path, convert, orientation):
     stored = io.BytesIO()
     Image.fromarray(corners).save(stored, "JPEG", quality=95, exif=exif)
     files = classes(2, "a", "b") | {"a/turned.jpg": stored.getvalue()}
-    out = convert("folder", write_files(tmp_path / "set", files), "--val-percent", 0)
+    out = convert("folder", write(tmp_path / "set", files), "--val-percent", 0)
     (image,) = (each.image for each in everything(out) if each.key == "a_turned")
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
     expected = TURNS[orientation](corners)
@@ -273,7 +273,7 @@ def test_every_orientation_is_turned_upright(tmp_path, convert, orientation):
 @pytest.mark.parametrize("name", ["a/no.tif", "a/no.avif"])
 def test_what_pillow_does_not_recognize_has_a_reason_for_people(tmp_path, convert, name):
     """Pillow's own text would be the address of a buffer."""
-    folder = write_files(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
+    folder = write(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
     report = (convert("folder", folder) / "report.json").read_text()
     assert "BytesIO" not in report and "begins with b'no image'" in report
 
@@ -308,7 +308,7 @@ def test_folders_of_systems_are_left_out_and_counted(tmp_path, convert):
         "#recycle/a/0.jpg": drawn("deleted"),
         "$RECYCLE.BIN/S-1-5/x.jpg": drawn("bin"),
     }
-    folder = write_files(tmp_path / "set", files)
+    folder = write(tmp_path / "set", files)
     (folder / "lost+found").mkdir(mode=0)
     names = ["#recycle", "$RECYCLE.BIN", "@eaDir", "a/@eaDir"]
     archive = write_zip(tmp_path / "set.zip", files)
@@ -346,7 +346,7 @@ LOOKS_LIKE_SPLITS = [
 @pytest.mark.parametrize(("files", "says"), LOOKS_LIKE_SPLITS)
 def test_splits_are_not_taken_for_classes(files, says, tmp_path, convert):
     """Nor a class for a split, until it is said that all folders are classes."""
-    folder = write_files(tmp_path / "set", files)
+    folder = write(tmp_path / "set", files)
     with pytest.raises(DataError, match=rf"{says}.*add --allow split-names"):
         convert("folder", folder)
     tops = sorted({name.partition("/")[0] for name in files})
@@ -357,14 +357,14 @@ def test_splits_are_not_taken_for_classes(files, says, tmp_path, convert):
 def test_a_class_that_is_called_like_a_split_among_others(tmp_path, convert):
     """A train station and a test tube are classes among others, with no word about it."""
     names = ("bridge", "test_tube", "train_station", "river", "street")
-    folder = write_files(tmp_path / "set", classes(2, *names))
+    folder = write(tmp_path / "set", classes(2, *names))
     assert len(manifest_of(convert("folder", folder)).classes) == 5
 
 
 def test_classes_that_a_split_lacks_are_said(tmp_path, convert, capsys):
     """Here two classes have no validation image."""
     files = {f"train/{name}": data for name, data in classes(3, "a", "b", "c").items()}
-    convert("folder", write_files(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
+    convert("folder", write(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
     assert "val has no image of 2 of 3 classes: b, c" in capsys.readouterr().err
 
 
@@ -384,7 +384,7 @@ def test_an_orientation_stands_in_many_places(tmp_path, convert):
         "b/y.jpg": drawn(4, xmp=xmp),
         "b/z.jpg": drawn(5, exif=b"Exif\0\0MM\0*" + long[:9]),
     }
-    out = convert("folder", write_files(tmp_path / "set", classes(3, "a", "b") | odd))
+    out = convert("folder", write(tmp_path / "set", classes(3, "a", "b") | odd))
     assert manifest_of(out).report["turned"] == 4
     images = {sample.key: sample.image for sample in everything(out)}
     for key in ("a_x", "a_y", "b_x", "b_y"):
@@ -398,7 +398,7 @@ def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):
     exif = Image.Exif()
     exif[0x0112] = 6
     data = textured(1, (400, 300), exif=exif, quality=98)
-    source = write_files(tmp_path / "set", classes(3, "a", "b") | {"a/x.jpg": data})
+    source = write(tmp_path / "set", classes(3, "a", "b") | {"a/x.jpg": data})
     out = convert("folder", source, "--short-side", 60)
     (image,) = (sample.image for sample in everything(out) if sample.key == "a_x")
     original = Image.open(io.BytesIO(data)).transpose(Image.Transpose.ROTATE_270)
@@ -411,7 +411,7 @@ def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):
 def test_what_is_excluded_is_left_out_and_counted(kind, tmp_path, convert):
     """By name or by path, files and folders; a folder without rights is not entered."""
     files = classes(4, "a", "b", "drafts") | {"a/old/x.jpg": drawn("x"), "b/y_copy.jpg": drawn("y")}
-    source = write_files(tmp_path / "set", files)
+    source = write(tmp_path / "set", files)
     if kind == "zip":
         source = write_zip(tmp_path / "set.zip", files)
     patterns = [word for each in ("drafts", "a/old", "*_copy.jpg") for word in ("--exclude", each)]
@@ -422,7 +422,7 @@ def test_what_is_excluded_is_left_out_and_counted(kind, tmp_path, convert):
 
 def test_classes_have_the_order_of_a_file(tmp_path, convert):
     """With one that has no image."""
-    source = write_files(tmp_path / "set", classes(4, "a", "b"))
+    source = write(tmp_path / "set", classes(4, "a", "b"))
     (tmp_path / "names.txt").write_text("b\nnone\na\n")
     out = convert("folder", source, "--classes", tmp_path / "names.txt")
     assert manifest_of(out).classes == ("b", "none", "a")
@@ -437,7 +437,7 @@ def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
         for video in range(10)
         for n in range(3)
     }
-    source = write_files(tmp_path / "set", files)
+    source = write(tmp_path / "set", files)
     out = convert("folder", source, "--group-level", 1, "--val-percent", 20, "--test-percent", 10)
     source = open_source(str(out))
     videos = {

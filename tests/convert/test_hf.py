@@ -13,7 +13,8 @@ from pyarrow import parquet
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything
-from tests.lab.drawn import drawn, write_files
+from tests.lab.data import drawn
+from tests.lab.run import write
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
 datasets = pytest.importorskip("datasets")
@@ -122,7 +123,7 @@ def test_parquet_files_are_read_by_way_of_the_cache(convert, published):
 
 def test_images_that_are_paths_lie_below_the_root(tmp_path, convert, published):
     """They are read from --root, never from elsewhere."""
-    root = write_files(tmp_path / "img", {f"{n}.png": each for n, each in enumerate(IMAGES)})
+    root = write(tmp_path / "img", {f"{n}.png": each for n, each in enumerate(IMAGES)})
     paths = [{"bytes": None, "path": str(root / f"{n}.png")} for n in range(12)]
     folder = published(rows(paths, [n % 2 for n in range(12)]))
     with pytest.raises(DataError, match=r"train: row 0: .*/0\.png: a file, .* add --root FOLDER"):

@@ -1,6 +1,5 @@
 """Tars of other programs get an index and a manifest, keep every byte, and train exactly."""
 
-import io
 import json
 import os
 import re
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import webdataset
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from rackrun.convert.__main__ import main
@@ -23,74 +21,10 @@ from rackrun.shards.http.source import HttpSource
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything
 from tests.lab import warm
-from tests.lab.drawn import drawn
-from tests.training.trained_rows import NOTED, exact_epochs
+from tests.lab.data import as_hugging_face, by_name, by_webdataset, drawn, tars_in, write_tar
+from tests.lab.oracles import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[2]
-Members = list[tuple[str, bytes]]
-
-
-def write_tar(path: Path, members: Members, format: int = tarfile.GNU_FORMAT) -> Path:
-    """Write a tar as Python does, padded to 10,240 bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=format) as tar:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size, member.mtime = len(data), 1.5
-            tar.addfile(member, io.BytesIO(data))
-    return path
-
-
-def by_webdataset(folder: Path) -> dict[str, int]:
-    """Write tars as webdataset-imagenet does: with TarWriter, a number in .cls."""
-    labels = {}
-    for split, counts in (("train", (5, 7)), ("val", (4,))):
-        for number, count in enumerate(counts):
-            name = folder / f"imagenet-{split}-{number:06d}.tar"
-            with name.open("wb") as file, webdataset.TarWriter(file) as sink:
-                for n in range(count):
-                    key = f"{split}{number}_{n}"
-                    labels[key] = (number + n) % 3
-                    sink.write({"__key__": key, "jpg": drawn(key), "cls": labels[key]})
-    return labels
-
-
-def as_hugging_face(folder: Path) -> dict[str, int]:
-    """Write tars like imagenet-1k-wds: four digits, .json beside, folders with dots in keys."""
-    labels = {}
-    for split, counts in (("train", (4, 3)), ("validation", (3,))):
-        for number, count in enumerate(counts):
-            members: Members = []
-            for n in range(count):
-                key = f"{'deep.er/' * 20}{split}{number}_{n}"
-                labels[key] = n % 2
-                extra = json.dumps({"label": n % 2, "width": 48}).encode()
-                kind, suffix = (("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"))[n % 3]
-                members += [(f"{key}.json", extra), (f"{key}.{suffix}", drawn(key, format=kind))]
-                members += [(f"{key}.seg.npy", b"of no use here")] * (n == 1)
-            name = folder / f"imagenet1k-{split}-{number:04d}.tar"
-            write_tar(name, members, tarfile.PAX_FORMAT)
-    return labels
-
-
-def by_name(folder: Path) -> dict[str, int]:
-    """Write tars whose folders are splits, with class names in .txt and the image last."""
-    labels = {}
-    for split in ("train", "test"):
-        members: Members = [("__readme__.txt", b"hello")]
-        for n in range(4):
-            labels[f"{split}{n}"] = n % 2
-            name = ("oak tree", "pine")[n % 2].encode()
-            members += [
-                (f"{split}{n}.txt", name + b"\n"),
-                (f"{split}{n}.jpeg", drawn(split + str(n))),
-            ]
-        write_tar(folder / split / "00000.tar", members)
-    return labels
-
-
-def tars_in(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*.tar"))}
 
 
 @pytest.mark.parametrize("layout", [by_webdataset, as_hugging_face], ids=lambda each: each.__name__)
@@ -127,7 +61,7 @@ def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path):
 @pytest.mark.parametrize("other", ["depth.jpg", "meta.json", "seg.png", "0.cls", "b.txt"])
 def test_a_key_ends_at_the_first_dot(tmp_path, other):
     """As in webdataset: {jpg, cls, depth.jpg} is one sample, whatever the order of its members."""
-    members: Members = []
+    members = []
     for number, key in enumerate(("a", "dir.v2/b")):
         parts = {"jpg": drawn(key), "cls": b"%d" % number, other: drawn("other")}
         names = sorted(parts, reverse=bool(number))
@@ -148,7 +82,7 @@ def test_cls_wins_over_json_and_json_over_txt(tmp_path, order):
     """A caption in .txt never becomes the class of a sample that has one in another member."""
     labels = [("cls", b"2"), ("json", b'{"label": 1}'), ("txt", b"0")]
     for most in range(3):
-        members: Members = [("a.jpg", drawn("a"))]
+        members = [("a.jpg", drawn("a"))]
         members += [(f"a.{labels[n][0]}", labels[n][1]) for n in order if n >= most]
         write_tar(tmp_path / "set-train-0.tar", members)
         main(["index", str(tmp_path), "--workers", "1", "--force"])
@@ -250,7 +184,7 @@ def test_exact_epochs_hold_for_them(tmp_path):
 def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:
     """Write a tar named for training per pair of labels, of two samples each."""
     for number, pair in enumerate(labels):
-        members: Members = []
+        members = []
         for n, label in enumerate(pair):
             key = f"{number}_{n}"
             members += [(f"{key}.jpg", drawn(key)), (f"{key}.cls", b"%d" % label)]
@@ -288,7 +222,7 @@ def test_damage_afterwards_is_found(tmp_path, which, says):
 
 
 IMAGE = drawn("x")
-GOOD: Members = [("a.jpg", IMAGE), ("a.cls", b"0")]
+GOOD = [("a.jpg", IMAGE), ("a.cls", b"0")]
 
 
 def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):

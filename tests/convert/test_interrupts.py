@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,30 +21,18 @@ from rackrun.convert.packing.output_folder import Target
 from rackrun.convert.packing.workers import in_parallel
 from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
-from tests.convert.conftest import Command, shown
-from tests.convert.test_index import write_tar
-from tests.lab.drawn import drawn, kaggle, write_zip
-from tests.lab.waiting import until
+from tests.convert.conftest import (
+    KILLED_AT,
+    Command,
+    assert_only_whole_files,
+    shown,
+    wait_for_a_shard,
+)
+from tests.lab.data import drawn, kaggle, write_tar, write_zip
 
 Start = Callable[..., Command]
 
 SHARDS = 10
-
-KILLED_AT = """
-import mmap, os, signal, sys
-counter, wanted = mmap.mmap(-1, 8), int(sys.argv.pop(1))
-
-def count(event, args):
-    if event == "os.rename" or event == "open" and isinstance(args[2], int) and args[2] & 3:
-        seen = int.from_bytes(counter[:8], "little") + 1
-        counter[:8] = seen.to_bytes(8, "little")
-        if seen == wanted:
-            os.killpg(0, signal.SIGKILL)
-
-sys.addaudithook(count)
-from rackrun.convert.__main__ import main
-main(sys.argv[1:])
-"""
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +52,6 @@ def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
     """Return arguments of a conversion that takes some seconds, in small shards."""
     options = ("--shards", SHARDS, "--size", 64, "--workers", 2)
     return ("catdog", slow_zip, tmp_path / "out", *options)
-
-
-def wait_for_a_shard(folder: Path) -> None:
-    until(lambda: list(folder.glob(".converting/*.done")), "a shard is complete", 60)
-
-
-def assert_only_whole_files(folder: Path) -> None:
-    """Check that every tar is whole to its end marker, and that there is no manifest."""
-    assert not (folder / "dataset.json").exists()
-    for path in folder.glob("*.tar"):
-        with tarfile.open(path) as tar:
-            assert len(tar.getnames()) == 2 * (len(tar.getnames()) // 2) > 0
-        assert path.read_bytes().endswith(bytes(1024))
 
 
 def test_kill_9_and_the_same_command_again(slow, command, convert, tmp_path):

@@ -15,9 +15,9 @@ from rackrun.convert.packing.finalize import may_be_lost
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
-from tests.convert.conftest import everything, shown
-from tests.convert.test_interrupts import wait_for_a_shard
-from tests.lab.drawn import drawn, kaggle, write_files, write_zip
+from tests.convert.conftest import everything, shown, wait_for_a_shard
+from tests.lab.data import drawn, kaggle, write_zip
+from tests.lab.run import write
 
 
 def names(*kinds: str, count: int) -> dict[str, str]:
@@ -31,7 +31,7 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
     """A mount that vanishes after the first shard: 74 and one line; back again: the same bytes."""
     large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
     files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
-    source, unmounted = write_files(tmp_path / "set", files), tmp_path / "away"
+    source, unmounted = write(tmp_path / "set", files), tmp_path / "away"
     args = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
     args += ("--allow", "leaks")
     running = command(*args)
@@ -123,7 +123,7 @@ def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path):
 
 def test_a_file_that_grew_or_shrank_is_not_read(tmp_path, command):
     """A source that changes meanwhile is named: 65, and no half image."""
-    folder = Folder(write_files(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
+    folder = Folder(write(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
     first, second = folder.records()
     with (tmp_path / "set" / first.name).open("ab") as file:
         file.write(b"more")

@@ -19,7 +19,8 @@ from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import DataError, Problem
 from rackrun.shards.index import Manifest, Origin
 from tests.convert.conftest import everything, shown
-from tests.lab.drawn import kaggle, write_files, write_zip
+from tests.lab.data import kaggle, write_zip
+from tests.lab.run import write
 
 
 def manifest_of(folder: Path) -> Manifest:
@@ -181,7 +182,7 @@ def test_force_removes_what_the_manifest_lists_and_nothing_else(tmp_path, train_
         "holiday-photos.index.npy": b"precious",
         ".other.1234abcd.partial": b"half",
     }
-    out = write_files(convert("catdog", train_zip, "--shards", 9), mine)
+    out = write(convert("catdog", train_zip, "--shards", 9), mine)
     (out / ".catdog-train-000000.tar.1234abcd.partial").write_bytes(b"ours, of a kill")
     convert("catdog", train_zip, "--shards", 3, "--force")
     assert {path.name: path.read_bytes() for path in out.iterdir() if path.name in mine} == mine
@@ -195,7 +196,7 @@ def test_force_removes_what_the_manifest_lists_and_nothing_else(tmp_path, train_
 def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip, convert):
     """Killed between manifest and tidying up: the same command finds all done, and tidies."""
     out = convert("catdog", train_zip)
-    write_files(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
+    write(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
     convert("catdog", train_zip)
     assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == [".lock"]
 

@@ -21,7 +21,7 @@ from rackrun.convert.readers.records import Defect
 from rackrun.shards.images import MAX_SCANS
 from rackrun.training.data.decode import decode
 from tests.convert.conftest import everything
-from tests.lab.drawn import drawn, kaggle, rotated, write_zip
+from tests.lab.data import drawn, kaggle, rotated, write_zip
 
 JPEG = drawn("jpeg", (200, 150))
 PROGRESSIVE = drawn("jpeg", (200, 150), progressive=True)

@@ -17,7 +17,7 @@ from rackrun.shards.index import Manifest, brace_name
 from rackrun.shards.writer import MTIME
 from tests.convert.conftest import Convert, everything
 from tests.lab import warm
-from tests.lab.drawn import drawn, kaggle, textured, write_zip
+from tests.lab.data import drawn, kaggle, textured, write_zip
 
 STOCK = """
 import json, sys, zlib, webdataset

@@ -9,7 +9,7 @@ from PIL import Image
 from rackrun.convert.images.info import inspect
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 
 
 def applied(preset: Preset, data: bytes) -> Image.Image:

@@ -10,7 +10,8 @@ import pytest
 from rackrun.errors import DataError, MissingPackage
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything
-from tests.lab.drawn import drawn, write_files
+from tests.lab.data import drawn
+from tests.lab.run import write
 
 FILES = {f"img/{n}.jpg": drawn(n) for n in range(12)}
 ROWS = [
@@ -34,7 +35,7 @@ def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
 @pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
 def test_rows_become_samples(tmp_path, convert, write):
     """Images, labels and splits are those of the table."""
-    out = convert("csv", write(write_files(tmp_path, FILES), ROWS))
+    out = convert("csv", write(write(tmp_path, FILES), ROWS))
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
     assert (manifest.dataset, manifest.classes) == ("trees", ("fir", "oak"))
     assert [(each.name, each.samples) for each in manifest.splits] == [
@@ -47,7 +48,7 @@ def test_rows_become_samples(tmp_path, convert, write):
 
 def test_numbers_are_classes_in_their_order(tmp_path, convert):
     """10 comes after 9; without a split parts of each class are held out; --root and columns."""
-    write_files(tmp_path / "data", FILES)
+    write(tmp_path / "data", FILES)
     table = tmp_path / "labels.csv"
     table.write_text("file,y\n" + "".join(f"img/{n}.jpg,{9 + n % 2}\n" for n in range(12)))
     options = ("--root", tmp_path / "data", "--path-column", "file", "--label-column", "y")
@@ -60,14 +61,14 @@ def test_numbers_are_classes_in_their_order(tmp_path, convert):
 def test_whole_floats_are_whole_numbers(tmp_path, convert, write):
     """What pandas makes of a column of numbers with a gap: 2.0 comes before 10.0."""
     rows = [(f"img/{n}.jpg", ("2.0", "10.0")[n % 2], "") for n in range(12)]
-    out = convert("csv", write(write_files(tmp_path, FILES), rows))
+    out = convert("csv", write(write(tmp_path, FILES), rows))
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("2", "10")
 
 
 def test_labels_that_no_two_images_share_are_refused(tmp_path, convert):
     """Captions and ids are no classes, until it is said that they are."""
     rows = [(f"img/{n}.jpg", f"a tree number {n}", "") for n in range(12)]
-    table = as_csv(write_files(tmp_path, FILES), rows)
+    table = as_csv(write(tmp_path, FILES), rows)
     options = "--allow", "unique-labels", "--val-percent", 0
     out = convert("csv", table, *options)
     assert len(Manifest.parse((out / "dataset.json").read_bytes(), "").classes) == 12
@@ -88,7 +89,7 @@ def as_parquet_file(folder: Path) -> Path:
 
 def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
     """At once, with their lines, also after a cell with a line break in it."""
-    folder = write_files(tmp_path / "set", FILES)
+    folder = write(tmp_path / "set", FILES)
     lines = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},x\n" for n in range(14)]
     lines[0] = lines[0].replace(",x", ',"two\nlines"')
     (folder / "trees.csv").write_text("path,label,note\n" + "".join(lines))
@@ -102,7 +103,7 @@ def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
 
 def test_rows_of_one_group_stay_on_one_side(tmp_path, convert):
     """Images of a patient are all in train or all in val."""
-    folder = write_files(tmp_path / "set", FILES)
+    folder = write(tmp_path / "set", FILES)
     rows = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},patient{n // 3}\n" for n in range(12)]
     (folder / "trees.csv").write_text("path,label,patient\n" + "".join(rows))
     out = convert("csv", folder / "trees.csv", "--group-column", "patient", "--val-percent", 25)

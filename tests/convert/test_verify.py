@@ -15,8 +15,8 @@ from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert
-from tests.lab.drawn import kaggle, write_zip
-from tests.lab.nginx_processes import access_log
+from tests.lab.data import kaggle, write_zip
+from tests.lab.servers import access_log
 
 FIRST = "catdog-train-000000.tar"
 

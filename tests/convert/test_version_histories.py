@@ -1,15 +1,15 @@
 """What versions of random histories are, and how little an append writes."""
 
 import random
-import struct
 import sys
 from pathlib import Path
 
 import pytest
 
 from rackrun.convert.__main__ import main
-from tests.convert.test_versions import labels, manifest_of, run
-from tests.lab.drawn import drawn, textured, write_files
+from tests.convert.conftest import labels, manifest_of, run
+from tests.lab.data import drawn, numbered, textured
+from tests.lab.run import write
 
 CLASSES = ("ant", "bee", "cat", "dog")
 Samples = dict[str, str]
@@ -33,7 +33,7 @@ class History:
             for _ in range(self.draw.randint(2, most)):
                 self.made += 1
                 image = drawn(self.made, (16, 12))
-                write_files(self.source, {f"{kind}/{self.made}.jpg": image})
+                write(self.source, {f"{kind}/{self.made}.jpg": image})
                 made[f"{kind}_{self.made}"] = kind
         return made
 
@@ -86,22 +86,16 @@ def test_versions_of_two_hundred_random_histories_hold_what_was_done(tmp_path):
     check_histories(tmp_path, range(200))
 
 
-def numbered(image: bytes, number: int) -> bytes:
-    """Return a JPEG with a comment, so that no other one has the same bytes."""
-    comment = b"%d" % number
-    return image[:2] + b"\xff\xfe" + struct.pack(">H", len(comment) + 2) + comment + image[2:]
-
-
 def check_bytes(folder: Path, count: int) -> None:
     """Append 1 % to so many images; hold the bytes that are written against all of them."""
     image = textured(1)
     names = [f"{('cat', 'dog')[n % 2]}/{n}.jpg" for n in range(count + count // 100)]
     files = {name: numbered(image, number) for number, name in enumerate(names)}
     first = dict(list(files.items())[:count])
-    main(["folder", str(write_files(folder / "photos", first)), str(folder / "data")])
+    main(["folder", str(write(folder / "photos", first)), str(folder / "data")])
     before = {path: path.stat().st_mtime_ns for path in (folder / "data").iterdir()}
     size = sum(path.stat().st_size for path in before)
-    write_files(folder / "photos", files)
+    write(folder / "photos", files)
     main(["append", str(folder / "photos"), str(folder / "data")])
     written = [
         path.stat().st_size

@@ -13,19 +13,16 @@ from rackrun.convert.verify import strangers
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Manifest, Row
 from rackrun.shards.open import open_source, sources_of
-from tests.convert.test_index import (
-    Members,
+from tests.convert.conftest import labels, manifest_of, photos, run, stock
+from tests.lab.data import (
     as_hugging_face,
     by_name,
     by_webdataset,
+    drawn,
+    everything,
     tars_in,
     write_tar,
 )
-from tests.convert.test_versions import converted as converted  # noqa: PLC0414
-from tests.convert.test_versions import data as data  # noqa: PLC0414  a fixture
-from tests.convert.test_versions import labels, manifest_of, photos, run, stock
-from tests.lab.drawn import drawn
-from tests.lab.tiny_shards import everything
 
 
 def more(folder: Path, number: int, split: str = "train", **labels: int) -> Path:
@@ -212,7 +209,7 @@ def contents(folder: Path, manifest: Manifest) -> dict[str, bytes]:
 def test_of_a_member_only_the_class_changes(tmp_path, name, old, new):
     """Numbers stay numbers, text text; blanks, order and other fields stay; a member may grow, and
     the image behind it is found."""
-    members: Members = [("a.x", b"1"), (f"a.{name}", old), ("a.jpg", drawn(1)), ("a.y", b"2")]
+    members = [("a.x", b"1"), (f"a.{name}", old), ("a.jpg", drawn(1)), ("a.y", b"2")]
     write_tar(tmp_path / "tars" / "train-0.tar", members)
     main(["index", str(tmp_path / "tars")])
     source = open_source(str(tmp_path / "tars"))
@@ -242,7 +239,7 @@ def test_of_a_member_only_the_class_changes(tmp_path, name, old, new):
 def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(tmp_path, rest, written):
     """Whoever reads an ASCII file as ASCII still can; a file with other letters has them plain."""
     old = f'{{"label": "plain", "note": "{rest}"}}'
-    members: Members = [("a.json", old.encode()), ("a.jpg", drawn(1))]
+    members = [("a.json", old.encode()), ("a.jpg", drawn(1))]
     write_tar(tmp_path / "tars" / "train-0.tar", members)
     main(["index", str(tmp_path / "tars")])
     (stored,) = shards_of(open_source(str(tmp_path / "tars")))
@@ -255,7 +252,7 @@ def test_a_class_name_is_escaped_where_all_of_the_json_is_ascii(tmp_path, rest, 
 def test_a_class_in_another_field_is_named(tmp_path):
     """The field that was indexed has to be named again, or another one would be changed."""
     extra = json.dumps({"label": 1, "kind": 0}).encode()
-    members: Members = [("a.json", extra), ("a.jpg", drawn(1))]
+    members = [("a.json", extra), ("a.jpg", drawn(1))]
     members += [("b.json", extra.replace(b"0", b"1")), ("b.jpg", drawn(2))]
     write_tar(tmp_path / "train-0.tar", members)
     main(["index", str(tmp_path), "--label-field", "kind"])
@@ -268,7 +265,7 @@ def test_a_class_in_another_field_is_named(tmp_path):
 def test_two_splits_may_share_a_key(tmp_path):
     """Other programs number each split from 0: then the shard is a part of a sample's name."""
     for split in ("train", "val"):
-        members: Members = []
+        members = []
         for n in range(3):
             members += [(f"{n}.cls", b"%d" % (n % 2)), (f"{n}.jpg", drawn(f"{split}{n}"))]
         write_tar(tmp_path / "tars" / f"{split}-0.tar", members)

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import gc
 import io
 import json
 import os
@@ -12,83 +11,34 @@ import shutil
 import signal
 import tarfile
 import time
-import warnings
 import zlib
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
-import webdataset
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.verify import strangers
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import Manifest, brace_name
 from rackrun.shards.open import open_source, sources_of
 from rackrun.shards.samples import samples
-from tests.convert.conftest import everything, shown
-from tests.convert.test_index import as_hugging_face, by_webdataset
-from tests.lab.drawn import drawn, write_files, write_zip
-
-CLASSES = ("cat", "dog")
-FEW = ("--shards", 4, "--workers", 1)
-
-
-def photos(folder: Path, numbers: range, classes: tuple[str, ...] = CLASSES) -> Path:
-    """Write images of each class into a folder of class folders."""
-    files = {f"{kind}/{n}.jpg": drawn(f"{kind} {n}") for kind in classes for n in numbers}
-    return write_files(folder, files)
-
-
-@pytest.fixture(scope="module")
-def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with photos/, 24 cats and 24 dogs, and data/, their shards."""
-    folder = tmp_path_factory.mktemp("converted")
-    main(
-        ["folder", str(photos(folder / "photos", range(24))), str(folder / "data"), *map(str, FEW)]
-    )
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path, converted: Path) -> Path:
-    """Return a copy of data/, beside one of photos/."""
-    shutil.copytree(converted, tmp_path, dirs_exist_ok=True)
-    return tmp_path / "data"
-
-
-def run(*args: object) -> None:
-    main([*map(str, args), "--workers", "1"])
-
-
-def manifest_of(location: Path | str) -> Manifest:
-    return open_source(str(location)).manifest
-
-
-def labels(location: Path | str) -> dict[str, str]:
-    """Return the class of each sample by its key; each of them is verified."""
-    classes = manifest_of(location).classes
-    return {sample.key: classes[sample.label] for sample in everything(Path(location))}
+from tests.convert.conftest import (
+    CLASSES,
+    FEW,
+    everything,
+    labels,
+    manifest_of,
+    photos,
+    run,
+    shown,
+    stock,
+)
+from tests.lab.data import as_hugging_face, by_webdataset, drawn, write_zip
+from tests.lab.run import write
 
 
 def digests(folder: Path) -> dict[str, str]:
     return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.tar")}
-
-
-def stock(folder: Path, location: str = "") -> dict[str, int]:
-    """Return label by key as webdataset reads the printed names of a version."""
-    read: dict[str, int] = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # webdataset leaves its files open
-        for split in manifest_of(location or folder).splits:
-            urls = f"{folder}/{brace_name(split)}"
-            samples = webdataset.WebDataset(urls, shardshuffle=False)
-            for key, label in samples.to_tuple("__key__", "cls"):
-                assert key not in read
-                read[key] = int(label)
-            del samples
-        gc.collect()
-    return read
 
 
 def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path, data):
@@ -134,7 +84,7 @@ def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path, data):
 
     The key has the CRC-32 of the image.
     """
-    other = write_files(tmp_path / "other", {"cat/1.jpg": drawn("x"), "cat/2.jpg": drawn("cat 2")})
+    other = write(tmp_path / "other", {"cat/1.jpg": drawn("x"), "cat/2.jpg": drawn("cat 2")})
     run("append", other, data, "--val-percent", 0)
     (key,) = labels(data).keys() - labels(f"{data}@1").keys()
     assert key == f"cat_1-{zlib.crc32(drawn('x')):08x}"
@@ -253,7 +203,7 @@ def test_leaks_across_versions_are_refused(tmp_path, data):
     for kind in CLASSES:
         leak[f"train/{kind}/other.jpg"] = drawn(f"other {kind}")
         leak[f"val/{kind}/unseen.jpg"] = drawn(f"unseen {kind}")
-    write_files(tmp_path / "leaky", leak)
+    write(tmp_path / "leaky", leak)
     with pytest.raises(DataError, match="1 of its images are exact copies of images in another"):
         run("append", tmp_path / "leaky", data)
     assert manifest_of(data).number == 1
@@ -297,7 +247,7 @@ def test_own_splits_stay_apart(tmp_path, data):
         for part, number in parts.items()
         for kind in CLASSES
     }
-    run("append", write_files(tmp_path / "split", files), data)
+    run("append", write(tmp_path / "split", files), data)
     source = open_source(str(data))
     for part, number in parts.items():
         assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)

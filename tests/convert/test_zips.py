@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rackrun.convert.readers.records import Defect
 from rackrun.convert.readers.zips import Zip, inflated
 from rackrun.errors import DataError, SaveError
-from tests.lab.drawn import write_zip
+from tests.lab.data import write_zip
 
 FILES = {"a.jpg": b"a" * 300, "b/ü.jpg": bytes(range(256)) * 9, "c.jpg": b""}
 

@@ -11,7 +11,7 @@ import zlib
 import pytest
 from PIL import Image, PngImagePlugin
 
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 from tests.lab.foreign import (
     chunk,
     classes,

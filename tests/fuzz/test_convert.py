@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fuzz import targets_convert as targets
-from tests.lab.drawn import drawn, rotated
-from tests.lab.imagenet_archives import SmallImageNet, tar
+from tests.lab.data import SmallImageNet, drawn, rotated, tar
 
 META = SmallImageNet([], [], {"n01440764": 2, "n02012849": 1}).meta()
 

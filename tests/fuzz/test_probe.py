@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.preflight.replies import SHAPES
 from tests.fuzz import targets_probe as targets
-from tests.launcher.commands.test_options import BAD_URLS
-from tests.launcher.rendezvous.test_rendezvous import HONEST, agreed
+from tests.launcher.conftest import BAD_URLS, HONEST, agreed
 
 ODD: st.SearchStrategy[Any] = st.one_of(
     st.sampled_from(

@@ -4,8 +4,7 @@ import random
 
 import pytest
 
-from tests.lab.drawn import rotated
-from tests.lab.imagenet_archives import Original, SmallImageNet, drawn
+from tests.lab.data import Original, SmallImageNet, drawn, rotated
 
 
 @pytest.fixture(scope="session")
@@ -18,18 +17,20 @@ def small_imagenet() -> SmallImageNet:
     wnids = ["n01440764", "n02012849", "n02105855", "n03126707"]
     numbers = dict(zip(wnids, [3, 1, 4, 2], strict=True))
     train = [
-        Original(f"{wnid}_{number}", wnid, drawn(draw)) for wnid in wnids for number in range(7)
+        Original(f"{wnid}_{number}", wnid, drawn(draw.random()))
+        for wnid in wnids
+        for number in range(7)
     ]
     train += [
-        Original("n02105855_2933", "n02105855", drawn(draw, "PNG")),
-        Original("n01440764_900", "n01440764", drawn(draw, mode="CMYK")),
-        Original("n01440764_901", "n01440764", drawn(draw, mode="L")),
+        Original("n02105855_2933", "n02105855", drawn(draw.random(), format="PNG")),
+        Original("n01440764_900", "n01440764", drawn(draw.random(), mode="CMYK")),
+        Original("n01440764_901", "n01440764", drawn(draw.random(), mode="L")),
     ]
     train[0] = Original(train[0].stem, train[0].wnid, rotated("imagenet"))
     shown = [wnid for wnid in wnids for _ in range(3)]
     draw.shuffle(shown)
     val = [
-        Original(f"ILSVRC2012_val_{number:08d}", wnid, drawn(draw))
+        Original(f"ILSVRC2012_val_{number:08d}", wnid, drawn(draw.random()))
         for number, wnid in enumerate(shown, 1)
     ]
     return SmallImageNet(train, val, numbers)

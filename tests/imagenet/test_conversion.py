@@ -18,9 +18,8 @@ from rackrun.convert.options import Packing
 from rackrun.errors import DataError
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
-from tests.convert.conftest import shown
-from tests.convert.test_interrupts import KILLED_AT, assert_only_whole_files
-from tests.lab.imagenet_archives import written
+from tests.convert.conftest import KILLED_AT, assert_only_whole_files, shown
+from tests.lab.run import write
 
 FEW = Packing(shards=3, workers=2)
 PART = Choice(subset=True)
@@ -76,7 +75,7 @@ def test_archives_tree_and_zip_make_the_same_shards(small_imagenet, tmp_path):
     """The way in which the set lay on the disk leaves no trace in the tars."""
     ways = {
         "archives": small_imagenet.archives(tmp_path / "raw"),
-        "tree": written(tmp_path / "kaggle", small_imagenet.kaggle()),
+        "tree": write(tmp_path / "kaggle", small_imagenet.kaggle()),
         "zip": small_imagenet.kaggle_zip(tmp_path / "kaggle.zip"),
     }
     made = []
@@ -91,7 +90,7 @@ def test_a_shorter_side_makes_smaller_images(tmp_path):
     large = io.BytesIO()
     Image.effect_noise((1000, 750), 90).convert("RGB").save(large, "JPEG", quality=95)
     for split, name in (("train", "n01440764_1"), ("val", "ILSVRC2012_val_00000001")):
-        written(tmp_path / "raw", {f"{split}/n01440764/{name}.JPEG": large.getvalue()})
+        write(tmp_path / "raw", {f"{split}/n01440764/{name}.JPEG": large.getvalue()})
     packing = Packing(preset=Preset(short_side=256, quality=90), workers=1)
     Imagenet(tmp_path / "raw", tmp_path / "out", PART, packing).run()
     for sample in contents(tmp_path / "out").values():

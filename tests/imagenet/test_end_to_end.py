@@ -10,7 +10,7 @@ import pytest
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from tests.lab import warm
-from tests.lab.imagenet_archives import twenty_classes
+from tests.lab.data import twenty_classes
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

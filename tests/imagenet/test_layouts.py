@@ -10,7 +10,8 @@ from PIL import Image
 from rackrun.convert import imagenet
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.errors import DataError
-from tests.lab.imagenet_archives import SmallImageNet, tar, written
+from tests.lab.data import SmallImageNet, tar
+from tests.lab.run import write
 
 PART = Choice(subset=True)
 TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
@@ -20,7 +21,7 @@ LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
     "official archives, packed by Python": lambda small, root: small.archives(root / "raw"),
     "class folders": lambda small, root: small.folders(root / "raw"),
     "flat validation and devkit": lambda small, root: small.folders(root / "raw", flat=True),
-    "Kaggle's tree": lambda small, root: written(root / "raw", small.kaggle()),
+    "Kaggle's tree": lambda small, root: write(root / "raw", small.kaggle()),
     "Kaggle's zip": lambda small, root: small.kaggle_zip(root / "kaggle.zip"),
 }
 

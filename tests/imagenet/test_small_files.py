@@ -14,7 +14,8 @@ from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.convert.readers.matlab import NotMatlab, structs
 from rackrun.errors import DataError
-from tests.lab.imagenet_archives import tar, written
+from tests.lab.data import tar
+from tests.lab.run import write
 
 PART = Choice(subset=True)
 RECORDED = (
@@ -78,7 +79,7 @@ def test_a_table_of_matlab_that_is_cut_or_damaged_is_refused(share, small_imagen
 def test_a_sparse_tar_gives_no_other_bytes(sparse, small_imagenet, tmp_path):
     """GNU tar's --sparse leaves out runs of zeros: refused with what to type, else right bytes."""
     holes = bytes(100_000) + small_imagenet.train[0].data + bytes(100_000)
-    written(tmp_path / "loose", {"n01440764_0.JPEG": holes})
+    write(tmp_path / "loose", {"n01440764_0.JPEG": holes})
     command = ["tar", "-C", tmp_path / "loose", "--format=gnu", "-cf", "-"]
     with (tmp_path / "loose" / "n01440764_0.JPEG").open("wb") as file:
         file.seek(len(holes) - 1)

@@ -2,7 +2,9 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 
@@ -54,3 +56,15 @@ class FakeHost(TrackedTransport):
 def replies(*message: bytes) -> bytes:
     """Return answers with their lengths before them."""
     return b"".join(b"%d\n%s" % (len(one), one) for one in message)
+
+
+def host_plan(folder: Path) -> HostPlan:
+    start = {"torchrun": (), "command": (), "environment": (), "defaults": ()}
+    return HostPlan(
+        *("fake", "127.0.0.1", 1, sys.executable, str(folder), str(folder)),
+        **start,
+        node=0,
+        first_rank=0,
+        scratch="",
+        agent_python=sys.executable,
+    )

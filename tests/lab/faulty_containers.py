@@ -14,8 +14,7 @@ from tests.lab.fault import LIMITS, Fault, Outcome
 from tests.lab.faulty_runs import RANK, Run, partial_files
 from tests.lab.faulty_slurm import scratch_folders
 from tests.lab.hosts import Lab
-from tests.launcher.run.test_containers import BORROWED, rank_image
-from tests.nginx.conftest import docker, docker_daemon
+from tests.lab.servers import BORROWED, docker, docker_daemon, rank_image
 
 
 class Containers:

@@ -443,7 +443,7 @@ class ServedRun(Run):
 
     def unwhole(self, outcome: Outcome) -> Iterator[str]:
         """Yield partial files, and what is wrong with the epochs."""
-        from tests.training.trained_rows import exact_epochs
+        from tests.lab.oracles import exact_epochs
 
         folders = sorted(self.runs.glob("2*"))
         yield from (f"partial {p.name}" for each in folders for p in each.rglob("*.partial"))

@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -10,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+from tests.lab.clusters import SlurmLab
 from tests.lab.fault import LIMITS, Fault, Outcome
 from tests.lab.faulty_runs import RANK, partial_files
-from tests.lab.hosts import ROOT, command_line
-from tests.lab.slurm import SlurmLab, end, with_variable
+from tests.lab.hosts import ROOT, command_line, processes_with, with_signal
 from tests.lab.waiting import until
 
 JOB = """\
@@ -85,7 +86,7 @@ class SlurmRun:
 
     def processes(self) -> dict[int, str]:
         """Return the processes of the job on all nodes."""
-        pids = with_variable(f"RUN_CANARY={self.folder}")
+        pids = list(processes_with(f"RUN_CANARY={self.folder}"))
         return {pid: command_line(pid) for pid in pids}
 
     def send(self, kind: str, name: str) -> None:
@@ -95,7 +96,7 @@ class SlurmRun:
         others = ("srun", "fake_torchrun", "agent.zip", *(() if kind == "rank" else ("memfd",)))
         lines = self.processes().items()
         pids = [p for p, line in lines if part in line and not any(o in line for o in others)]
-        end(self.chance.choice(pids) if self.chance else pids[-1])
+        with_signal(self.chance.choice(pids) if self.chance else pids[-1], signal.SIGKILL)
 
     def cancel(self) -> None:
         """Cancel the job."""

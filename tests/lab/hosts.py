@@ -2,6 +2,7 @@
 
 import contextlib
 import getpass
+import json
 import os
 import shutil
 import signal
@@ -13,22 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
+import psutil
 
 from rackrun.launcher.run.hosts import Host
 from tests.lab import warm
 from tests.lab.needs import need
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT, free_port
 
-ROOT = Path(__file__).resolve().parents[2]
 BUSY = 4.0
 """How often a promised time may pass in a test: the machine does other things as well."""
+
+SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
+WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
 
 SSHD_CONFIG = """\
 ListenAddress {address}
@@ -191,6 +189,40 @@ class Lab:
         path.chmod(0o755)
         return path
 
+    def cheap_hosts(self, *settings: str) -> str:
+        """Write hosts.txt with `cheap_python` for each host; return its path."""
+        python = f"python={self.cheap_python()}"
+        return str(self.write_hosts(*[f"{python} {more}" for more in settings or ("",)]))
+
+    def run_folder(self) -> Path:
+        """Return the folder of the only run."""
+        (folder,) = (self.folder / "runs").glob("2*")
+        return folder
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the only run."""
+        return dict(json.loads((self.run_folder() / "result.json").read_text()))
+
+    def of_the_run(self) -> dict[int, str]:
+        """Return the run's processes on all hosts: below an sshd, or started with the run's id."""
+        plan = json.loads((self.run_folder() / "plan.json").read_text())
+        below = {pid for host in self.hosts for pid in host.processes()}
+        marked = processes_with(f"RACKRUN_RUN_ID={plan['run_id']}")
+        return {pid: command_line(pid) for pid in below | marked.keys() if command_line(pid)}
+
+    def started(self, ranks: int) -> dict[int, str]:
+        """Wait until that many ranks of `WAIT` sleep; return the processes of the run."""
+        runs = self.folder / "runs"
+        until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made", 20)
+        until((self.run_folder() / "plan.json").exists, "the plan is written", 20)
+
+        def sleeping() -> list[str]:
+            lines = self.of_the_run().values()
+            return [line for line in lines if line.endswith("sleep(999)\0")]
+
+        until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
+        return self.of_the_run()
+
     def run_ssh(
         self, *args: str, verb: tuple[str, ...] = (), **more: Any
     ) -> "subprocess.Popen[str]":
@@ -252,13 +284,12 @@ class Lab:
 
 
 def make_key(path: Path) -> Path:
-    """Make an ed25519 key pair without a passphrase, as ssh-keygen writes one."""
-    key = Ed25519PrivateKey.generate()
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    path.touch(mode=0o600)
-    path.write_bytes(private)
-    Path(f"{path}.pub").write_bytes(public + b"\n")
+    """Make an ed25519 key pair without a passphrase."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path],
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
     return path
 
 
@@ -268,12 +299,6 @@ def sshd_path() -> str:
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
     return result
-
-
-def free_port(address: str) -> int:
-    with socket.socket() as sock:
-        sock.bind((address, 0))
-        return int(sock.getsockname()[1])
 
 
 def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
@@ -291,48 +316,35 @@ def wait_for_banner(address: str, port: int, seconds: float = 20) -> None:
 
 def children(pid: int) -> list[int]:
     """Return the pids below `pid`, zombies left out."""
-    parents: dict[int, list[int]] = {}
-    with os.scandir("/proc") as entries:
-        pids = [entry.name for entry in entries if entry.name.isdecimal()]
-    for name in pids:
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123  a third of Path's time
-                text = file.read()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        state, parent = text[text.rindex(b")") + 2 :].split(None, 2)[:2]
-        if state != b"Z":
-            parents.setdefault(int(parent), []).append(int(name))
-    result: list[int] = []
-    todo = [pid]
-    while todo:
-        below = parents.get(todo.pop(), [])
-        result += below
-        todo += below
+    result = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for process in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                result += [process.pid] * (process.status() != psutil.STATUS_ZOMBIE)
     return result
 
 
 def processes_with(variable: str) -> dict[int, str]:
     """Return ids and command lines of the processes whose environment has this `NAME=value`."""
+    name, _, value = variable.partition("=")
     lines = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if variable.encode() not in (entry / "environ").read_bytes().split(b"\0"):
-                continue
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:  # it has ended meanwhile
-            continue
-        if state not in "ZX":
-            lines[int(entry.name)] = line
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.environ().get(name) == value:
+                lines[process.pid] = " ".join(process.cmdline())
     return lines
+
+
+def users() -> set[str]:
+    """Return the names of the users that have processes."""
+    return {process.info["username"] for process in psutil.process_iter(["username"])}
 
 
 def parent_of(pid: int) -> int:
     """Return the parent of a process; 0 when it is gone."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
+        return psutil.Process(pid).ppid()
+    except psutil.NoSuchProcess:
         return 0
 
 
@@ -348,3 +360,12 @@ def with_signal(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process that may just have ended."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
+
+
+def user() -> str:
+    """Return the name of the account: another one in each process that runs tests."""
+    return f"rackrun{os.getpid()}"
+
+
+def root(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

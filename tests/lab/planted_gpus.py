@@ -1,13 +1,13 @@
 """A rack of hosts with GPUs: real sshd on loopback, with planted device nodes and nvidia-smi."""
 
 import json
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.lab.hosts import Lab, wait_for_banner
-from tests.launcher.preflight.test_gpus import DEVICES, HEALTHY, program, with_path
 
 SMI = """\
 #!/bin/sh
@@ -18,6 +18,35 @@ cp -a /etc "$0" && mkdir -p "$0/rackrun" && printf '%s\\nmore\\n' "$1" > "$0/rac
 mount --bind "$0" /etc && shift && exec "$@"
 """
 """Runs a command where root has drained the host, for it alone."""
+
+
+SLEEP = ("--", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(999)")
+DEVICES = """\
+mkdir "$0" && mount --rbind /dev "$0" && mount -t tmpfs none /dev && cd /dev || exit
+for name in null zero full random urandom tty; do touch $name && mount --bind "$0/$name" $name; done
+for name in pts shm; do mkdir $name && mount --rbind "$0/$name" $name; done
+ln -s /proc/self/fd fd; ln -s pts/ptmx ptmx; touch nvidia0 nvidia1 nvidiactl
+cd "$OLDPWD" && exec "$@"
+"""
+"""Runs a command where /dev has two GPUs, for it alone."""
+
+
+HEALTHY = "NVIDIA H100 80GB HBM3, 81559, 4, 41, 0, 0x0000000000000001"
+
+
+OLDER = "Tesla V100-SXM2-16GB, 16384, 0, 83, 2, 0x0000000000000008"
+
+
+def with_path(folder: Path) -> str:
+    """Return a line for sshd_config that puts a folder on PATH."""
+    return f'ForceCommand PATH={folder}:$PATH; export PATH; eval "$SSH_ORIGINAL_COMMAND"\n'
+
+
+def program(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
 
 
 class PlantedRack:
@@ -79,6 +108,3 @@ class PlantedRack:
         code, out, err = self.result_of("--json", str(self.hosts), verb="rack")
         assert code == 0, err
         return {host["host"]: host for host in json.loads(out)}
-
-
-SLEEP = ("--", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(999)")

@@ -1,20 +1,15 @@
 """A refusal: a command line that is answered with one line, and changes nothing."""
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.lab.oracles import last_line, one_line
 from tests.lab.run import Content, Result, run, write
 
 UNTOUCHED = (".cache", ".lock", "home")
 """What a command may make although it refuses."""
-PROGRESS = re.compile(
-    r": listing the images of |^(listed|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
-)
-"""What a command has done until it found the mistake."""
-
 PASSWORD = "hunter2"
 """What rows type for one: no message repeats it."""
 
@@ -61,20 +56,6 @@ class Refusal:
 def words(text: str | tuple[str, ...]) -> tuple[str, ...]:
     """Return one word or several as several."""
     return (text,) if isinstance(text, str) else text
-
-
-def one_line(result: Result) -> str:
-    """Return the one line that a command printed but for its progress, which says why it ended."""
-    assert sum(not PROGRESS.search(line) for line in result.lines) == 1, result
-    return last_line(result)
-
-
-def last_line(result: Result) -> str:
-    """Return the line that says why a command ended, after which nothing comes."""
-    assert "Traceback" not in result.said, result
-    message = result.err.splitlines()[-1]
-    assert "error: " in message, result
-    return message
 
 
 def listing(folder: Path, *ignored: str) -> set[tuple[str, int]]:

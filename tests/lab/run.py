@@ -74,8 +74,9 @@ def run(
     return Result(process.returncode, out, err, folder)
 
 
-def write(folder: Path, files: Mapping[str, Content]) -> None:
-    """Write files by name into a folder; a name that ends in `/` makes a folder."""
+def write(folder: Path, files: Mapping[str, Content]) -> Path:
+    """Write files by name into a folder, and return it; a name that ends in `/` makes a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = folder / name
         if name.endswith("/"):
@@ -86,6 +87,7 @@ def write(folder: Path, files: Mapping[str, Content]) -> None:
             content(path)
         else:
             path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
 
 
 def _program(words: list[str]) -> tuple[type[warm.Python], list[str]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import warm
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 from tests.lab.run import Content, run, write
 
 Made = Callable[[Path], object]

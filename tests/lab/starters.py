@@ -11,12 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests.lab.clusters import SlurmLab
 from tests.lab.fault import LEASE_SECONDS, LIMITS
 from tests.lab.faulty_hosts import Hosts, in_network
 from tests.lab.faulty_runs import RANK
-from tests.lab.hosts import ROOT, children, with_signal
+from tests.lab.hosts import ROOT, children, processes_with, with_signal
 from tests.lab.run import MAIN
-from tests.lab.slurm import SlurmLab, with_variable
 from tests.lab.waiting import until
 
 TAKE_TERMINAL = """
@@ -279,7 +279,7 @@ class InSlurm(Starter):
             self.slurm.run("scancel", f"--signal={name}", f"{job}.0")
 
     def is_left(self) -> bool:
-        return bool(set(with_variable("=".join(*MARK.items()))) - {self.process.pid})
+        return bool(set(processes_with("=".join(*MARK.items()))) - {self.process.pid})
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

@@ -17,10 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
-from rackrun.launcher.transport.local import free_port
 from tests.lab import warm_server, warm_shell
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 IN_A_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 STARTED_BY = os.getppid() if IN_A_WORKER else os.getpid()  # workers are children of one pytest
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID", STARTED_BY)
@@ -187,6 +186,12 @@ def run(
     with start(*args, **{**streams, **options}) as process:
         out, err = process.communicate()
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of an address that nothing listens on."""
+    with socket.create_server((address, 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def ranks(world: int, *args: object, env: dict[str, str], **options: Any) -> list[Python]:

@@ -1,14 +1,36 @@
 """Fixtures of the launcher's tests."""
 
-from collections.abc import Callable, Iterator
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rackrun.launcher.run.events import Event, Report
+from rackrun.launcher.run.job import Command, Job, JobTemplate, Limits, Work
+from rackrun.launcher.run.plan import HostPlan, Plan, PlannedHost, make_plan
+from rackrun.launcher.supervision import agent_protocol
+from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport, free_port
+from rackrun.run_folder import RunFolder
+from tests.lab import warm
 from tests.lab.detached import DetachedLab
-from tests.lab.drive import end_all
-from tests.lab.hosts import Lab
+from tests.lab.drive import FAKE, ROOT, Drive, end_all
+from tests.lab.hosts import Lab, processes_with, root, user, users
+from tests.lab.needs import need
 from tests.lab.network import NetLab, net_labs
+from tests.lab.waiting import until
+
+CHEAP_NODE = "tests.lab.cheap_node"
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +77,258 @@ def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
 def pair(net: Callable[[int], NetLab]) -> NetLab:
     """Return two hosts behind cables."""
     return net(2)
+
+
+LIMITS = Limits(lease_seconds=2.0)
+
+
+def agent_plan(tmp_path: Path, *command: str) -> HostPlan:
+    job = Job(
+        Command(command),
+        RunFolder(tmp_path),
+        template=JobTemplate(environment=(("FIRST_RANK", "0"),)),
+    )
+    host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
+    plan = make_plan(job, [host], 1).hosts[0]
+    return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
+
+
+def started_agent(plan: HostPlan) -> LocalChannel:
+    channel = LocalTransport("here").open(bootstrap.bootstrap())
+    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
+    return channel
+
+
+def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
+    decoder = agent_protocol.Decoder(plan)
+    events: list[Event] = []
+    while data := channel.receive():
+        events += decoder.feed(data)
+    return events
+
+
+def project(lab: Lab) -> Path:
+    """Make a working tree under git: a script, a package, a link, an ignored file."""
+    folder = lab.folder / "project"
+    (folder / "package").mkdir(parents=True)
+    (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
+    (folder / "package" / "words.py").write_text("HELLO = 'hello from the tree'\n")
+    (folder / "run.sh").write_text("#!/bin/sh\necho run\n")
+    (folder / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("train.py")
+    (folder / ".gitignore").write_text("ignored\nruns/\n")
+    (folder / "ignored").write_text("stays here\n")
+    subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
+    subprocess.run(["git", "-C", folder, "add", "."], check=True)
+    return folder
+
+
+def project_of(lab: Lab) -> Path:
+    return lab.folder / "project"
+
+
+@pytest.fixture
+def account() -> Iterator[Lab]:
+    """Yield a lab with an account of its own, which may read what its sshd has to."""
+    need("root")
+    folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
+    folder.chmod(0o755)
+    lab = Lab(folder)
+    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
+    root("usermod", "--password", "*", user())  # neither a password nor locked
+    yield lab
+    lab.stop()
+    until(lambda: user() not in users(), "no process of the account is left", 20)
+    root("userdel", user())
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def mounted() -> Iterator[Callable[..., None]]:
+    """Yield `mounted(folder, options)`, which mounts a small file system there for the test."""
+    need("root")
+    made: list[str] = []
+
+    def mount(folder: Path, *options: str) -> None:
+        root("mount", *(options or ("--bind", str(folder))), str(folder))
+        made.append(str(folder))
+
+    yield mount
+    for folder in reversed(made):
+        root("umount", "--lazy", folder)
+
+
+TMPFS = ("-t", "tmpfs", "none", "-o")
+
+
+PROGRAM = Command(("x",))
+
+
+def plan_of(hosts: int, slots: int = 1, work: Work = PROGRAM, model: str = "") -> Plan:
+    job = Job(work, RunFolder(Path("/x")))
+    facts = [
+        PlannedHost(
+            f"gpu{n:03}", "a", slots, "python", "/", "/x", gpus=bool(model), gpu_model=model
+        )
+        for n in range(1, hosts + 1)
+    ]
+    return make_plan(job, facts, 1)
+
+
+def training(node: int, rank: int, **fields: object) -> Report:
+    return Report(node, rank, {"rank": rank, "phase": "train", **fields})
+
+
+KINDS = {
+    "rank": "time.sleep(98764)",
+    "loader": "sleep 98765",
+    "shim": "/agent.zip",
+    "torchrun": "fake_torchrun.py",
+}
+
+
+def pid_of(drive: Drive, kind: str) -> int:
+    if kind == "launcher":
+        return drive.process.pid
+    if kind in ("agent", "guard"):
+        scratch = Path(drive.plan["hosts"][0]["scratch"])
+        agent, _, guard, *_ = json.loads((scratch / "agent.pid").read_text())
+        return int(agent if kind == "agent" else guard)
+    lines = drive.alive()
+    return next(
+        pid
+        for pid, line in lines.items()
+        if KINDS[kind] in line and (kind != "shim" or "fake_torchrun" not in line)
+    )
+
+
+PIECES = [
+    *("'", '"', "$(touch canary)", "`id`", "$$", "${local_rank}", "$HOME", "\\", "\n", "\t", " "),
+    *(";", "&", "|", ">", "<", "*", "?", "~", "!", "#", "%n", "%s", "{}", "--", "-o", "=", ","),
+    *("\r", "\x1b[31m", "\x7f", "é", "漢字", "🐈", "\u202e", "\udc80", "\udcff", "a", "0"),
+]
+
+
+def hostile(count: int, seed: int, pieces: Sequence[str] = PIECES) -> list[str]:
+    chance = random.Random(seed)
+    return ["".join(chance.choices(pieces, k=chance.randrange(9))) for _ in range(count)]
+
+
+SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
+
+
+class Nodes:
+    """Some launchers of one run on loopback, and every process that descends from them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.canary = f"RUN_CANARY={uuid.uuid4()}"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(
+        self, node: int, nodes: int, *args: str, program: str = CHEAP_NODE
+    ) -> subprocess.Popen[str]:
+        """Start one launcher as a scheduler does."""
+        name, _, value = self.canary.partition("=")
+        given = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.port),
+            "NNODES": str(nodes),
+            "NODE_RANK": str(node),
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            name: value,
+        }
+        program_words = program.split()
+        self.started.append(
+            warm.Launcher(
+                *("-m", *program_words, "--runs", str(self.folder), *args),
+                cwd=ROOT,
+                env={**os.environ, **given},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return self.started[-1]
+
+    def start_all(self, nodes: int, *args: str) -> list[subprocess.Popen[str]]:
+        """Start this many launchers, the last one first."""
+        return [self.start(node, nodes, *args) for node in reversed(range(nodes))][::-1]
+
+    @property
+    def run(self) -> Path:
+        """Return the only run folder."""
+        (run,) = self.folder.glob("2*")
+        return run
+
+    def left(self) -> dict[int, str]:
+        """Return the processes that still run."""
+        return processes_with(self.canary)
+
+    def stop(self) -> None:
+        for process in self.started:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
+    some = Nodes(tmp_path / "runs")
+    yield some
+    some.stop()
+
+
+def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
+    """Wait for all; return the exit code, output and messages of each."""
+    return [
+        (process.returncode, out, err)
+        for process, (out, err) in [(process, process.communicate()) for process in processes]
+    ]
+
+
+def python(script: str, *args: str) -> tuple[str, ...]:
+    return ("--", sys.executable, "-c", script, *args)
+
+
+def connected(port: int) -> socket.socket | None:
+    try:
+        return socket.create_connection(("127.0.0.1", port))
+    except ConnectionRefusedError:
+        return None
+
+
+HONEST = {"node": 1, "nodes": 2, "processes": 1, "name": "n1", "job": "", "resume": ""}
+
+
+def agreed(**changes: Any) -> dict[str, Any]:
+    return {
+        **{"run_id": "0" * 32, "folder": RUN, "names": ["n0", "n1"], "slots": [1, 1]},
+        **changes,
+    }
+
+
+BAD_URLS = [
+    ("http://[::1/", "not a URL"),
+    ("http://h:99999/", "not a URL"),
+    ("http://h:x/", "not a URL"),
+    ("http://h:0/", "not the URL of a folder"),
+    ("http:///data", "not the URL of a folder"),
+    ("http://h/?q", "not the URL of a folder"),
+    ("http://h/#f", "not the URL of a folder"),
+    ("http://h/é/", "write it as it goes over the wire: …/%C3%A9/"),
+    ("http://h/\udce9/", "write it as it goes over the wire: …/%E9/"),
+    ("http://h/a b/", "write it as it goes over the wire: …/a%20b/"),
+    (f"http://{'a' * 64}.example/", "not the URL of a folder"),
+    ("http://a..b/", "not the URL of a folder"),
+    ("http://xn--\u0661/", "not the URL of a folder"),
+    ("http://user:hunter2@h/", "passwords in URLs end up in logs"),
+    ("http://hunter2@h/", "passwords in URLs end up in logs"),
+    ("https://user:hunter2@[::1/", "not a URL"),
+    ("https://user:hunter2@h:x/", "not a URL"),
+]
+
+
+RUN = "20260101-120000-toy"

@@ -18,8 +18,9 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training.data.decode import decode
 from tests.lab import warm
-from tests.lab.digits import digits, files, write
+from tests.lab.data import digits, mnist
 from tests.lab.hosts import Lab
+from tests.lab.run import write
 
 ROOT = Path(__file__).parents[2]
 BEFORE, AFTER = (ROOT / "examples" / "mnist" / name for name in ("before.py", "after.py"))
@@ -34,7 +35,7 @@ def convert(folder: Path, out: Path) -> Path:
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzipped"])
 def test_every_pixel_and_label_arrives(tmp_path, packed, capsys):
     """The pixels of each image are those of the files, in the right split; 60,000 are missed."""
-    out = convert(write(tmp_path / "raw", files(40, 20), packed), tmp_path / "out")
+    out = convert(write(tmp_path / "raw", mnist(40, 20, packed)), tmp_path / "out")
     assert "40 and 20 images; MNIST has 60,000 and 10,000" in capsys.readouterr().err
     images, labels = digits()
     source = open_source(str(out))
@@ -61,7 +62,7 @@ def test_network_and_recipe_are_the_published_ones():
 
 def test_two_ranks_learn_real_digits(tmp_path):
     """Over 97 % of 360 unseen digits, judged on the test split, each image once over all ranks."""
-    shards = convert(write(tmp_path / "raw", files()), tmp_path / "shards")
+    shards = convert(write(tmp_path / "raw", mnist()), tmp_path / "shards")
     args = ("--data", shards, "--run-folder", tmp_path / "run", "--epochs", 6, "--lr", 0.04)
     more = ("--lr-schedule", "cosine", "--batch-size", 16, "--device", "cpu", "--workers", 0)
     job = warm.ranks(
@@ -92,7 +93,7 @@ def two_hosts(tmp_path: Path) -> Iterator[Lab]:
 @pytest.mark.long  # the page below, and tests/launcher/commands/test_own_script.py on a host
 def test_the_example_before_and_after(two_hosts, tmp_path):
     """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
-    write(tmp_path / "data" / "MNIST" / "raw", files())
+    write(tmp_path / "data" / "MNIST" / "raw", mnist())
     args = (str(tmp_path / "data"), "6")
     alone = warm.run(BEFORE, *args, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
     assert alone.returncode == 0, alone.stderr

@@ -1,85 +1,24 @@
 """A real Docker daemon, an nginx image made of this machine's nginx, and a folder to serve."""
 
-import hashlib
+import contextlib
 import json
-import os
 import shutil
-import signal
+import socket
 import subprocess
-import tarfile
+import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from rackrun.nginx.native import PATHS
+from tests.lab.servers import nginx_image
 
 
 @pytest.fixture(scope="session")
-def daemon() -> Iterator[None]:
-    """Yield with this machine's Docker daemon, or with one of our own for the tests."""
-    with docker_daemon():
-        yield
-
-
-@contextmanager
-def docker_daemon() -> Iterator[None]:
-    """Start a Docker daemon where none answers, and let DOCKER_HOST lead to it meanwhile."""
-    if docker("version").returncode == 0:
-        yield
-        return
-    home = Path(tempfile.mkdtemp(prefix="rackrun-docker-"))
-    log = (home / "log").open("wb")
-    process = subprocess.Popen(
-        [
-            shutil.which("dockerd", path=PATHS) or "dockerd",
-            *("--host", f"unix://{home}/docker.sock", "--pidfile", str(home / "pid")),
-            *("--data-root", str(home / "data"), "--exec-root", str(home / "exec")),
-            *("--bridge", "none", "--iptables=false", "--ip6tables=false"),
-        ],
-        stdout=log,
-        stderr=log,
-        start_new_session=True,
-    )
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("DOCKER_HOST", f"unix://{home}/docker.sock")
-        while docker("version").returncode != 0:
-            assert process.poll() is None, (home / "log").read_text()
-            time.sleep(0.05)
-        yield
-    process.terminate()
-    process.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    log.close()
-    subprocess.run(["umount", str(home / "exec/netns/default")], check=False)  # dockerd forgets it
-    shutil.rmtree(home, ignore_errors=True)
-
-
-def docker(*args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the docker command."""
-    return subprocess.run(["docker", *args], input=stdin, capture_output=True, check=False)
-
-
-@pytest.fixture(scope="session")
-def image(daemon: None, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return an image of this machine's nginx and the libraries that it loads."""
-    binary = shutil.which("nginx", path=PATHS)
-    assert binary
-    listed = subprocess.run(["ldd", binary], capture_output=True, text=True, check=True).stdout
-    libraries = {arg for arg in listed.split() if arg.startswith("/")}
-    archive = tmp_path_factory.mktemp("image") / "image.tar"
-    with tarfile.open(archive, "w", dereference=True) as tar:
-        tar.add(binary, "usr/sbin/nginx")
-        for library in sorted(libraries):
-            tar.add(library, library.lstrip("/"))
-    name = f"rackrun-test-nginx:{hashlib.sha256(archive.read_bytes()).hexdigest()[:12]}"
-    made = docker("import", str(archive), name)
-    assert made.returncode == 0, made.stderr
-    return name
+def image(daemon: None) -> str:
+    """Return an image of this machine's nginx."""
+    return nginx_image()
 
 
 LISTED = (
@@ -121,3 +60,46 @@ def folder() -> Iterator[Path]:
         path_.chmod(0o755)
     yield path
     shutil.rmtree(top)
+
+
+def answer(address: str, port: int, request: bytes) -> bytes:
+    """Send it; return all that comes back until the server hangs up."""
+    with socket.create_connection((address, port), 10) as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
+            connection.sendall(request)
+        return _all(connection)
+
+
+CLOSED = "closed"  # without an answer
+
+
+def raw(
+    line: str, *headers: str, host: str = "127.0.0.1", body: str = "", connection: str = "close"
+) -> bytes:
+    """Return the bytes of a request."""
+    fields = [f"Host: {host}"] if host else []
+    return "\r\n".join([line, *fields, f"Connection: {connection}", *headers, "", body]).encode()
+
+
+def _all(connection: socket.socket) -> bytes:
+    parts = []
+    while True:
+        try:
+            part = connection.recv(1 << 20)
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def status(reply: bytes) -> str:
+    """Return the status code of a reply, or CLOSED."""
+    return reply.split(b" ", 2)[1].decode() if reply.startswith(b"HTTP/") else CLOSED
+
+
+COMMAND = [sys.executable, "-m", "rackrun.nginx"]
+
+
+def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, check=False)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from rackrun.nginx.serve import serving
-from tests.lab.nginx_processes import access_log
-from tests.nginx.test_requests import answer
-from tests.nginx.test_serve import run
+from tests.lab.servers import access_log
+from tests.nginx.conftest import answer, run
 
 ROOT = Path(__file__).parents[2]
 EVERY_BYTE = [bytes([number]) for number in range(256)]
@@ -47,7 +46,7 @@ from pathlib import Path
 from rackrun.nginx import site
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from tests.nginx.test_requests import answer, raw, status
+from tests.nginx.conftest import answer, raw, status
 
 # However long a busy machine takes to open them all, the first ones are still there.
 patient = Path(sys.argv[2])

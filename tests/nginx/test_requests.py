@@ -16,17 +16,9 @@ from rackrun.errors import Problem
 from rackrun.nginx import site as site_module
 from rackrun.nginx.serve import NginxServer, serving, start
 from rackrun.nginx.site import TEMPLATE, Site
+from tests.nginx.conftest import CLOSED, _all, answer, raw, status
 
 SHARD = "/cats-train-000000.tar"
-CLOSED = "closed"  # without an answer
-
-
-def raw(
-    line: str, *headers: str, host: str = "127.0.0.1", body: str = "", connection: str = "close"
-) -> bytes:
-    """Return the bytes of a request."""
-    fields = [f"Host: {host}"] if host else []
-    return "\r\n".join([line, *fields, f"Connection: {connection}", *headers, "", body]).encode()
 
 
 REQUESTS: dict[str, tuple[bytes, str]] = {
@@ -92,31 +84,6 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
     "long name": (raw(f"GET /{'a' * 40_000}.tar HTTP/1.1"), "414"),
     "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", "400"),
 }
-
-
-def answer(address: str, port: int, request: bytes) -> bytes:
-    """Send it; return all that comes back until the server hangs up."""
-    with socket.create_connection((address, port), 10) as connection:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has heard enough
-            connection.sendall(request)
-        return _all(connection)
-
-
-def _all(connection: socket.socket) -> bytes:
-    parts = []
-    while True:
-        try:
-            part = connection.recv(1 << 20)
-        except ConnectionResetError:
-            part = b""
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-
-
-def status(reply: bytes) -> str:
-    """Return the status code of a reply, or CLOSED."""
-    return reply.split(b" ", 2)[1].decode() if reply.startswith(b"HTTP/") else CLOSED
 
 
 def statuses(address: str, port: int) -> dict[str, str]:

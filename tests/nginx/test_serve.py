@@ -8,7 +8,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -20,20 +19,15 @@ from rackrun.nginx import docker, native, serve
 from rackrun.nginx.docker import IMAGE
 from rackrun.nginx.serve import NOBODY, serving, start
 from rackrun.nginx.site import FolderError, ServeRefused, Site
-from tests.lab.nginx_processes import hashed, nginx_of, serving_tls, serving_with
+from tests.lab.servers import hashed, nginx_of, serving_tls, serving_with
 from tests.lab.waiting import until
-
-COMMAND = [sys.executable, "-m", "rackrun.nginx"]
+from tests.nginx.conftest import COMMAND, run
 
 
 @pytest.fixture(params=["container", "native"])
 def how(request: pytest.FixtureRequest, image: str) -> list[str]:
     """Return the options of a container and of a native nginx."""
     return ["--image", image] if request.param == "container" else ["--native"]
-
-
-def run(*args: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, args)], capture_output=True, text=True, check=False)
 
 
 def port_of(text: str) -> int:

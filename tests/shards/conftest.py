@@ -1,7 +1,9 @@
 """A small shard folder, a real nginx in front of it, and a proxy that spoils its answers."""
 
+import re
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pytest
 
 from rackrun.nginx.serve import NginxServer, serving
 from rackrun.nginx.site import Site
-from tests.lab.proxy import Proxy
-from tests.lab.tiny_shards import Tiny, write_tiny
+from rackrun.shards.http.connection import Timeouts
+from tests.lab.data import Tiny, write_tiny
+from tests.lab.servers import Fault, Proxy
 
 
 @pytest.fixture
@@ -69,3 +72,32 @@ def _proxy(server: NginxServer) -> Iterator[Proxy]:
     proxy = Proxy((server.site.address, server.site.port))
     yield proxy
     proxy.stop()
+
+
+TIMEOUTS = Timeouts(stall_seconds=20, total_seconds=60)
+
+
+def asked_for(proxy: Proxy) -> Counter[str]:
+    """Return how often each file was requested, the manifest left out."""
+    lines = (request.decode() for request in proxy.requests)
+    result = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
+    return Counter(f"{each[1]} {each[2]}" for each in result if each and "json" not in each[1])
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the blocks in a cache."""
+    return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
+
+
+SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
+
+
+def always(fault: Fault) -> Fault:
+    """Spoil every answer but those of the manifest and the index."""
+    return lambda reply: fault(reply) if reply.number > 1 else reply.send()
+
+
+def status(line: str, *fields: str) -> Fault:
+    """Return the fault of another status."""
+    head = "\r\n".join([f"HTTP/1.1 {line}", *fields, "Content-Length: 5", "", ""]).encode()
+    return lambda reply: reply.send(head=head, body=b"sorry")

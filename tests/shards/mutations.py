@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from tests.lab.proxy import Answer, Fault, Proxy
-from tests.lab.tiny_shards import Tiny, write_tiny
+from tests.lab.data import Tiny, write_tiny
+from tests.lab.servers import Answer, Fault, Proxy
 
 CUTS = 64  # mutations that cut a shard
 TOTAL = 500

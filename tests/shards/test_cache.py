@@ -5,10 +5,8 @@ import logging
 import multiprocessing
 import os
 import random
-import re
 import resource
 import signal
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,29 +17,21 @@ from rackrun.shards import block_store
 from rackrun.shards.block_store import BlockStore
 from rackrun.shards.cache import CachedSource
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.http.connection import Timeouts
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
-from tests.lab.proxy import Answer, Proxy
-from tests.lab.tiny_shards import Tiny, everything, write_tiny
+from tests.lab.data import Tiny, everything, write_tiny
+from tests.lab.servers import Answer, Proxy
 from tests.lab.waiting import until
+from tests.shards.conftest import TIMEOUTS, asked_for, files
 
 FORK = multiprocessing.get_context("fork")
 PLENTY = 1 << 30
-TIMEOUTS = Timeouts(stall_seconds=20, total_seconds=60)
 
 
 def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
     return CachedSource(HttpSource(url, TIMEOUTS), str(folder), limit)
-
-
-def asked_for(proxy: Proxy) -> Counter[str]:
-    """Return how often each file was requested, the manifest left out."""
-    lines = (request.decode() for request in proxy.requests)
-    result = (re.search(r"GET /(\S+) .*Range: bytes=(\S+)", line, re.DOTALL) for line in lines)
-    return Counter(f"{each[1]} {each[2]}" for each in result if each and "json" not in each[1])
 
 
 def test_the_second_epoch_fetches_nothing(large, large_proxy, tmp_path):
@@ -127,11 +117,6 @@ def stop_at(proxy: Proxy, number: int) -> None:
             reply.stall()
 
     proxy.fault = fault
-
-
-def files(folder: Path) -> list[Path]:
-    """Return the blocks in a cache."""
-    return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
 
 
 def test_a_spoilt_block_is_fetched_again(large, large_proxy, tmp_path):

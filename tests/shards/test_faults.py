@@ -13,8 +13,8 @@ from rackrun.shards.folder import FolderSource
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.samples import Sample, neighbours, portions, samples
 from rackrun.shards.source import Source
-from tests.lab.tiny_shards import Tiny
-from tests.shards.test_http import SHORT, always, status
+from tests.lab.data import Tiny
+from tests.shards.conftest import SHORT, always, status
 
 
 @pytest.fixture(params=["folder", "http", "cache"])

@@ -23,27 +23,19 @@ from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import Site
 from rackrun.shards.http import connection, fetch
-from rackrun.shards.http.connection import Timeouts
 from rackrun.shards.http.source import AHEAD, HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions, samples
 from rackrun.shards.source import Source
-from tests.lab.nginx_processes import hashed, open_folder, serving_tls, serving_with
-from tests.lab.proxy import Answer, Fault
-from tests.lab.tiny_shards import everything
+from tests.lab.data import everything
+from tests.lab.servers import Answer, Fault, hashed, open_folder, serving_tls, serving_with
 from tests.lab.waiting import until
-
-SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
+from tests.shards.conftest import SHORT, always, status
 
 
 def once(fault: Fault, at: int = 2) -> Fault:
     """Spoil one answer only: by default that to the first request for a shard."""
     return lambda reply: fault(reply) if reply.number == at else reply.send()
-
-
-def always(fault: Fault) -> Fault:
-    """Spoil every answer but those of the manifest and the index."""
-    return lambda reply: fault(reply) if reply.number > 1 else reply.send()
 
 
 def test_what_a_server_sends_is_what_the_folder_holds(tiny, server):
@@ -101,12 +93,6 @@ def drip(reply: Answer) -> None:
         if reply.closing.wait(0.02):
             break
         reply.client.sendall(reply.body[position : position + 1])
-
-
-def status(line: str, *fields: str) -> Fault:
-    """Return the fault of another status."""
-    head = "\r\n".join([f"HTTP/1.1 {line}", *fields, "Content-Length: 5", "", ""]).encode()
-    return lambda reply: reply.send(head=head, body=b"sorry")
 
 
 PASSING = {

@@ -20,7 +20,7 @@ from rackrun.errors import DataError
 from rackrun.shards.http.connection import Timeouts
 from rackrun.shards.http.source import HttpSource
 from rackrun.shards.samples import Sample, samples
-from tests.lab.tiny_shards import Tiny
+from tests.lab.data import Tiny
 from tests.shards.mutations import CUTS, Mutation, corpus, lab
 
 FORK = multiprocessing.get_context("fork")

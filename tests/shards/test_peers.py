@@ -31,9 +31,9 @@ from rackrun.shards.peers.protocol import HAVE, NO, REQUEST_BYTES, WAIT, Request
 from rackrun.shards.peers.source import PeerSource, PeerTable
 from rackrun.shards.samples import Sample, portions
 from rackrun.shards.source import Source
-from tests.lab.tiny_shards import write_tiny
+from tests.lab.data import write_tiny
 from tests.lab.waiting import until
-from tests.shards.test_cache import TIMEOUTS, asked_for, files
+from tests.shards.conftest import TIMEOUTS, asked_for, files
 
 SHORT = PeerTimeouts(connect_seconds=0.5, answer_seconds=0.5, fetch_seconds=1.0, pause_seconds=60.0)
 PATIENT = PeerTimeouts(answer_seconds=30.0)

@@ -19,7 +19,7 @@ from rackrun.errors import DataError, Problem
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
-from tests.lab.tiny_shards import everything
+from tests.lab.data import everything
 
 ANY_FIXTURE = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -22,8 +22,8 @@ from rackrun.shard_folder import folder_and_version, why_no_shards
 from rackrun.shards.index import Manifest, MissingVersion, index_name, manifest_name
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
-from tests.convert.test_version_histories import numbered
-from tests.lab.drawn import drawn, textured, write_files
+from tests.lab.data import drawn, numbered, textured
+from tests.lab.run import write
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with three versions."""
     folder = tmp_path_factory.mktemp("three")
     files = {f"{kind}/{n}.jpg": drawn(f"{kind}{n}") for kind in ("cat", "dog") for n in range(12)}
-    photos = write_files(folder / "photos", files)
+    photos = write(folder / "photos", files)
     main(["folder", str(photos), str(folder / "data"), "--shards", "3", "--workers", "1"])
     for key in ("cat_1", "dog_1"):
         main(["drop", str(folder / "data"), key, "--workers", "1"])
@@ -99,7 +99,7 @@ def test_readers_of_an_old_version_see_nothing_of_a_new_one(data, tmp_path):
         for source in readers:
             source.index("train")
         before = keys(str(data))
-        photos = write_files(tmp_path / "more", {"cat/77.jpg": drawn(77), "emu/1.jpg": drawn(1)})
+        photos = write(tmp_path / "more", {"cat/77.jpg": drawn(77), "emu/1.jpg": drawn(1)})
         main(["append", str(photos), str(data), "--workers", "1"])
         main(["drop", str(data), "cat_2", "--workers", "1"])
         for source, before_shards in zip(readers, shards, strict=True):
@@ -228,12 +228,12 @@ def check_served(folder: Path, count: int) -> None:
     """Read version 1 of so many served images while version 2 is appended; print rates."""
     names = [f"{('cat', 'dog')[n % 2]}/{n}.jpg" for n in range(count + count // 100)]
     files = {name: numbered(textured(1), number) for number, name in enumerate(names)}
-    photos = write_files(folder / "photos", dict(list(files.items())[:count]))
+    photos = write(folder / "photos", dict(list(files.items())[:count]))
     data = folder / "data"
     main(["folder", str(photos), str(data)])
     plain = Path(shutil.copytree(data, folder / "plain"))
     first = keys(str(data))
-    write_files(photos, files)
+    write(photos, files)
     with (
         serving(Site(data, port=0, native=True)) as server,
         serving(Site(plain, port=0, native=True)) as plain_server,
@@ -264,7 +264,7 @@ def check_chain(folder: Path, count: int, versions: int) -> None:
     """Make a chain of versions, verify it, and open it; print times beside a plain folder's."""
     files = {f"{'ab'[n % 2]}/{n}.jpg": numbered(textured(1), n) for n in range(count)}
     data = folder / "data"
-    main(["folder", str(write_files(folder / "photos", files)), str(data)])
+    main(["folder", str(write(folder / "photos", files)), str(data)])
     plain = Path(shutil.copytree(data, folder / "plain"))
     for number in range(versions - 1):
         main(["drop", str(data), f"{'ab'[number % 2]}_{number}"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.slurm import SlurmLab
+from tests.lab.clusters import SlurmLab
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.lab import warm, warm_shell
-from tests.lab.slurm import SlurmLab, with_variable
+from tests.lab.clusters import SlurmLab
+from tests.lab.hosts import processes_with
 from tests.lab.waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ def test_a_job_whose_time_is_up_goes_on_later(slurm, home):
     until(lambda: last_step(second) > saved)
     slurm.run("scancel", job)
     assert slurm.ended(job)["JobState"] == "CANCELLED"
-    until(lambda: not with_variable(f"RUN_CANARY={canary}"), seconds=30)
+    until(lambda: not processes_with(f"RUN_CANARY={canary}"), seconds=30)
     assert json.loads((second / "result.json").read_text())["exit_code"] == 143
     assert checkpoints(second)[-1] > saved
 

@@ -5,6 +5,7 @@ import io
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
+from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.shards.index import (
     Manifest,
@@ -23,6 +25,7 @@ from rackrun.shards.index import (
     shard_name,
 )
 from rackrun.shards.writer import write_shard
+from rackrun.training import checkpoint
 
 torch.set_num_threads(1)  # five workers share the cores: further threads would burn them waiting
 
@@ -127,3 +130,29 @@ def draw(label: int, seed: int) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
+
+
+def settings(data: Path, folder: Path, **options: Any) -> CatDog:
+    defaults = {
+        "data": str(data),
+        "run_folder": str(folder),
+        "image_size": 24,
+        "width": 6,
+        "epochs": 4,
+        "batch_size": 20,
+        "crop_area": 0.7,
+        "warmup_epochs": 0.5,
+        "label_smoothing": 0.0,
+        "ema_decay": 0.9,
+        "workers": 0,
+        "tensorboard": False,
+        "device": "cpu",
+    }
+    return CatDog(**{**defaults, **options})
+
+
+def same_weights(run: Path, other: Path) -> bool:
+    """Return whether the final weights of two runs are the same, bit for bit."""
+    first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (run, other))
+    assert first.keys() == second.keys()
+    return all(torch.equal(first[name], second[name]) for name in first)

@@ -51,7 +51,7 @@ from rackrun.training.state import TrainingState
 from rackrun.training.sync import uneven_inputs
 from rackrun.training.task import Task
 from rackrun.training.world import joined
-from tests.training.trained_rows import NOTED, exact_epochs
+from tests.lab.oracles import NOTED, exact_epochs
 
 SIZE = 8
 FULL_PART = 16 / int(os.environ["WORLD_SIZE"])  # of a global batch

@@ -1,10 +1,6 @@
-"""The product's loop and the reference on the same batches: one rank, or several by warm.ranks.
-
-reference_ranks.py FOLDER [mutated]    the two are equal; and differ with each mistake
-"""
+"""The product's loop and the reference on the same batches, for one rank or several."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -32,9 +28,7 @@ from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
 from rackrun.training.task import Task
 from tests.training import reference
-from tests.training.mutations import MUTATIONS
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
-from tests.training.torchrun import prove
 
 SIZE, PARTS, JUDGED = 8, 2, 50
 EQUAL = 2e-6
@@ -237,29 +231,3 @@ def far_from_reference(folder: Path, world: int, recipe: Recipe) -> float:
 def far(result: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest number."""
     return float((result - expected).abs().max() / expected.abs().max())
-
-
-def all_end_like_the_reference(config: Config, ranks: Ranks, folder: Path) -> None:
-    """Each number is the reference's, also where several ranks compute it.
-
-    A scaled loss is summed over parts and ranks, unscaled and clipped, and no rank skips alone;
-    ranks without a sample in a step miss nothing of it.
-    """
-    by_file = {name: distance(ranks, folder / name, name) for name in OF_RANKS}
-    assert max(by_file.values()) < EQUAL, by_file
-
-
-def the_mutations_are_noticed(config: Config, ranks: Ranks, folder: Path) -> None:
-    """What is wrong on several ranks only ends elsewhere."""
-    for number, mutation in enumerate(mutation for mutation in MUTATIONS if mutation.ranks > 1):
-        with mutation.made():
-            far_away = distance(ranks, folder / str(number), mutation.recipe)
-        assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)
-
-
-if __name__ == "__main__":
-    prove(
-        Config(device="cpu"),
-        all_end_like_the_reference,
-        *([the_mutations_are_noticed] if sys.argv[2:] == ["mutated"] else []),
-    )

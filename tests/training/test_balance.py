@@ -25,8 +25,8 @@ from rackrun.training.monitor.stragglers import Waiting
 from rackrun.training.phases.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import WorldError
-from tests.training.torchrun import output_of
-from tests.training.trained_rows import exact_epochs, trained_rows
+from tests.lab.oracles import exact_epochs, trained_rows
+from tests.lab.ranks import output_of_ranks
 
 BATCH = 28
 SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample
@@ -256,7 +256,7 @@ def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
         {**common, **still, "name": "again", "resume": str(saved)},
         {**common, "name": "norm", "norm": True, "grad_accum_steps": 2},
     ]
-    output_of("balance_ranks.py", folder, json.dumps(runs), ranks=3)
+    output_of_ranks(3, Path(__file__).with_name("balance_ranks.py"), folder, json.dumps(runs))
     return folder
 
 

@@ -13,7 +13,7 @@ from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
-from tests.training.test_decode import encoded, photograph
+from tests.lab.data import encoded, photograph
 
 PHOTO = photograph(3, 40, 40)
 WHOLE = Transforms(40)

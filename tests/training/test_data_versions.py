@@ -18,9 +18,8 @@ from rackrun.training import loop
 from rackrun.training.data.open import open_data
 from rackrun.training.models.weights import load_weights
 from rackrun.training.run.data_version import chosen
-from tests.training.conftest import draw
-from tests.training.test_loop import settings
-from tests.training.trained_rows import exact_epochs
+from tests.lab.oracles import exact_epochs
+from tests.training.conftest import draw, settings
 
 NEW = ("disc", "zigzag")
 

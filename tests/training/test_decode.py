@@ -25,6 +25,7 @@ from rackrun.training.data.decode import (
     prepared_random_crop,
     whole,
 )
+from tests.lab.data import encoded, photograph
 
 # Mean absolute difference to the reference, in gray levels of 255:
 SAME = 0.3  # of any one image decoded at its full resolution
@@ -33,28 +34,6 @@ SIMILAR = 1.5  # of any one image that libjpeg has decoded at a fraction of its 
 SIMILAR_ON_AVERAGE = 0.5  # of many random crops
 
 CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17), (256, 256)]
-
-
-def photograph(seed: int, height: int, width: int) -> Image.Image:
-    """Return an image with the spectrum of a photograph, in colour, with a few hard edges."""
-    draw = np.random.default_rng(seed)
-    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
-    frequency[0, 0] = 1
-    noise = draw.standard_normal((3, height, width))
-    planes = np.fft.irfft2(np.fft.rfft2(noise) / frequency**1.2, s=(height, width))
-    planes /= planes.std(axis=(1, 2), keepdims=True) + 1e-9
-    for plane in planes:
-        top, left = draw.integers(0, height), draw.integers(0, width)
-        plane[top : top + height // 3, left : left + width // 3] += draw.normal()
-    pixels = np.clip(128 + planes * np.array([50, 20, 20])[:, None, None], 0, 255)
-    return Image.fromarray(pixels.astype(np.uint8).transpose(1, 2, 0), "YCbCr").convert("RGB")
-
-
-def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
-    """Return the image as the bytes of a file."""
-    buffer = io.BytesIO()
-    image.save(buffer, form, **options)
-    return buffer.getvalue()
 
 
 def reference(data: bytes) -> Image.Image:

@@ -3,7 +3,7 @@
 import pytest
 
 from rackrun.training.deep_check import Measured, report, rounds
-from tests.training.torchrun import output_of
+from tests.lab.ranks import output_of_ranks
 
 NAMES = ["a", "b", "c", "d"]
 EVEN = {pair: 10.0 for pairs in rounds(4) for pair in pairs}
@@ -47,8 +47,19 @@ def test_the_slow_link_gpu_or_disk_is_named(result, named):
     assert (lines[-1] == "nothing is slower than half of the others") == (not named)
 
 
+A_HOST_EACH = """
+import os, sys
+from rackrun.training.deep_check import main
+os.environ |= {"GROUP_RANK": os.environ["RANK"], "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+args = ("--device", "cpu", "--seconds", "0.3", "--hosts", "gpu01,gpu02", "--data", sys.argv[1])
+code = main(args)
+sys.stdout.flush()
+os._exit(code)
+"""
+
+
 def test_all_of_it_is_measured_between_real_ranks(make_shards):
     """Two hosts of one rank each, over gloo: links, network, products, and shards that are read."""
-    lines = output_of("deep_check_ranks.py", make_shards()).splitlines()
+    lines = output_of_ranks(2, "-c", A_HOST_EACH, make_shards()).splitlines()
     assert [line.split()[0] for line in lines[:4]] == ["links", "network", "compute", "data"], lines
     assert all(float(line.split()[1]) > 0 for line in lines[:4]), lines

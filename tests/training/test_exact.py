@@ -33,7 +33,7 @@ from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
-from tests.training.trained_rows import exact_epochs, trained_rows
+from tests.lab.oracles import exact_epochs, trained_rows
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -25,7 +25,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint, loop
 from rackrun.training.entry import run_command
 from tests.lab import warm
-from tests.training.test_loop import same_weights, settings
+from tests.training.conftest import same_weights, settings
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")

@@ -30,7 +30,7 @@ from rackrun.training.judge.evaluation import Tally
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import load_of_any_task
 from tests.lab import warm
-from tests.training.torchrun import without_gloo
+from tests.lab.ranks import without_gloo
 
 Answers = npt.NDArray[np.float64]
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ from rackrun.training.judge.labels import (
     doubts,
     held_out_probabilities,
 )
-from tests.lab.digits import digits
+from tests.lab.data import digits
 
 TRAIN, VAL = 700, 150
 WRONG = 42  # labels

@@ -38,32 +38,7 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.run import resume
 from rackrun.training.state import TrainingState
 from rackrun.training.task import Task
-
-
-def settings(data: Path, folder: Path, **options: Any) -> CatDog:
-    defaults = {
-        "data": str(data),
-        "run_folder": str(folder),
-        "image_size": 24,
-        "width": 6,
-        "epochs": 4,
-        "batch_size": 20,
-        "crop_area": 0.7,
-        "warmup_epochs": 0.5,
-        "label_smoothing": 0.0,
-        "ema_decay": 0.9,
-        "workers": 0,
-        "tensorboard": False,
-        "device": "cpu",
-    }
-    return CatDog(**{**defaults, **options})
-
-
-def same_weights(run: Path, other: Path) -> bool:
-    """Return whether the final weights of two runs are the same, bit for bit."""
-    first, second = (checkpoint.read(folder / "final.pt")["model"] for folder in (run, other))
-    assert first.keys() == second.keys()
-    return all(torch.equal(first[name], second[name]) for name in first)
+from tests.training.conftest import same_weights, settings
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.weights import load_weights
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 
 ROOT = Path(__file__).parents[2]
 MODELS = """

@@ -21,7 +21,7 @@ from rackrun.shards.index import Manifest, parse_index
 from rackrun.training.data.loader import waits_reported
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.ranks import Ranks
-from tests.lab.nginx_processes import access_log
+from tests.lab.servers import access_log
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from rackrun.training.checkpoint import steps_in
 from tests.lab import warm
 from tests.lab.hosts import free_port
 from tests.lab.network import NetLab, net_labs
+from tests.lab.oracles import NOTED, exact_epochs
 from tests.lab.waiting import until
-from tests.training.trained_rows import NOTED, exact_epochs
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
 OPTIONS = (

@@ -16,7 +16,7 @@ from rackrun.training.phases.start import _for_workers
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from tests.lab import warm
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "own_task.py"

@@ -5,60 +5,222 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import nn
 
 from rackrun.errors import DataError, UsageError
 from rackrun.launcher.run.job import Limits
 from rackrun.launcher.supervision import hangs
+from rackrun.run_folder import RunFolder
+from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.data.loader import first_batch
+from rackrun.training.data.samples import Batch
+from rackrun.training.ranks import Ranks
+from rackrun.training.run.folder import writes_to
 from rackrun.training.world import COLLECTIVE_TIMEOUT, WorldError, joined
 from tests.lab import warm
 from tests.lab.hosts import free_port
+from tests.lab.ranks import on_ranks
 from tests.lab.waiting import until
-from tests.training.torchrun import output_of
+from tests.training.halves import CLASSES, CONFIG, TASK, Halves, curve, model, ran, weights
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Run two real ranks under torchrun and gloo; return their output."""
-    return output_of("two_ranks.py", tmp_path_factory.mktemp("two"))
+@on_ranks(2)
+def test_two_ranks_train_like_one(tmp_path):
+    """Momentum, decay, clipping, parts and the average: the same weights as one process gives."""
+    with joined(CONFIG) as ranks:
+        alone = replace(ranks, rank=0, world=1)
+        if ranks.first:
+            single = replace(CONFIG, run_folder=str(tmp_path / "one"), grad_accum_steps=1)
+            assert ran(single, alone, Halves(alone)) == 0
+        assert ran(replace(CONFIG, run_folder=str(tmp_path / "two")), ranks, Halves(ranks)) == 0
+        if ranks.first:
+            expected, result = weights(tmp_path / "one"), weights(tmp_path / "two")
+            for name in expected:
+                torch.testing.assert_close(result[name], expected[name], rtol=1e-4, atol=1e-6)
+            assert curve(tmp_path / "two") == pytest.approx(curve(tmp_path / "one"), rel=1e-4)
+            start = model(CONFIG, CLASSES).state_dict()
+            assert not torch.allclose(result["0.weight"], start["0.weight"], atol=1e-3)
 
 
-def test_ranks_agree(held):
-    """Maxima, sums, bytes and buffers are the same on all ranks after an exchange."""
-    assert "holds: ranks_agree" in held
+@on_ranks(2)
+def test_a_signal_to_one_rank_stops_both_at_one_step(tmp_path):
+    """The other rank ends after the same step, with the same code; going on gives the same bits.
+
+    On busy cores, requests are read some steps later, but not after the end of the epoch.
+    """
+    with joined(CONFIG) as ranks:
+        calm, stopped = (
+            replace(CONFIG, run_folder=str(tmp_path / name)) for name in ("calm", "stopped")
+        )
+        assert ran(calm, ranks, Halves(ranks)) == 0
+        assert ran(stopped, ranks, Halves(ranks, signalled=(1, 8))) == 128 + signal.SIGTERM
+        saved = max(RunFolder(tmp_path / "stopped").checkpoint(9).parent.glob("step-*.pt"))
+        if ranks.first:
+            assert checkpoint.read(saved)["state"]["step"] in range(9, 2 * Halves.epoch_steps + 1)
+        went_on = replace(CONFIG, run_folder=str(tmp_path / "went-on"), resume=str(saved))
+        assert ran(went_on, ranks, Halves(ranks)) == 0
+        if ranks.first:
+            expected, result = weights(tmp_path / "calm"), weights(tmp_path / "went-on")
+            assert all(torch.equal(expected[name], result[name]) for name in expected)
 
 
-def test_norms_share_their_mean_and_get_their_own_back(held):
-    """Batch norms of two ranks meet in the mean, and part again as they were."""
-    assert "holds: norms_share_their_mean_and_get_their_own_back" in held
+class Late(Halves):
+    """Rank 1 gets its first batch late, and looks around before it takes it."""
+
+    def __init__(self, ranks: Ranks, stepped: Path) -> None:
+        super().__init__(ranks)
+        self.stepped = stepped
+
+    def training(self, start: int) -> Iterator[Batch]:
+        if self.ranks.rank == 1 and start == 0:  # not for an evaluation
+            time.sleep(0.5)
+            assert not self.stepped.exists(), "rank 0 went ahead"
+        yield from super().training(start)
 
 
-def test_nodes_that_share_a_disk_write_once(held):
-    """One rank writes to each disk, however many nodes see it, and no mark is left there."""
-    assert "holds: nodes_that_share_a_disk_write_once" in held
+@on_ranks(2)
+def test_no_rank_steps_before_all_have_read(tmp_path):
+    """Rank 0, which has its batch at once, has not begun a step when rank 1 gets its own."""
+    with joined(CONFIG) as ranks:
+        stepped = tmp_path / "stepped"
+
+        def noticed(config: Config, classes: int) -> nn.Module:
+            made = model(config, classes)
+            made.register_forward_pre_hook(lambda *_: stepped.touch())
+            return made
+
+        task = replace(TASK, model=noticed)
+        late = replace(CONFIG, run_folder=str(tmp_path / "late"))
+        assert ran(late, ranks, Late(ranks, stepped), task) == 0
+        assert stepped.exists()
 
 
-def test_no_rank_steps_before_all_have_read(held):
-    """A rank whose first batch is late holds up the first step of the others."""
-    assert "holds: no_rank_steps_before_all_have_read" in held
+class Behind(Halves):
+    """Gives rank 1 a batch once rank 0 computes the same step, from the third step on.
+
+    In the second one, DDP lets the ranks agree on its buckets before it computes.
+    """
+
+    def __init__(self, ranks: Ranks, folder: Path) -> None:
+        super().__init__(ranks)
+        self.folder = folder
+
+    def training(self, start: int) -> Iterator[Batch]:
+        for step, batch in enumerate(super().training(start), start=start):
+            if self.ranks.rank == 1 and 1 < step < self.epoch_steps:
+                until((self.folder / f"step-{step}").exists, f"rank 0 computes step {step}", 60)
+            yield batch
 
 
-def test_no_step_waits_for_requests(held):
-    """Requests to stop travel while ranks compute."""
-    assert "holds: no_step_waits_for_requests" in held
+@on_ranks(2)
+def test_no_step_waits_for_requests(tmp_path):
+    """Rank 0 computes before rank 1 sends its request, and nothing else is asked for in a step."""
+    with joined(CONFIG) as ranks:
+        events, all_reduce = list[str](), dist.all_reduce
+
+        def computing(*_: object) -> None:
+            if ranks.first:
+                (tmp_path / f"step-{events.count('step')}").touch()
+            events.append("step")
+
+        def watched(config: Config, classes: int) -> nn.Module:
+            made = model(config, classes)
+            made.register_forward_pre_hook(computing)
+            return made
+
+        def noted(*given: Any, **named: Any) -> Any:
+            events.append("asks" if named.get("async_op") else "waits")
+            return all_reduce(*given, **named)
+
+        ours = replace(
+            CONFIG,
+            run_folder=str(tmp_path / "ahead"),
+            epochs=1,
+            grad_accum_steps=1,
+            log_every_steps=1000,
+        )
+        with patch.object(dist, "all_reduce", noted):
+            assert ran(ours, ranks, Behind(ranks, tmp_path), replace(TASK, model=watched)) == 0
+        first = events.index("step")
+        steps = events[first : first + 2 * Halves.epoch_steps - 1]
+        assert steps == ["step", "asks"] * (Halves.epoch_steps - 1) + ["step"]
 
 
-def test_gradients_lie_in_the_buckets_that_travel(held):
-    """DDP exchanges gradients where they are."""
-    assert "holds: gradients_lie_in_the_buckets_that_travel" in held
+@on_ranks(2)
+def test_gradients_lie_in_the_buckets_that_travel():
+    """Those of a small model in one: DDP copies none of them before or after the exchange."""
+    with joined(CONFIG) as ranks:
+        net = ranks.ddp(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
+        torch.autograd.backward(net(torch.ones(1, 4)).sum())
+        gradients = [weight.grad for weight in net.parameters() if weight.grad is not None]
+        assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
+
+
+@on_ranks(2)
+def test_ranks_agree():
+    """The largest number, sums, bytes and buffers are the same on both afterwards."""
+    with joined(CONFIG) as ranks:
+        assert ranks.all_reduce_max(ranks.rank * 15) == 15
+        assert ranks.all_reduce_sum(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
+        assert ranks.broadcast_bytes(b"from 0" if ranks.first else None) == b"from 0"
+        assert ranks.broadcast_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
+        if ranks.first:
+            ranks.send_bytes(b"to 1 alone", 1)
+        else:
+            assert ranks.receive_bytes(0) == b"to 1 alone"
+        norm = nn.BatchNorm2d(2)
+        norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
+        ranks.broadcast_buffers(norm)
+        observed = [torch.zeros(2), torch.zeros(2)]
+        dist.all_gather(observed, norm.running_mean)
+        assert torch.equal(*observed)
+
+
+@on_ranks(2)
+def test_norms_share_their_mean_and_get_their_own_back():
+    """Statistics of both ranks count alike; what each one collected can be put back, bit for bit,
+    but not from another number of ranks, or from something else."""
+    with joined(CONFIG) as ranks:
+        norm = nn.BatchNorm2d(2)
+        norm(torch.rand(4, 2, 4, 4) * (1 + ranks.rank) + 10 * ranks.rank)
+        ours = torch.cat([norm.running_mean, norm.running_var])
+        gathered = ranks.gather_statistics(norm)
+        assert gathered is not None and torch.equal(gathered[ranks.rank], ours)
+        assert (gathered[0] != gathered[1]).all()
+        ranks.share_statistics(norm)
+        shared = torch.cat([norm.running_mean, norm.running_var])
+        assert torch.equal(shared, gathered.double().mean(0).float())
+        assert ranks.gather_statistics(norm) is None
+        for strange in (None, gathered[:1], gathered[:, 1:], "statistics"):
+            ranks.restore_statistics(norm, strange)
+            assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), shared)
+        ranks.restore_statistics(norm, gathered)
+        assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), ours)
+
+
+@on_ranks(2)
+def test_nodes_that_share_a_disk_write_once(tmp_path):
+    """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
+    with joined(CONFIG) as ranks:
+        node = replace(ranks, local_rank=0, local_world=1)
+        shared, options = RunFolder(tmp_path / "shared"), RunFolder(tmp_path / f"own-{ranks.rank}")
+        assert writes_to(shared, node) == ranks.first
+        assert writes_to(options, node)
+        assert ranks.all_reduce_max(0) == 0
+        assert not [*shared.checkpoints.iterdir(), *options.checkpoints.iterdir()]
 
 
 def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name():
@@ -72,16 +234,6 @@ def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name():
         assert first_batch(iter([1, 2, 3]), ranks, 60) == 1
         with pytest.raises(DataError, match=f"^{socket.gethostname()}: the first batch.* 0.1 s"):
             first_batch(stuck(), ranks, 0.1)
-
-
-def test_two_ranks_train_like_one(held):
-    """The same global batches give the same weights: nothing is divided by the world twice."""
-    assert "holds: two_ranks_train_like_one" in held
-
-
-def test_a_signal_to_one_rank_stops_both_at_one_step(held):
-    """All ranks save and end after the same step, with 143, and going on loses no bit."""
-    assert "holds: a_signal_to_one_rank_stops_both_at_one_step" in held
 
 
 AGREE = """

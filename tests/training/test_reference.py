@@ -5,11 +5,13 @@ import torch
 
 from rackrun.imagenet.model import mixed
 from rackrun.imagenet.recipes import ImageNet
+from rackrun.training.config import Config
 from rackrun.training.device import seed_step
 from rackrun.training.ranks import Ranks
+from rackrun.training.world import joined
+from tests.lab.ranks import on_ranks
 from tests.training.mutations import MUTATIONS
-from tests.training.reference_ranks import DIFFERENT, EQUAL, RECIPES, distance
-from tests.training.torchrun import output_of
+from tests.training.reference_ranks import DIFFERENT, EQUAL, OF_RANKS, RECIPES, distance
 
 MISTAKES = [mutation for mutation in MUTATIONS if mutation.ranks == 1]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -31,14 +33,27 @@ def test_a_compiled_run_ends_like_the_reference(tmp_path):
     assert distance(ALONE, tmp_path, "sgd", compile=True) < EQUAL
 
 
-@pytest.mark.parametrize(
-    ("ranks", "args"), [(3, ()), pytest.param(2, ("mutated",), marks=pytest.mark.long)]
-)
-def test_several_ranks_end_like_the_reference(ranks, args, tmp_path):
-    """So do several, each with its own chance; and they notice what is wrong on several only."""
-    held = output_of("reference_ranks.py", tmp_path, *args, ranks=ranks)
-    assert "holds: all_end_like_the_reference" in held
-    assert ("holds: the_mutations_are_noticed" in held) == bool(args)
+@on_ranks(3)
+def test_several_ranks_end_like_the_reference(tmp_path):
+    """Each number is the reference's, also where several ranks compute it.
+
+    A scaled loss is summed over parts and ranks, unscaled and clipped, and no rank skips alone;
+    ranks without a sample in a step miss nothing of it.
+    """
+    with joined(Config(device="cpu")) as ranks:
+        by_file = {name: distance(ranks, tmp_path / name, name) for name in OF_RANKS}
+    assert max(by_file.values()) < EQUAL, by_file
+
+
+@pytest.mark.long
+@on_ranks(2)
+def test_a_mistake_of_two_ranks_ends_elsewhere(tmp_path):
+    """What is wrong on several ranks only is seen by the same comparison."""
+    with joined(Config(device="cpu")) as ranks:
+        for number, mutation in enumerate(each for each in MUTATIONS if each.ranks > 1):
+            with mutation.made():
+                far_away = distance(ranks, tmp_path / str(number), mutation.recipe)
+            assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)
 
 
 @pytest.mark.long

@@ -9,9 +9,9 @@ import pytest
 
 from rackrun.nginx.serve import serving, start
 from tests.lab import warm
-from tests.lab.nginx_processes import AccessLog, access_log
+from tests.lab.oracles import NOTED, exact_epochs
+from tests.lab.servers import AccessLog, access_log
 from tests.training.conftest import MakeShards, draw
-from tests.training.trained_rows import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[2]
 PICTURES, PICTURE_BYTES = 800, 200_000

@@ -1,13 +1,24 @@
 """Stragglers: what the times of all ranks show, and what two real ranks report."""
 
 import json
+import os
 import socket
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
+from torch import nn
 
+from rackrun.training.config import Config
+from rackrun.training.data.samples import Batch
 from rackrun.training.monitor.stragglers import straggler_in
-from tests.training.torchrun import output_of
+from rackrun.training.world import joined
+from tests.lab.ranks import on_ranks
+from tests.training.halves import TASK, Halves, model, ran
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:
@@ -59,29 +70,49 @@ def test_ranks_that_keep_step_are_no_news():
     assert straggler_in(times(4)).text() == ""
 
 
-@pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, object]]]:
-    """Return the lines about stragglers of two real ranks, by the phase in which rank 1 sleeps."""
-    folder = tmp_path_factory.mktemp("waits")
-    args = output_of("straggler_ranks.py", folder)
-    reports = {}
-    for path in folder.glob("*/metrics.jsonl"):
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        reports[path.parent.name] = [line for line in lines if line["kind"] == "waits"]
-    return {**reports, "said": [{"text": args}]}
+SECONDS = 0.08
+"""Rank 1 sleeps for so long in each step."""
 
 
-@pytest.mark.parametrize("why", ["data", "compute"])
-def test_the_rank_that_sleeps_is_found(why, lines):
-    """Two real ranks, of which one sleeps in its data or in its forward: both reports say so."""
-    assert len(lines[why]) == 2
-    for line in lines[why]:
-        assert (line["rank"], line["why"]) == (1, why)
-        assert float(str(line["waited"])) > 0.3
-    assert f"wait for rank 1 on {socket.gethostname()} " in str(lines["said"])
-    assert f"its {why} takes" in str(lines["said"])
+class TwentyOne(Halves):
+    epoch_steps = 21
 
 
-def test_stragglers_are_only_searched_on_request(lines):
-    """--straggler-steps 0 writes nothing."""
-    assert lines["off"] == []
+class SlowData(TwentyOne):
+    def training(self, start: int) -> Iterator[Batch]:
+        for batch in super().training(start):
+            time.sleep(SECONDS * self.ranks.rank)
+            yield batch
+
+
+class Slow(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images):
+        time.sleep(SECONDS * int(os.environ["RANK"]))
+        return self.model(images)
+
+
+SLOW = replace(TASK, model=lambda *args: Slow(model(*args)))
+
+
+@pytest.mark.parametrize("why", ["data", "compute", "off"])
+@on_ranks(2)
+def test_the_rank_that_sleeps_is_found(why, tmp_path):
+    """Rank 1 sleeps in its data or its forward: metrics and output say so, unless that is off."""
+    config = Config(epochs=1, lr=0.01, log_every_steps=1, tensorboard=False, device="cpu")
+    config = replace(config, run_folder=str(tmp_path), straggler_steps=0 if why == "off" else 10)
+    with joined(config) as ranks, redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        data = (SlowData if why == "data" else TwentyOne)(ranks)
+        assert ran(config, ranks, data, SLOW if why == "compute" else TASK) == 0
+        if not ranks.first:
+            return
+        metrics = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        lines = [line for line in metrics if line["kind"] == "waits"]
+        assert len(lines) == (0 if why == "off" else 2)
+        for line in lines:
+            assert (line["rank"], line["why"]) == (1, why) and line["waited"] > 0.3
+            assert f"wait for rank 1 on {socket.gethostname()} " in out.getvalue()
+            assert f"its {why} takes" in out.getvalue()

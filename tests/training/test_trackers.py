@@ -20,10 +20,9 @@ from rackrun.training import loop
 from rackrun.training.run import metrics
 from rackrun.training.track.lines import Sent, files_of, read_sent, summary, write_sent
 from tests.lab import warm
-from tests.lab.fake_host import TrackedTransport
+from tests.lab.fake_host import TrackedTransport, host_plan
 from tests.lab.waiting import until
-from tests.launcher.files.test_download import plan
-from tests.training.test_loop import settings
+from tests.training.conftest import settings
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +127,7 @@ def test_a_host_cannot_choose_the_run_of_a_tracker_that_is_continued(tmp_path):
     for name in ("wandb", "mlflow"):
         write_sent(remote, name, Sent("another-run", steps={"train": 10**6}))
     transport = TrackedTransport()
-    fetch_results(transport, plan(remote), "", local)
+    fetch_results(transport, host_plan(remote), "", local)
     transport.wait_for_end()
     sent = warm.run("-m", "rackrun.training", "track", "wandb", local, env={**os.environ})
     assert sent.returncode == 0, sent.stderr
@@ -175,7 +174,7 @@ def test_files_for_mlflow_that_a_host_has_sent_are_not_added_to(tmp_path):
     made = warm.run("-c", f"{client}{args}", (remote / "mlruns").as_uri(), env=FILES)
     assert made.returncode == 0, made.stderr
     transport = TrackedTransport()
-    fetch_results(transport, plan(remote), "", local)
+    fetch_results(transport, host_plan(remote), "", local)
     transport.wait_for_end()
     sent = warm.run("-m", "rackrun.training", "track", "mlflow", local, env={**os.environ})
     assert sent.returncode == UsageError.exit_code

@@ -9,9 +9,7 @@ import unicodedata
 import zipfile
 from collections.abc import Iterable
 
-from tests.lab.digits import files
-from tests.lab.drawn import drawn, kaggle
-from tests.lab.imagenet_archives import tar
+from tests.lab.data import drawn, kaggle, mnist, tar
 from tests.lab.refusal import Refusal
 from tests.lab.sources import (
     below,
@@ -493,7 +491,7 @@ INDEXED = [
 ]  # fmt: skip
 
 # MNIST's four files.
-DIGITS = files(10, 4)
+DIGITS = mnist(10, 4)
 IMAGES_OF, LABELS_OF = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 UNSEEN = "t10k-images-idx3-ubyte"
 MNIST = [

@@ -8,7 +8,7 @@ import zlib
 from dataclasses import replace
 from functools import partial
 
-from tests.lab.imagenet_archives import DEVKIT, Original, SmallImageNet, drawn, tar
+from tests.lab.data import DEVKIT, Original, SmallImageNet, drawn, tar
 from tests.lab.refusal import Refusal
 from tests.lab.sources import (
     below,
@@ -22,9 +22,9 @@ from tests.lab.sources import (
 WNIDS = {"n01440764": 2, "n02012849": 1}
 DRAW = random.Random(0)
 SMALL = SmallImageNet(
-    [Original(f"{wnid}_{n}", wnid, drawn(DRAW)) for wnid in WNIDS for n in range(3)],
+    [Original(f"{wnid}_{n}", wnid, drawn(DRAW.random())) for wnid in WNIDS for n in range(3)],
     [
-        Original(f"ILSVRC2012_val_{n:08d}", wnid, drawn(DRAW))
+        Original(f"ILSVRC2012_val_{n:08d}", wnid, drawn(DRAW.random()))
         for n, wnid in enumerate([*WNIDS, *WNIDS], 1)
     ],
     WNIDS,

@@ -2,7 +2,7 @@
 
 import json
 
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 from tests.lab.refusal import Refusal
 from tests.lab.sources import (
     below,

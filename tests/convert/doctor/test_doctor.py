@@ -28,8 +28,8 @@ from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards.open import open_source
 from tests.convert.conftest import Convert
-from tests.lab.digits import digits
-from tests.lab.drawn import write_files
+from tests.lab.data import digits
+from tests.lab.run import write
 from tests.lab.waiting import until
 
 Rows = list[dict[str, str]]
@@ -71,7 +71,7 @@ def examine(tmp_path: Path, convert: Convert) -> Callable[..., Rows]:
     """Return a function that converts files, has the doctor look, and returns doctor.csv's rows."""
 
     def run(files: dict[str, bytes], *options: str) -> Rows:
-        write_files(tmp_path / "set", files)
+        write(tmp_path / "set", files)
         convert("folder", tmp_path / "set", "--allow", "leaks", "--workers", 1, *options)
         return rows_of(tmp_path / "out", tmp_path)
 
@@ -329,7 +329,7 @@ def test_ctrl_c_leaves_no_file_and_no_worker(tmp_path, convert):
     """Interrupted while it looks, the command ends with 130; nothing is written, nobody stays."""
     noise = [jpeg(Image.effect_noise((1500, 1500), 60)) for _ in range(3)]
     files = {f"train/{n % 2}/{n}.jpg": noise[n % 3] + bytes([n]) for n in range(120)}
-    write_files(tmp_path / "set", files)
+    write(tmp_path / "set", files)
     convert("folder", tmp_path / "set", "--val-percent", 0, "--workers", 1)
     args = [sys.executable, "-m", "rackrun", "doctor", str(tmp_path / "out"), "--workers", "2"]
     environment: dict[str, Any] = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}

@@ -19,9 +19,8 @@ from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
-from tests.lab.planted_gpus import SLEEP, PlantedRack
+from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
 from tests.lab.waiting import until
-from tests.launcher.preflight.test_gpus import OLDER
 
 NOBODY = 65534
 TRUE = ("--", "true")

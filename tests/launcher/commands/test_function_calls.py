@@ -13,9 +13,8 @@ from rackrun.launcher.files.download import fetch_returned
 from rackrun.launcher.run.python_launch import function_call
 from rackrun.user_code.call import as_json
 from tests.lab import warm
-from tests.lab.fake_host import TrackedTransport
+from tests.lab.fake_host import TrackedTransport, host_plan
 from tests.lab.hosts import ROOT
-from tests.launcher.files.test_download import plan
 
 MODULE = """
 import os
@@ -87,7 +86,7 @@ def test_a_host_gives_back_only_what_its_own_ranks_returned(tmp_path):
     (tmp_path / "there" / "returned").mkdir(parents=True)
     for name, size in (("rank-0", 3), ("rank-2", 3), ("rank-3", 1_000_001), ("other", 3)):
         (tmp_path / "there" / "returned" / f"{name}.json").write_bytes(b"1" * size)
-    host = replace(plan(tmp_path / "there"), first_rank=2, processes=2)
+    host = replace(host_plan(tmp_path / "there"), first_rank=2, processes=2)
     transport = TrackedTransport()
     fetch_returned(transport, host, "", tmp_path / "here")
     transport.wait_for_end()

@@ -8,7 +8,7 @@ import pytest
 
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from tests.lab import warm
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 from tests.lab.hosts import ROOT
 
 NAMES = (*PLATFORM, *(TASKS.keys() - PACKAGES.keys()))

@@ -9,20 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.transport.local import free_port
-from tests.lab import warm
-from tests.lab.drive import ROOT
-from tests.lab.hosts import processes_with
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
+from tests.launcher.conftest import SAY, Nodes, connected, ends, python
 
-CHEAP_NODE = "tests.lab.cheap_node"
-SAY = "import os; print(*(os.environ[n] for n in ('RANK', 'WORLD_SIZE', 'RACKRUN_RUN_FOLDER')))"
 FAIL = """
 import os, time
 if os.environ["RANK"] == "2":
@@ -64,85 +58,9 @@ SAY_MUCH = "import sys; sys.stdout.write(f'{1:099}\\n' * 10_000)"  # more than a
 LOGS = "2*/logs/*/rank-*.out"
 
 
-class Nodes:
-    """Some launchers of one run on loopback, and every process that descends from them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.canary = f"RUN_CANARY={uuid.uuid4()}"
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(
-        self, node: int, nodes: int, *args: str, program: str = CHEAP_NODE
-    ) -> subprocess.Popen[str]:
-        """Start one launcher as a scheduler does."""
-        name, _, value = self.canary.partition("=")
-        given = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
-            "NNODES": str(nodes),
-            "NODE_RANK": str(node),
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-            name: value,
-        }
-        program_words = program.split()
-        self.started.append(
-            warm.Launcher(
-                *("-m", *program_words, "--runs", str(self.folder), *args),
-                cwd=ROOT,
-                env={**os.environ, **given},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return self.started[-1]
-
-    def start_all(self, nodes: int, *args: str) -> list[subprocess.Popen[str]]:
-        """Start this many launchers, the last one first."""
-        return [self.start(node, nodes, *args) for node in reversed(range(nodes))][::-1]
-
-    @property
-    def run(self) -> Path:
-        """Return the only run folder."""
-        (run,) = self.folder.glob("2*")
-        return run
-
-    def left(self) -> dict[int, str]:
-        """Return the processes that still run."""
-        return processes_with(self.canary)
-
-    def stop(self) -> None:
-        for process in self.started:
-            process.kill()
-            process.communicate()
-
-
-@pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    some = Nodes(tmp_path / "runs")
-    yield some
-    some.stop()
-
-
 def ready(nodes: Nodes, ranks: int) -> None:
     """Wait until so many ranks have said something."""
     until(lambda: sum(log.stat().st_size > 0 for log in nodes.folder.glob(LOGS)) == ranks)
-
-
-def ends(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str, str]]:
-    """Wait for all; return the exit code, output and messages of each."""
-    return [
-        (process.returncode, out, err)
-        for process, (out, err) in [(process, process.communicate()) for process in processes]
-    ]
-
-
-def python(script: str, *args: str) -> tuple[str, ...]:
-    return ("--", sys.executable, "-c", script, *args)
 
 
 def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes):
@@ -287,13 +205,6 @@ def test_strangers_at_the_port_change_nothing(nodes):
     second = nodes.start(1, 2, *python(SAY))
     assert [code for code, _, _ in ends([first, second])] == [0, 0]
     silent.close()
-
-
-def connected(port: int) -> socket.socket | None:
-    try:
-        return socket.create_connection(("127.0.0.1", port))
-    except ConnectionRefusedError:
-        return None
 
 
 def test_a_port_that_is_taken_is_said(nodes):

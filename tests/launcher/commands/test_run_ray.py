@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.lab import warm
+from tests.lab.clusters import ray_cluster
 from tests.lab.drive import ROOT
 from tests.lab.hosts import processes_with
 from tests.lab.waiting import until
@@ -22,36 +22,9 @@ FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sl
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Yield the address of a Ray head with one more node; they are ended by process id."""
-    script = """
-import sys
-from ray.cluster_utils import Cluster
-def node(address, **options):  # several hosts on one machine, as behind several sshd
-    return options | {"env_vars": {"SSH_CONNECTION": f"127.0.0.1 1 {address} 22"}, "num_cpus": 2}
-cluster = Cluster(initialize_head=True, head_node_args=node("127.0.0.2", include_dashboard=False))
-cluster.add_node(**node("127.0.0.3"))
-print(cluster.address, flush=True)
-sys.stdin.read()
-cluster.shutdown()
-"""
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    variables = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
-    # Workers kept ready, 2 s of a core each, are of no use: our actors' environment is another.
-    variables |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
-    for _ in range(3):  # Ray gives its own processes 30 s, which a busy machine may not keep
-        with subprocess.Popen(
-            command,
-            env={**os.environ, **variables},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
-            assert process.stdin and process.stdout
-            if actual := process.stdout.readline().strip():
-                yield actual
-                return
-    raise AssertionError("Ray does not start")
+    """Yield the address of a Ray head with one more node."""
+    with ray_cluster() as address:
+        yield address
 
 
 def start(address: str, folder: Path, *args: str, canary: str = "") -> subprocess.Popen[str]:

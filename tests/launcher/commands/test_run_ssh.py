@@ -10,63 +10,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.lab import warm
-from tests.lab.hosts import APART, BUSY, Lab, Sshd, children, parent_of, with_signal
+from tests.lab.hosts import APART, BUSY, SHORT, WAIT, Lab, Sshd, parent_of, with_signal
+from tests.lab.oracles import clean
 from tests.lab.waiting import until
 
 Labs = Callable[..., Lab]
 
-SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
 BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
-WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
-
-
-def run_folder(lab: Lab) -> Path:
-    (folder,) = (lab.folder / "runs").glob("2*")
-    return folder
-
-
-def result(lab: Lab) -> dict[str, Any]:
-    return dict(json.loads((run_folder(lab) / "result.json").read_text()))
-
-
-def cheap_hosts(lab: Lab, *settings: str) -> str:
-    return str(
-        lab.write_hosts(*[f"python={lab.cheap_python()} {more}" for more in settings or ("",)])
-    )
-
-
-def of_the_run(lab: Lab) -> dict[int, str]:
-    """Return the run's processes on all hosts: below an sshd, or started with the run's id."""
-    plan = json.loads((run_folder(lab) / "plan.json").read_text())
-    mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
-    below = {pid for host in lab.hosts for pid in children(host.process.pid)}
-    names = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            marked = mark in (entry / "environ").read_bytes().split(b"\0")
-            if marked or int(entry.name) in below:
-                names[int(entry.name)] = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-    return {pid: line for pid, line in names.items() if line}
-
-
-def started(lab: Lab, ranks: int) -> dict[int, str]:
-    """Wait until that many ranks sleep; return the processes of the run."""
-    runs = lab.folder / "runs"
-    until(lambda: runs.exists() and any(runs.glob("2*")), "a run folder is made", 20)
-    until((run_folder(lab) / "plan.json").exists, "the plan is written", 20)
-
-    def sleeping() -> list[int]:
-        return [pid for pid, line in of_the_run(lab).items() if line.endswith("sleep(999)\0")]
-
-    until(lambda: len(sleeping()) == ranks, f"{ranks} ranks run", 60)
-    return of_the_run(lab)
 
 
 # -- runs that end well -------------------------------------------------------------------------
@@ -92,10 +46,10 @@ def test_real_torchrun_makes_one_world_of_uneven_hosts(start_lab):
     assert code == 0, err
     nodes = {0: 0, 1: 0, 2: 1}
     for rank, node in nodes.items():
-        log = run_folder(lab) / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
+        log = lab.run_folder() / "logs" / f"127.0.0.{2 + node}" / f"rank-{rank}.out"
         assert log.read_text() == f"{rank} {node} 6\n"
-    assert result(lab)["codes"] == {str(rank): 0 for rank in nodes}
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert lab.result()["codes"] == {str(rank): 0 for rank in nodes}
+    assert set(lab.result()["hosts"].values()) == {"clean"}
 
 
 def test_what_dry_run_shows_is_what_runs(start_lab):
@@ -104,7 +58,7 @@ def test_what_dry_run_shows_is_what_runs(start_lab):
     args = (
         "--env",
         "A=b c",
-        cheap_hosts(lab, "slots=2 env=HERE=1", "slots=2"),
+        lab.cheap_hosts("slots=2 env=HERE=1", "slots=2"),
         "--",
         "true",
         "x y",
@@ -114,7 +68,7 @@ def test_what_dry_run_shows_is_what_runs(start_lab):
     assert not (lab.folder / "runs").exists()
     code, _, err = lab.result_of(*args)
     assert code == 0, err
-    ran = (run_folder(lab) / "plan.json").read_text()
+    ran = (lab.run_folder() / "plan.json").read_text()
 
     def bare(text: str) -> str:
         plan = json.loads(text)
@@ -135,11 +89,11 @@ def test_what_dry_run_shows_is_what_runs(start_lab):
 def test_hosts_and_slots_can_be_left_out(start_lab):
     """--include takes hosts and slots; a picked slot becomes the GPU that the rank may see."""
     lab = start_lab(3)
-    hosts = cheap_hosts(lab, "slots=4")
+    hosts = lab.cheap_hosts("slots=4")
     show = ("--", "sh", "-c", "echo $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
     code, out, err = lab.result_of("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
     assert code == 0, err
-    text = "".join(path.read_text() for path in run_folder(lab).glob("logs/*/*.out"))
+    text = "".join(path.read_text() for path in lab.run_folder().glob("logs/*/*.out"))
     assert sorted(text.splitlines()) == [
         "0 of 4 sees 0,2",
         "1 of 4 sees 0,2",
@@ -151,9 +105,9 @@ def test_hosts_and_slots_can_be_left_out(start_lab):
 def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab):
     """SSH-4: what sshd is asked to run is one fixed line, whatever the user runs."""
     lab = start_lab(1)
-    hosts = cheap_hosts(lab, "workdir='/tmp'")
+    hosts = lab.cheap_hosts("workdir='/tmp'")
     process = lab.run_ssh("--env", "TOKEN=s3cr3t", hosts, *WAIT)
-    processes = started(lab, 1)
+    processes = lab.started(1)
     agents = [line for pid, line in processes.items() if "sys.stdin.buffer" in line]
     assert agents
     assert not [line for line in processes.values() if "s3cr3t" in line]
@@ -167,7 +121,7 @@ def test_secrets_and_paths_are_not_on_any_command_line_of_ssh(start_lab):
 def test_python_programs_launch_on_hosts_as_well(start_lab):
     """launch(..., hosts=...) takes the same options and returns the codes of all ranks."""
     lab = start_lab(2)
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     program = (
         "from rackrun.launcher import launch\n"
         "words = ('--', 'sh', '-c', 'test $RANK = 0 || sleep 3; exit $((3 * RANK))')\n"
@@ -188,12 +142,12 @@ def test_the_true_cause_and_its_code_come_from_whichever_host(start_lab):
     """One rank of four hosts exits 7: code 7, host and rank named, all hosts stopped and clean."""
     lab = start_lab(4)
     code = "import os, sys, time; sys.exit(7) if os.environ['RANK'] == '2' else time.sleep(999)"
-    ended, _, err = lab.result_of(*SHORT, cheap_hosts(lab), "--", sys.executable, "-c", code)
+    ended, _, err = lab.result_of(*SHORT, lab.cheap_hosts(), "--", sys.executable, "-c", code)
     assert ended == 7
     last = err.splitlines()[-1]
     assert "rank 2 on 127.0.0.4: exit code 7" in last
-    assert set(result(lab)["hosts"].values()) == {"clean"}
-    assert not of_the_run(lab)
+    assert set(lab.result()["hosts"].values()) == {"clean"}
+    clean(lab)
 
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
@@ -335,7 +289,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(start_lab, decoy, fault):
     args = ("--", sys.executable, "-c", CODE)
     other = decoy(lab.hosts[-1], args[1:])
     before = [set(host.processes()) for host in lab.hosts]
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     process = lab.run_ssh(*SHORT, "--hang-seconds", str(HANG_SECONDS), hosts, *args)
 
     def born() -> list[dict[int, str]]:
@@ -367,7 +321,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(start_lab, decoy, fault):
     until(lambda: clean(*frozen), "all is gone", hurt_at + bound - time.monotonic())
     assert process.returncode == CODES[part][name], err
     if fault != "launcher KILL":
-        assert set(result(lab)["hosts"].values()) == {"clean"}
+        assert set(lab.result()["hosts"].values()) == {"clean"}
         check_last_line(lab, fault, err.splitlines()[-1])
     assert other.poll() is None
     assert all(old <= set(host.processes()) for host, old in zip(lab.hosts, before, strict=True))
@@ -380,7 +334,7 @@ def test_whatever_dies_nothing_is_left_on_any_host(start_lab, decoy, fault):
 def test_a_master_port_that_is_taken_in_between_is_changed_once(start_lab, always):
     """torchrun finds its port in use: the whole start is tried once more, with another port."""
     lab = start_lab(2)
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     python = Path(lab.folder / "python")
     text = python.read_text()
     first = f"{lab.folder}/first-attempt"
@@ -403,24 +357,24 @@ def test_a_master_port_that_is_taken_in_between_is_changed_once(start_lab, alway
 def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab):
     """The whole sshd of one host dies: exit 75, that host is named, the other one is clean."""
     lab = start_lab(3)
-    process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
-    started(lab, 3)
+    process = lab.run_ssh(*SHORT, lab.cheap_hosts(), *WAIT)
+    lab.started(3)
     lab.hosts[1].stop()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
     assert "127.0.0.3" in err.splitlines()[-1]
-    states = result(lab)["hosts"]
+    states = lab.result()["hosts"]
     assert states["127.0.0.2"] == states["127.0.0.4"] == "clean"
-    until(lambda: not of_the_run(lab), "nothing is left", 15)
+    clean(lab)
 
 
 def test_ctrl_c_twice_stops_at_once(start_lab):
     """The second Ctrl-C does not wait for ranks that want to save: 130, and every host is clean."""
     lab = start_lab(2)
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(999)"
-    args = ("--lease-seconds", "5", "--checkpoint-seconds", "60", cheap_hosts(lab))
+    args = ("--lease-seconds", "5", "--checkpoint-seconds", "60", lab.cheap_hosts())
     process = lab.run_ssh(*args, "--", sys.executable, "-c", stubborn)
-    started(lab, 2)
+    lab.started(2)
     process.send_signal(signal.SIGINT)
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
@@ -428,8 +382,8 @@ def test_ctrl_c_twice_stops_at_once(start_lab):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert time.monotonic() - began < 15
-    assert set(result(lab)["hosts"].values()) == {"clean"}
-    assert not of_the_run(lab)
+    assert set(lab.result()["hosts"].values()) == {"clean"}
+    clean(lab)
 
 
 def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(start_lab):
@@ -460,8 +414,8 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - told_at < bound, err
     assert process.returncode == 143, err
-    assert result(lab)["codes"] == {"0": 0, "1": 137}
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert lab.result()["codes"] == {"0": 0, "1": 137}
+    assert set(lab.result()["hosts"].values()) == {"clean"}
     until(
         lambda: [set(host.processes()) for host in lab.hosts] == before,
         "all is gone",
@@ -490,11 +444,11 @@ def test_an_unknown_key_stops_the_launch_with_77(start_lab):
     """SSH-1: also from the command line: 77, fingerprint and line to type, no run folder."""
     lab = start_lab(1)
     lab.known_hosts.write_text("")
-    code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
+    code, _, err = lab.result_of(lab.cheap_hosts(), "--", "true")
     assert code == 77
     assert "SHA256:" in err
     assert not (lab.folder / "runs").exists()
-    code, _, err = lab.result_of("--accept-new", cheap_hosts(lab), "--", "true")
+    code, _, err = lab.result_of("--accept-new", lab.cheap_hosts(), "--", "true")
     assert code == 0, err
 
 
@@ -512,7 +466,7 @@ def test_an_unknown_key_stops_the_launch_with_77(start_lab):
 def test_bad_usage_is_one_line_and_64(start_lab, args, says):
     """Whatever is mistyped, the message says what, and nothing is contacted."""
     lab = start_lab(1)
-    cheap_hosts(lab)
+    lab.cheap_hosts()
     code, out, err = lab.result_of(*args)
     assert (code, out) == (64, "")
     assert says in err
@@ -558,11 +512,11 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab):
     """SSH-6: in no plan, log, result or command line, here or there; but every rank has it."""
     lab = start_lab(2)
     secret = "canary-in-the-coal-mine"
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     check = f"import os; assert os.environ['TOKEN'] == {secret[::-1]!r}[::-1]; "
     command = ("--", sys.executable, "-c", check + "import time; time.sleep(999)")
     process = lab.run_ssh(*SHORT, "--secret", "TOKEN", hosts, *command, env={"TOKEN": secret})
-    lines = started(lab, 2)
+    lines = lab.started(2)
     assert not [line for line in lines.values() if secret in line]
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -588,7 +542,7 @@ def test_a_secret_reaches_the_ranks_and_nothing_else(start_lab):
 def test_a_secret_is_named_and_taken_from_here(start_lab, args, says):
     """A value on the command line is refused, and so is a name that has none."""
     lab = start_lab(1)
-    code, _, err = lab.result_of(*args, cheap_hosts(lab), "--", "true")
+    code, _, err = lab.result_of(*args, lab.cheap_hosts(), "--", "true")
     assert code == 64
     assert says in err
 
@@ -596,9 +550,9 @@ def test_a_secret_is_named_and_taken_from_here(start_lab, args, says):
 def test_a_second_launch_is_refused_and_names_the_first(start_lab):
     """PROC-4: while a run holds a host, another exits 78 within 5 s; afterwards it may start."""
     lab = start_lab(2)
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     process = lab.run_ssh(*SHORT, hosts, *WAIT)
-    started(lab, 2)
+    lab.started(2)
     code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 78
     assert "127.0.0.2" in err and "127.0.0.3" in err
@@ -614,7 +568,7 @@ def test_a_second_launch_is_refused_and_names_the_first(start_lab):
 def test_of_launches_at_the_same_time_exactly_one_runs(start_lab):
     """PROC-4: of launches 0, 0.5, 2 and 5 s apart one runs; the others get 78 in 5 s, and why."""
     lab = start_lab(2)
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     end = lab.folder / "end"
     command = ("--", "sh", "-c", f"until test -e {end}; do sleep 0.1; done")
     processes, began, took = [], [], [0.0] * 5
@@ -650,9 +604,9 @@ def test_of_launches_at_the_same_time_exactly_one_runs(start_lab):
 def test_runs_on_different_gpus_of_a_host_share_it(start_lab):
     """--include with slots: two runs on the GPUs 0 and 1 go together, a third on 1 does not."""
     lab = start_lab(1)
-    hosts = cheap_hosts(lab, "slots=2")
+    hosts = lab.cheap_hosts("slots=2")
     first = lab.run_ssh(*SHORT, "--include", "127.0.0.2:0", hosts, *WAIT)
-    started(lab, 1)
+    lab.started(1)
     code, _, err = lab.result_of("--include", "127.0.0.2:1", hosts, "--", "true")
     assert code == 0, err
     for args in (("--include", "127.0.0.2:0,1"), ()):

@@ -8,10 +8,7 @@ import pytest
 
 from tests.lab.detached import WAIT, DetachedLab
 from tests.lab.waiting import until
-from tests.launcher.preflight.test_accounts import TMPFS, mounted
-
-__all__ = ["mounted"]
-
+from tests.launcher.conftest import TMPFS
 
 FAILS = """\
 import pathlib, time

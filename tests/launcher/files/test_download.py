@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,27 +14,14 @@ from rackrun.errors import Problem
 from rackrun.launcher.files import download
 from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.remote import service
-from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.transport import rpc
 from tests.fuzz.targets_files import Recorded
-from tests.lab.fake_host import FakeHost, TrackedTransport, replies
+from tests.lab.fake_host import FakeHost, TrackedTransport, host_plan, replies
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
 EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
-
-
-def plan(folder: Path) -> HostPlan:
-    start = {"torchrun": (), "command": (), "environment": (), "defaults": ()}
-    return HostPlan(
-        *("fake", "127.0.0.1", 1, sys.executable, str(folder), str(folder)),
-        **start,
-        node=0,
-        first_rank=0,
-        scratch="",
-        agent_python=sys.executable,
-    )
 
 
 def test_results_come_back_from_the_first_host(start_lab):
@@ -127,7 +113,7 @@ def test_a_silent_host_is_given_up_in_time(tmp_path, monkeypatch):
         host, lines = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
         began = time.monotonic()
         with pytest.raises(Problem, match="fake: has gone silent"):
-            fetch_results(host, plan(tmp_path), "", tmp_path, say=lines.append)
+            fetch_results(host, host_plan(tmp_path), "", tmp_path, say=lines.append)
         assert time.monotonic() - began < 30
         assert list(tmp_path.iterdir()) == []
         assert (lines == ["waiting for the results of fake"]) == (says == service.MARKER)
@@ -181,7 +167,7 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie, tmp_path):
     data = replies(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
     host = FakeHost(service.MARKER + data)
     with pytest.raises(Problem) as error:
-        fetch_results(host, plan(remote), "", remote)
+        fetch_results(host, host_plan(remote), "", remote)
     assert str(error.value).isprintable()
     assert len(str(error.value)) < 400
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
@@ -201,12 +187,12 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
     data = replies(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
     host = Recorded(data + replies(b"{}", b"{}"))
     with pytest.raises(Problem, match="a file that is not a host's is offered"):
-        fetch_results(host, plan(tmp_path), "", tmp_path)
+        fetch_results(host, host_plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
     if path in ONLY_HERE:  # nor the controller of a detached run, which writes the others
         host.left = service.MARKER + data
         with pytest.raises(Problem, match="a file that is not a host's is offered"):
-            fetch_results(host, plan(tmp_path), "", tmp_path, ())
+            fetch_results(host, host_plan(tmp_path), "", tmp_path, ())
 
 
 @pytest.mark.parametrize(
@@ -223,7 +209,7 @@ def test_a_file_that_comes_wrong_leaves_nothing(data, tmp_path):
     """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
     host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + data)
     with pytest.raises(Problem):
-        fetch_results(host, plan(tmp_path), "", tmp_path)
+        fetch_results(host, host_plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
     host.wait_for_end()
 
@@ -233,7 +219,7 @@ def test_only_a_listing_may_be_long(tmp_path):
     ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.REPLY_BYTES + 1)
     host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + ending)
     with pytest.raises(Problem, match="sent an invalid answer .*a length"):
-        fetch_results(host, plan(tmp_path), "", tmp_path)
+        fetch_results(host, host_plan(tmp_path), "", tmp_path)
     host.wait_for_end()
 
 
@@ -266,14 +252,14 @@ def test_many_files_come_as_one_stream_and_the_odd_ones_are_named(tmp_path):
     (remote / "plan.json").write_text('{"run_id": "another"}')
     os.mkfifo(remote / "fifo")
     transport = TrackedTransport()
-    content = fetch_results(transport, plan(remote), "mine", local, kept=("plan.json",))
+    content = fetch_results(transport, host_plan(remote), "mine", local, kept=("plan.json",))
     assert len(content.files) == 501
     for path in content.files:
         assert (local / path).read_bytes() == (remote / path).read_bytes()
     assert str(content).startswith("501 files came back from fake; still on fake, in ")
     assert str(content).endswith(": 2 with odd names")
     (remote / "plan.json").write_text('{"run_id": "mine"}')
-    assert str(fetch_results(transport, plan(remote), "mine", local)) == ""
+    assert str(fetch_results(transport, host_plan(remote), "mine", local)) == ""
     transport.wait_for_end()
 
 
@@ -308,7 +294,7 @@ def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path):
         (remote / path).write_text(path)
         (remote / path).chmod(0o777)
     host = TrackedTransport()
-    fetched = fetch_results(host, plan(remote), "", local)
+    fetched = fetch_results(host, host_plan(remote), "", local)
     host.wait_for_end()
     files = [path for path in local.rglob("*") if path.is_file()]
     assert sorted(path.relative_to(local).as_posix() for path in files) == sorted(TAKEN)

@@ -28,24 +28,9 @@ from tests.lab.hosts import ROOT, Lab, children, command_line
 from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
+from tests.launcher.conftest import project, project_of
 
 Labs = Callable[[int], Lab]
-
-
-def project(lab: Lab) -> Path:
-    """Make a working tree under git: a script, a package, a link, an ignored file."""
-    folder = lab.folder / "project"
-    (folder / "package").mkdir(parents=True)
-    (folder / "train.py").write_text("from package import words\nprint(words.HELLO)\n")
-    (folder / "package" / "words.py").write_text("HELLO = 'hello from the tree'\n")
-    (folder / "run.sh").write_text("#!/bin/sh\necho run\n")
-    (folder / "run.sh").chmod(0o755)
-    (folder / "link").symlink_to("train.py")
-    (folder / ".gitignore").write_text("ignored\nruns/\n")
-    (folder / "ignored").write_text("stays here\n")
-    subprocess.run(["git", "-C", folder, "init", "-q"], check=True)
-    subprocess.run(["git", "-C", folder, "add", "."], check=True)
-    return folder
 
 
 def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
@@ -55,10 +40,6 @@ def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, 
     return lab.result_of(
         *args, hosts, "--", sys.executable, "train.py", cwd=project_of(lab), **more
     )
-
-
-def project_of(lab: Lab) -> Path:
-    return lab.folder / "project"
 
 
 def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):

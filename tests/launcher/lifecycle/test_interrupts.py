@@ -9,16 +9,8 @@ import sys
 import time
 
 from tests.lab.drive import TAKE_TERMINAL, Terminal
-from tests.lab.hosts import APART, BUSY, ROOT
+from tests.lab.hosts import APART, BUSY, ROOT, SHORT, WAIT
 from tests.lab.waiting import until
-from tests.launcher.commands.test_run_ssh import (
-    SHORT,
-    WAIT,
-    cheap_hosts,
-    result,
-    run_folder,
-    started,
-)
 
 TWICE_BOUND_SECONDS = BUSY * 5.0
 GRACE_BOUND_SECONDS = BUSY * 30.0
@@ -39,7 +31,7 @@ def test_a_run_that_has_a_plan_gets_a_result(start_lab):
     lab = start_lab(1)
     for _ in range(3):
         ended = set((lab.folder / "runs").glob("2*/plan.json"))
-        process = lab.run_ssh(cheap_hosts(lab), *WAIT)
+        process = lab.run_ssh(lab.cheap_hosts(), *WAIT)
         while not (plans := set((lab.folder / "runs").glob("2*/plan.json")) - ended):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -51,17 +43,17 @@ def test_a_run_that_has_a_plan_gets_a_result(start_lab):
 def test_twice_with_a_host_that_is_cut_off(pair):
     """130 in time, the other host clean; the line to type looks at the host when it is back."""
     home = {"HOME": str(pair.folder / "home")}
-    args = ("--lease-seconds", "15", "--checkpoint-seconds", "60", cheap_hosts(pair), *WAIT)
+    args = ("--lease-seconds", "15", "--checkpoint-seconds", "60", pair.cheap_hosts(), *WAIT)
     process = pair.run_ssh(*args, env=home)
-    started(pair, 2)
+    pair.started(2)
     pair.pull_cable(2)
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
-    states = result(pair)["hosts"]
+    states = pair.result()["hosts"]
     assert states["node1"] == "clean"
     assert states["node2"] == "not verified: did not confirm its end"
-    run = json.loads((run_folder(pair) / "plan.json").read_text())["run_id"]
+    run = json.loads((pair.run_folder() / "plan.json").read_text())["run_id"]
     assert f"once node2 can be reached, type: ./run-ssh stop {run[:8]}\n" in err
     assert "rackrun: node2: not verified: " in err
     assert err.splitlines()[-1] == "rackrun: interrupted: stopped by Ctrl-C"
@@ -76,7 +68,7 @@ def test_twice_with_a_host_that_is_cut_off(pair):
 
 def test_twice_during_the_look_with_a_host_that_is_cut_off(pair):
     """Nothing was started yet: 130 in time, no run folder, and the host that answers is clean."""
-    hosts = cheap_hosts(pair)
+    hosts = pair.cheap_hosts()
     python = pair.folder / "python"
     text = python.read_text()
     python.write_text(
@@ -96,7 +88,7 @@ def test_twice_while_ranks_start(start_lab):
     """The plan is written, torchrun takes its time: 130 in time, and every host is as before."""
     lab = start_lab(2, APART)
     before = [set(host.processes()) for host in lab.hosts]
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     python = lab.folder / "python"
     python.write_text(python.read_text().replace("shift 2; exec", "sleep 98767; shift 2; exec"))
     process = lab.run_ssh("--checkpoint-seconds", "60", hosts, *WAIT)
@@ -108,7 +100,7 @@ def test_twice_while_ranks_start(start_lab):
     err, took = interrupted_twice(process)
     assert process.returncode == 130, err
     assert took < TWICE_BOUND_SECONDS, err
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert set(lab.result()["hosts"].values()) == {"clean"}
     until(lambda: [set(host.processes()) for host in lab.hosts] == before, "all is gone", 5)
 
 
@@ -150,10 +142,10 @@ def test_once_lets_a_real_task_save(start_lab):
     assert time.monotonic() - began < GRACE_BOUND_SECONDS
     assert terminal.shows("interrupted: stopped by Ctrl-C")
     assert terminal.restored()
-    assert result(lab)["codes"] == {"0": 143}, terminal.text()
-    assert set(result(lab)["hosts"].values()) == {"clean"}
-    assert any(run_folder(lab).glob("checkpoints/step-*.pt"))
-    printed = result(lab)["resume"]
+    assert lab.result()["codes"] == {"0": 143}, terminal.text()
+    assert set(lab.result()["hosts"].values()) == {"clean"}
+    assert any(lab.run_folder().glob("checkpoints/step-*.pt"))
+    printed = lab.result()["resume"]
     shown = "".join(terminal.text().split())  # a blank at the end of a row is not to be seen
     assert f"tocontinue,type:{''.join(printed.split())}" in shown
     program, *args = shlex.split(printed)

@@ -3,15 +3,17 @@
 import os
 import signal
 import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from rackrun.errors import Problem
 from rackrun.launcher.lifecycle.serving import RestartingServer
 from rackrun.nginx.site import Site
-from tests.lab.nginx_processes import nginx_of
+from tests.lab.data import write_tiny
+from tests.lab.servers import nginx_of, open_folder
 from tests.lab.waiting import until
-from tests.nginx.conftest import folder  # noqa: F401 - a fixture
 
 
 def manifest(url: str) -> bytes | None:
@@ -23,7 +25,14 @@ def manifest(url: str) -> bytes | None:
         return None
 
 
-def test_a_server_that_is_ended_is_started_again_at_its_port(folder):  # noqa: F811
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Yield a shard folder that nginx may read."""
+    with open_folder() as top:
+        yield write_tiny(top / "shards").folder
+
+
+def test_a_server_that_is_ended_is_started_again_at_its_port(folder):
     """SIGTERM, as a scheduler sends it to every process of a job; afterwards nothing is left."""
     with RestartingServer(Site(folder, port=0, native=True)) as server:
         assert manifest(server.url)

@@ -14,7 +14,7 @@ from tests.lab.waiting import until
 SLOW = """
 import os, signal, sys, time
 from pathlib import Path
-from tests.training import two_ranks
+from tests.training import halves
 from tests.lab.waiting import until
 from rackrun.training.config import Config
 from rackrun.training.world import joined
@@ -31,7 +31,7 @@ config = Config(
     run_folder=os.environ["RACKRUN_RUN_FOLDER"],
 )
 with joined(config) as ranks:
-    code = two_ranks.ran(config, ranks, two_ranks.Halves(ranks))
+    code = halves.ran(config, ranks, halves.Halves(ranks))
 sys.stdout.flush()
 os._exit(code)
 """

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.catdog.archive import write_archive
 from rackrun.errors import UsageError
 from rackrun.launcher.lifecycle.restart_policy import after, resumed
 from rackrun.launcher.lifecycle.serving import folder_to_serve, is_here, own_address
@@ -19,8 +18,9 @@ from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.search.sweep import Combination
 from rackrun.shards.index import Manifest, Shard, Split
 from tests.lab import warm
+from tests.lab.data import drawn_shards
 from tests.lab.hosts import ROOT, Lab
-from tests.lab.nginx_processes import hashed, nginx_of, serving_tls
+from tests.lab.servers import hashed, nginx_of, serving_tls
 from tests.lab.waiting import until
 
 # Stands in for `-m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
@@ -146,16 +146,6 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair, tmp_path):
 
 
 QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
-
-
-def drawn_shards(folder: Path, images: int = 40, *options: str) -> Path:
-    """Return real shards of a few images."""
-    archive, shards = folder / f"train-{images}.zip", folder / f"drawn-{images}"
-    write_archive(archive, images)
-    args = ("-m", "rackrun.convert", "catdog", str(archive), str(shards), *options)
-    done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return shards
 
 
 @pytest.mark.parametrize(

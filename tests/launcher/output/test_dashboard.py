@@ -23,26 +23,14 @@ from rackrun.launcher.run.events import (
     Report,
     Usage,
 )
-from rackrun.launcher.run.job import Command, Job, TaskWork, Work
+from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration
 from tests.lab.drive import Terminal
-
-PROGRAM = Command(("x",))
-
-
-def plan_of(hosts: int, slots: int = 1, work: Work = PROGRAM, model: str = "") -> Plan:
-    job = Job(work, RunFolder(Path("/x")))
-    facts = [
-        PlannedHost(
-            f"gpu{n:03}", "a", slots, "python", "/", "/x", gpus=bool(model), gpu_model=model
-        )
-        for n in range(1, hosts + 1)
-    ]
-    return make_plan(job, facts, 1)
+from tests.launcher.conftest import PROGRAM, plan_of, training
 
 
 class Stage:
@@ -83,10 +71,6 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Stage]]:
         one.board.__exit__()
     os.dup2(before, 1)
     os.close(before)
-
-
-def training(node: int, rank: int, **fields: object) -> Report:
-    return Report(node, rank, {"rank": rank, "phase": "train", **fields})
 
 
 def test_a_row_shows_all_about_a_host(stage):

@@ -12,7 +12,7 @@ from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
 from tests.lab.needs import need
-from tests.launcher.remote.agent.test_agent import LIMITS, heard, plan_of
+from tests.launcher.conftest import LIMITS, agent_plan, heard
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ ls -A /tmp >&3
 def test_a_full_tmp_is_named(tmp_path):
     """The agent's own folder has no room: 78 names it, and nothing of it stays there."""
     need("root")
-    plan = replace(plan_of(tmp_path, "true"), workdir="/", folder="/")
+    plan = replace(agent_plan(tmp_path, "true"), workdir="/", folder="/")
     left = tmp_path / "left"
     inside = ("unshare", "-m", "sh", "-c", WITH_A_FULL_TMP.format(left=left), "sh")
     channel = LocalTransport("here").open([*inside, *bootstrap.bootstrap()])

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab import warm
+from tests.lab.hosts import SHORT
 from tests.lab.waiting import until
-from tests.launcher.commands.test_run_ssh import SHORT, of_the_run, run_folder
 
 SECRET = f"canary-{os.getpid()}-in-the-coal-mine"
 FAIL = """\
@@ -40,10 +40,10 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab):
     met = [lab.folder / "met-0", lab.folder / "met-1"]
     try:
         until(lambda: all(path.exists() for path in met), "both ranks run", 60)
-        plan = json.loads((run_folder(lab) / "plan.json").read_text())
+        plan = json.loads((lab.run_folder() / "plan.json").read_text())
         scratch_folders = [Path(host["scratch"]) for host in plan["hosts"]]
         assert all((folder / "command.json").exists() for folder in scratch_folders)
-        of_torchrun = {folder for pid in of_the_run(lab) for folder in temporary_of(pid)}
+        of_torchrun = {folder for pid in lab.of_the_run() for folder in temporary_of(pid)}
         assert of_torchrun
         positions = {lab.folder, *scratch_folders, *of_torchrun}
         assert not showing(positions)

@@ -10,8 +10,7 @@ import pytest
 
 from tests.lab.drive import HERE, ROOT, Drive, Terminal
 from tests.lab.waiting import until
-from tests.launcher.output.test_volume import MEMORY_MIB
-from tests.launcher.remote.agent.test_orphans import pid_of
+from tests.launcher.conftest import pid_of
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
 SAVES = (
@@ -185,7 +184,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path, keys, plain):
     until(lambda: (drive.folder / "result.json").exists())
     terminal.type(b"\x11")
     until(lambda: terminal.skip() or drive.process.poll() == 0)
-    assert drive.peak_mib < MEMORY_MIB
+    assert drive.peak_mib < 116  # as under a flood of output: test_volume.py
     for rank in range(2):
         assert drive.log(rank, "out").stat().st_size > 60e6
         assert drive.log(rank, "out").read_bytes().endswith(b"the end\n")

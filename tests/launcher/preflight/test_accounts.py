@@ -1,43 +1,9 @@
 """Locked accounts, shells that exit too early, homes that cannot be written: each is named."""
 
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.lab.hosts import Lab, Sshd, wait_for_banner
-from tests.lab.needs import need
-from tests.launcher.files.test_sync import project, project_of
-
-Labs = Callable[[int], Lab]
-
-
-def user() -> str:
-    """Return the name of the account: another one in each process that runs tests."""
-    return f"rackrun{os.getpid()}"
-
-
-@pytest.fixture
-def account() -> Iterator[Lab]:
-    """Yield a lab with an account of its own, which may read what its sshd has to."""
-    need("root")
-    folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
-    root("usermod", "--password", "*", user())  # neither a password nor locked
-    yield lab
-    lab.stop()
-    root("userdel", user())
-    shutil.rmtree(folder)
-
-
-def root(*command: str) -> None:
-    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+from tests.lab.hosts import Lab, Sshd, root, user, wait_for_banner
+from tests.launcher.conftest import TMPFS, project, project_of
 
 
 def said_as(lab: Lab, host: Sshd) -> tuple[int, str]:
@@ -132,22 +98,6 @@ def test_a_start_up_file_that_talks_does_no_harm(start_lab):
     assert (code, out) == (0, "through\n"), err
 
 
-@pytest.fixture
-def mounted() -> Iterator[Callable[..., None]]:
-    """Yield `mounted(folder, options)`, which mounts a small file system there for the test."""
-    need("root")
-    made: list[str] = []
-
-    def mount(folder: Path, *options: str) -> None:
-        root("mount", *(options or ("--bind", str(folder))), str(folder))
-        made.append(str(folder))
-
-    yield mount
-    for folder in reversed(made):
-        root("umount", "--lazy", folder)
-
-
-TMPFS = ("-t", "tmpfs", "none", "-o")
 HOMES = {
     "size=8m": "disk: almost full; make room",
     "size=2g,nr_inodes=1": "cannot prepare the run: {home}/runs: No space left on device",

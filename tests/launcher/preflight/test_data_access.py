@@ -15,8 +15,7 @@ from tests.lab.hosts import BUSY, Sshd, make_key, wait_for_banner
 from tests.lab.needs import need
 from tests.lab.network import port
 from tests.lab.waiting import until
-from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.remote.agent.test_agent import heard, plan_of, started
+from tests.launcher.conftest import agent_plan, heard, started_agent
 
 
 def shown(public: Path) -> str:
@@ -39,7 +38,7 @@ def test_a_changed_and_an_unknown_key_are_both_named(start_lab, tmp_path):
     (lab.folder / "authorized_keys").write_text("")
     sentinel = tmp_path / "it-ran"
     began = time.monotonic()
-    code, out, err = lab.result_of(cheap_hosts(lab), "--", "touch", str(sentinel))
+    code, out, err = lab.result_of(lab.cheap_hosts(), "--", "touch", str(sentinel))
     assert time.monotonic() - began < 5 * BUSY
     assert (code, out) == (77, "")
     assert f"127.0.0.2: the host key of 127.0.0.2 port {changed.port} has CHANGED" in err
@@ -60,7 +59,7 @@ def test_a_name_that_leads_to_another_machine_is_refused(net, tmp_path):
     lies = lab.etc[0] / "hosts"
     lies.write_text(lies.read_text().replace("10.77.0.11 node1", "10.77.0.12 node1"))
     sentinel = tmp_path / "it-ran"
-    code, _, err = lab.result_of(cheap_hosts(lab), "--", "touch", str(sentinel))
+    code, _, err = lab.result_of(lab.cheap_hosts(), "--", "touch", str(sentinel))
     assert code == 77
     assert f"node1: the host key of node1 port {port()} has CHANGED" in err
     assert "node2" not in err
@@ -84,7 +83,7 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab, free_again):
     crowded = lab.start(extra="MaxStartups 1\n")
     wait_for_banner(crowded.address, crowded.port)
     lab.trust()
-    hosts = cheap_hosts(lab)
+    hosts = lab.cheap_hosts()
     with comes_in(crowded) as somebody:
         dropped = "past MaxStartups"
         before = crowded.log.count(dropped)
@@ -104,7 +103,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(start_lab):
     lab = start_lab(2)
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
-        code, _, err = lab.result_of("--port", str(port), cheap_hosts(lab), "--", "true")
+        code, _, err = lab.result_of("--port", str(port), lab.cheap_hosts(), "--", "true")
     assert code == 78
     assert f"127.0.0.2: master: cannot listen there: port {port}: Address already in use" in err
     assert not (lab.folder / "runs").exists()
@@ -134,7 +133,7 @@ def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(start_lab
     plant(what, lock, target)
     try:
         began = time.monotonic()
-        code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
+        code, _, err = lab.result_of(lab.cheap_hosts(), "--", "true")
         assert time.monotonic() - began < 15 * BUSY
         assert code == 78, err
         (line,) = [line for line in err.splitlines() if "cannot be locked" in line]
@@ -152,13 +151,15 @@ def test_an_agent_takes_nothing_that_another_account_has_planted(tmp_path, what)
     target.mkdir()
     target.chmod(0o777)
     for kind in ("lock", "scratch"):
-        plan = plan_of(tmp_path, "true")
+        plan = agent_plan(tmp_path, "true")
         lock = f"/tmp/rackrun-planted-{os.getpid()}.lock"
         plan = replace(plan, locks=((lock, False),))
         path = Path(lock if kind == "lock" else plan.scratch)
         plant(what, path, target)
         try:
-            (refused,) = [event for event in heard(started(plan), plan) if isinstance(event, Lost)]
+            (refused,) = [
+                event for event in heard(started_agent(plan), plan) if isinstance(event, Lost)
+            ]
             assert "cannot prepare the run" in refused.reason
             assert not list(target.iterdir())
             assert path.lstat().st_uid == SOMEBODY

@@ -1,7 +1,6 @@
 """Hosts with GPUs that torch cannot use: device nodes and nvidia-smi are planted."""
 
 import os
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,17 +24,10 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab, wait_for_banner
+from tests.lab.planted_gpus import DEVICES, HEALTHY, OLDER, program, with_path
 
 Labs = Callable[[int], Lab]
 
-DEVICES = """\
-mkdir "$0" && mount --rbind /dev "$0" && mount -t tmpfs none /dev && cd /dev || exit
-for name in null zero full random urandom tty; do touch $name && mount --bind "$0/$name" $name; done
-for name in pts shm; do mkdir $name && mount --rbind "$0/$name" $name; done
-ln -s /proc/self/fd fd; ln -s pts/ptmx ptmx; touch nvidia0 nvidia1 nvidiactl
-cd "$OLDPWD" && exec "$@"
-"""
-"""Runs a command where /dev has two GPUs, for it alone."""
 
 SMI = """\
 #!/bin/sh
@@ -46,8 +38,6 @@ cat <<END
 END
 """
 
-HEALTHY = "NVIDIA H100 80GB HBM3, 81559, 4, 41, 0, 0x0000000000000001"
-OLDER = "Tesla V100-SXM2-16GB, 16384, 0, 83, 2, 0x0000000000000008"
 BROKEN = """\
 #!/bin/sh
 echo 'Failed to initialize NVML: Driver/library version mismatch'
@@ -73,18 +63,6 @@ def smi_text(**facts: str) -> str:
 def with_gpus(folder: Path) -> tuple[str, ...]:
     """Return the words before a command that give its machine two GPUs."""
     return ("unshare", "--mount", "sh", "-c", DEVICES, str(folder / "dev"))
-
-
-def with_path(folder: Path) -> str:
-    """Return a line for sshd_config that puts a folder on PATH."""
-    return f'ForceCommand PATH={folder}:$PATH; export PATH; eval "$SSH_ORIGINAL_COMMAND"\n'
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
 
 
 @pytest.mark.parametrize(

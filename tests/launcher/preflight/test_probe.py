@@ -12,7 +12,6 @@ import pytest
 
 from rackrun.launcher.remote import network, probe, shard_access
 from tests.lab.hosts import free_port
-from tests.launcher.commands.test_run_ssh import cheap_hosts
 from tests.launcher.preflight.silent_disk import silent_disk
 
 TOKEN = "0123456789abcdef"
@@ -70,7 +69,7 @@ def test_a_device_that_is_not_there_is_named_before_the_start(start_lab):
     """On the first host and on any other: 78, and the devices that there are."""
     lab = start_lab(2)
     for settings in (("interface=eth9", ""), ("", "interface=eth9")):
-        code, _, err = lab.result_of(cheap_hosts(lab, *settings), "--", "true")
+        code, _, err = lab.result_of(lab.cheap_hosts(*settings), "--", "true")
         assert code == 78, err
         (line,) = [line for line in err.splitlines() if "eth9" in line]
         host = lab.hosts[0 if settings[0] else 1].address
@@ -86,7 +85,7 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(start_lab,
     """A file server that is gone: 69, named, the other host is fine, nothing was started."""
     lab = start_lab(2)
     with silent_disk(tmp_path / "gone") as folder:
-        hosts = cheap_hosts(lab, "", f"workdir={folder}/work")
+        hosts = lab.cheap_hosts("", f"workdir={folder}/work")
         began = time.monotonic()
         code, _, err = lab.result_of(hosts, "--", "true")
         took = time.monotonic() - began

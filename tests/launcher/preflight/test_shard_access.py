@@ -14,7 +14,6 @@ from rackrun.errors import UsageError
 from rackrun.launcher.remote import shard_access
 from rackrun.shards.http.server import authorization, tls_context
 from tests.lab.waiting import until
-from tests.launcher.commands.test_run_ssh import cheap_hosts
 
 SPLIT = {"name": "train", "shards": [{"name": "a.tar"}]}
 DATASET = json.dumps({"dataset": "toy", "splits": [SPLIT]}).encode()
@@ -198,7 +197,7 @@ def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(start_lab, serv
     other = Server("127.0.0.7")
     server.says["dataset.json"] = moved(f"{other.url}/dataset.json")
     args = [f"{name}={value}" for name, value in secret(tmp_path).items()]
-    code, _, err = lab.result_of("--env", *args, cheap_hosts(lab), "catdog", "--data", server.url)
+    code, _, err = lab.result_of("--env", *args, lab.cheap_hosts(), "catdog", "--data", server.url)
     other.listener.close()
     assert code == 65, err
     (line,) = [line for line in err.splitlines() if "which is not followed" in line]

@@ -12,9 +12,8 @@ import pytest
 
 from tests.lab.hosts import Lab
 from tests.lab.needs import need
-from tests.lab.planted_gpus import SLEEP, PlantedRack
+from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
 from tests.lab.waiting import until
-from tests.launcher.preflight.test_gpus import OLDER
 
 NOBODY = 65534
 SHOW = "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"

@@ -27,12 +27,7 @@ from rackrun.launcher.run.job import Command
 from rackrun.launcher.run.settings import Serving
 from rackrun.launcher.transport.local import free_port
 from tests.lab.waiting import until
-from tests.launcher.commands.test_node import SAY, connected, ends, nodes, python
-
-__all__ = ["nodes"]
-
-RUN = "20260101-120000-toy"
-HONEST = {"node": 1, "nodes": 2, "processes": 1, "name": "n1", "job": "", "resume": ""}
+from tests.launcher.conftest import HONEST, RUN, SAY, agreed, connected, ends, python
 
 
 def hello(**changes: Any) -> bytes:
@@ -171,13 +166,6 @@ def test_a_key_of_the_job_is_met_with_what_to_do_instead(nodes, monkeypatch):
 
 
 # -- who answers in node 0's place
-
-
-def agreed(**changes: Any) -> dict[str, Any]:
-    return {
-        **{"run_id": "0" * 32, "folder": RUN, "names": ["n0", "n1"], "slots": [1, 1]},
-        **changes,
-    }
 
 
 def answered(words: bytes) -> Rendezvous:

@@ -1,9 +1,7 @@
 """Arguments and variables reach a rank byte for byte, whatever is in them."""
 
 import json
-import random
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,21 +14,12 @@ from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.lab.drive import Drive
+from tests.launcher.conftest import hostile
 
-PIECES = [
-    *("'", '"', "$(touch canary)", "`id`", "$$", "${local_rank}", "$HOME", "\\", "\n", "\t", " "),
-    *(";", "&", "|", ">", "<", "*", "?", "~", "!", "#", "%n", "%s", "{}", "--", "-o", "=", ","),
-    *("\r", "\x1b[31m", "\x7f", "é", "漢字", "🐈", "\u202e", "\udc80", "\udcff", "a", "0"),
-]
 TELL = (
     "import json, os, sys\n"
     "print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:2] == 'H_'}]))"
 )
-
-
-def hostile(count: int, seed: int, pieces: Sequence[str] = PIECES) -> list[str]:
-    chance = random.Random(seed)
-    return ["".join(chance.choices(pieces, k=chance.randrange(9))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("real", [False, True])

@@ -1,16 +1,13 @@
 """Ranks in containers: a real Docker daemon, and an image that borrows this machine's programs."""
 
 import grp
-import io
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,17 +16,12 @@ from rackrun.errors import UsageError
 from rackrun.launcher.remote import run_manager
 from rackrun.launcher.run.container import ContainerSpec, container_of
 from tests.lab import warm
-from tests.lab.hosts import ROOT, Lab, wait_for_banner
+from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
+from tests.lab.servers import BORROWED, docker, rank_image
 from tests.lab.waiting import until
-from tests.launcher.preflight.test_accounts import account, root, user
-from tests.nginx.conftest import daemon, docker
 
 Labs = Callable[[int], Lab]
 
-__all__ = ["account", "daemon"]
-
-LINKS = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
-BORROWED = sorted({"/usr", sys.base_prefix, sys.prefix, str(ROOT)})
 SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
 MARK = f"a rank of {os.getpid()}"
 AT_ONCE = ("--detach-seconds", "0")
@@ -41,21 +33,6 @@ def image(daemon: None) -> Iterator[str]:
     """Yield an image that holds links only: this machine's folders are mounted into it."""
     with rank_image() as name:
         yield name
-
-
-@contextmanager
-def rank_image() -> Iterator[str]:
-    """Make such an image, and remove it afterwards."""
-    archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        for name, target in LINKS.items():
-            link = tarfile.TarInfo(name)
-            link.type, link.linkname = tarfile.SYMTYPE, target
-            tar.addfile(link)
-    made = docker("import", "-", f"rackrun-test-ranks:{os.getpid()}", stdin=archive.getvalue())
-    assert made.returncode == 0, made.stderr
-    yield f"rackrun-test-ranks:{os.getpid()}"
-    docker("image", "rm", "--force", f"rackrun-test-ranks:{os.getpid()}")
 
 
 @pytest.fixture

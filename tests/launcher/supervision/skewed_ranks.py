@@ -9,13 +9,13 @@ from pathlib import Path
 from rackrun.training.config import Config
 from rackrun.training.data.samples import Batch
 from rackrun.training.world import joined
-from tests.training import two_ranks
+from tests.training import halves
 
 FOLDER = Path(sys.argv[1])
 exec((FOLDER / "sitecustomize.py").read_text())  # which a warm interpreter does not import
 
 
-class Data(two_ranks.Halves):
+class Data(halves.Halves):
     epoch_steps = 40
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -32,7 +32,7 @@ config = Config(
     device="cpu", run_folder=os.environ["RACKRUN_RUN_FOLDER"],
 )  # fmt: skip
 with joined(config) as ranks:
-    code = two_ranks.ran(config, ranks, Data(ranks))
+    code = halves.ran(config, ranks, Data(ranks))
     sys.stdout.write(f"rank {ranks.rank} of {ranks.world}\n")
 sys.stdout.flush()
 os._exit(code)

@@ -9,12 +9,12 @@ from pathlib import Path
 from rackrun.training.config import Config
 from rackrun.training.data.samples import Batch
 from rackrun.training.world import joined
-from tests.training import two_ranks
+from tests.training import halves
 
 SLEEP_SECONDS = 0.1
 
 
-class Data(two_ranks.Halves):
+class Data(halves.Halves):
     epoch_steps = 30
 
     def training(self, start: int) -> Iterator[Batch]:
@@ -23,12 +23,12 @@ class Data(two_ranks.Halves):
             yield batch
 
 
-two_ranks.GLOBAL_BATCH = Data.batch = 15  # for three ranks
+halves.GLOBAL_BATCH = Data.batch = 15  # for three ranks
 config = Config(
     epochs=1, lr=0.01, log_every_steps=5, straggler_steps=10, tensorboard=False, device="cpu",
     run_folder=str(Path(os.environ["RACKRUN_RUN_FOLDER"])),
 )  # fmt: skip
 with joined(config) as ranks:
-    code = two_ranks.ran(config, ranks, Data(ranks))
+    code = halves.ran(config, ranks, Data(ranks))
 sys.stdout.flush()
 os._exit(code)

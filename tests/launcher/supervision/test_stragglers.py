@@ -10,8 +10,7 @@ from rackrun.launcher.run.state import RunState
 from tests.lab import warm
 from tests.lab.hosts import ROOT
 from tests.lab.network import NetLab
-from tests.launcher.commands.test_run_ssh import result
-from tests.launcher.output.test_dashboard import plan_of, training
+from tests.launcher.conftest import plan_of, training
 
 RANKS = str(Path(__file__).with_name("slow_ranks.py"))
 
@@ -22,7 +21,7 @@ def trained(lab: NetLab) -> str:
     args = ("--", str(warm.interpreter()), RANKS)
     code, _, err = lab.result_of("--env", f"PYTHONPATH={ROOT}", hosts, *args)
     assert code == 0, err
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert set(lab.result()["hosts"].values()) == {"clean"}
     return err
 
 
@@ -47,7 +46,7 @@ def test_the_deep_check_names_a_slow_link(net):
     assert out.index("ready: 3 hosts") < out.index("compute"), out
     (slow,) = (line.partition("| ")[2] for line in out.splitlines() if "slow" in line)
     assert slow.startswith("slow links: node2, 0.00"), out
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert set(lab.result()["hosts"].values()) == {"clean"}
 
 
 @pytest.mark.parametrize(

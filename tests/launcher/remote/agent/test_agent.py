@@ -27,48 +27,20 @@ from rackrun.launcher.run.events import (
     Stopping,
     Unreached,
 )
-from rackrun.launcher.run.job import Command, Job, JobTemplate, Limits
-from rackrun.launcher.run.plan import HostPlan, PlannedHost, make_plan
+from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from rackrun.run_folder import RunFolder
-from tests.lab.drive import FAKE, peak_mib
+from tests.lab.drive import peak_mib
 from tests.lab.waiting import until
-
-LIMITS = Limits(lease_seconds=2.0)
-
-
-def plan_of(tmp_path: Path, *command: str) -> HostPlan:
-    job = Job(
-        Command(command),
-        RunFolder(tmp_path),
-        template=JobTemplate(environment=(("FIRST_RANK", "0"),)),
-    )
-    host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
-    plan = make_plan(job, [host], 1).hosts[0]
-    return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
-
-
-def started(plan: HostPlan) -> LocalChannel:
-    channel = LocalTransport("here").open(bootstrap.bootstrap())
-    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
-    return channel
-
-
-def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
-    decoder = agent_protocol.Decoder(plan)
-    events: list[Event] = []
-    while data := channel.receive():
-        events += decoder.feed(data)
-    return events
+from tests.launcher.conftest import LIMITS, agent_plan, heard, started_agent
 
 
 def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path):
     """Without a heartbeat, though the stream is open, the agent says why and ends its ranks."""
-    plan = plan_of(tmp_path, "sleep", "98764")
+    plan = agent_plan(tmp_path, "sleep", "98764")
     began = time.monotonic()
-    events = heard(started(plan), plan)
+    events = heard(started_agent(plan), plan)
     assert time.monotonic() - began > LIMITS.lease_seconds
     assert isinstance(events[0], Opened)
     assert any(isinstance(event, RankEnded | Stopping) for event in events)
@@ -77,8 +49,8 @@ def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path):
 
 def test_a_heartbeat_renews_the_lease(tmp_path):
     """With heartbeats a rank lives through several leases."""
-    plan = plan_of(tmp_path, "bash", "-c", "sleep 5; echo through")
-    channel = started(plan)
+    plan = agent_plan(tmp_path, "bash", "-c", "sleep 5; echo through")
+    channel = started_agent(plan)
     decoder, events = agent_protocol.Decoder(plan), list[Event]()
     while data := channel.receive():  # the agent sends several heartbeats within the timeout
         events += decoder.feed(data)
@@ -104,8 +76,8 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path):
         "open('told', 'w').close()\n"
         "flood.wait()\n"
     )
-    plan = plan_of(tmp_path, sys.executable, "-c", code)
-    channel = started(plan)
+    plan = agent_plan(tmp_path, sys.executable, "-c", code)
+    channel = started_agent(plan)
     while not (tmp_path / "told").exists():
         time.sleep(0.3)
         channel.send(agent_protocol.BEAT)
@@ -127,11 +99,11 @@ def test_a_private_folder_that_exists_is_refused(tmp_path):
     target = tmp_path / "target"
     target.mkdir()
     for plant in (Path.mkdir, lambda path: path.symlink_to(target)):
-        plan = plan_of(tmp_path, "true")
+        plan = agent_plan(tmp_path, "true")
         scratch = Path(plan.scratch)
         plant(scratch)
         try:
-            lost = next(e for e in heard(started(plan), plan) if isinstance(e, Lost))
+            lost = next(e for e in heard(started_agent(plan), plan) if isinstance(e, Lost))
             assert "cannot prepare the run" in lost.reason
             assert lost.exit_code == 78
             assert scratch.exists()
@@ -142,7 +114,7 @@ def test_a_private_folder_that_exists_is_refused(tmp_path):
 
 def test_what_a_login_shell_prints_is_no_frame(tmp_path):
     """Noise before the agent's first word, even noise that looks like frames, is skipped."""
-    plan = plan_of(tmp_path, "true")
+    plan = agent_plan(tmp_path, "true")
     noise = b"Welcome!\n\x00\x00\x01\x00\x00\x00\x05hello\nrackrun agent\n"
     frame = frames.HEADER.pack(frames.OUT, 0, 3) + b"abc"
     data = noise + service.MARKER + frame
@@ -174,15 +146,15 @@ def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path):
         "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
         f"for data in {message!r}: ear.send(data)\n"
     )
-    plan = plan_of(tmp_path, sys.executable, "-c", code)
-    events = heard(started(plan), plan)
+    plan = agent_plan(tmp_path, sys.executable, "-c", code)
+    events = heard(started_agent(plan), plan)
     assert [e.fields for e in events if isinstance(e, Report)] == [{"step": 3, "loss": None}]
     assert any(isinstance(event, RankEnded) and event.code == 0 for event in events)
 
 
 def test_a_sweep_finds_what_a_lost_agent_left(tmp_path):
     """Processes that carry the run's mark are ended by a second agent; others are left alone."""
-    plan = plan_of(tmp_path, "true")
+    plan = agent_plan(tmp_path, "true")
     mark = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}/reports"}
     almost = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}0/reports"}
     left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
@@ -201,7 +173,9 @@ def test_a_sweep_finds_what_a_lost_agent_left(tmp_path):
 def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
     """Return a plan whose agent locks a file."""
     path = tmp_path / "lock"
-    return HostPlan(**{**vars(plan_of(tmp_path, *command)), "locks": ((str(path), False),)}), path
+    return HostPlan(
+        **{**vars(agent_plan(tmp_path, *command)), "locks": ((str(path), False),)}
+    ), path
 
 
 def wait_for(channel: LocalChannel, decoder: agent_protocol.Decoder, kind: type[Event]) -> None:
@@ -218,7 +192,7 @@ def is_free(path: Path) -> bool:
 def test_a_lock_stays_young_and_goes_with_its_run(tmp_path):
     """PROC-4: a cleaner of /tmp does not find it old; it names the run; kill -9 sets it free."""
     plan, path = locked(tmp_path, "sleep", "98764")
-    channel = started(plan)
+    channel = started_agent(plan)
     wait_for(channel, agent_protocol.Decoder(plan), Opened)
     os.utime(path, (0, 0))
     until(lambda: path.stat().st_mtime > 0)
@@ -236,7 +210,7 @@ def test_a_lock_goes_with_a_refusal(tmp_path):
     """A start that is refused holds the host no longer."""
     plan, path = locked(tmp_path, "true")
     refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
-    assert any(isinstance(event, Lost) for event in heard(started(refused), refused))
+    assert any(isinstance(event, Lost) for event in heard(started_agent(refused), refused))
     assert is_free(path)
 
 
@@ -259,11 +233,11 @@ def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path):
         "print('ready', flush=True)\n"
         "while not os.path.exists('done'): time.sleep(0.01)\n"
     )
-    plan = plan_of(tmp_path, sys.executable, "-c", rank)
+    plan = agent_plan(tmp_path, sys.executable, "-c", rank)
     args = (sys.executable, "-c", torchrun, *plan.torchrun[plan.torchrun.index("--no-python") :])
     port = next(name for name in plan.torchrun if name.startswith("--master-port"))
     plan = HostPlan(**{**vars(plan), "torchrun": (*args[:3], port, *args[3:]), "processes": 2})
-    channel, decoder = started(plan), agent_protocol.Decoder(plan)
+    channel, decoder = started_agent(plan), agent_protocol.Decoder(plan)
     wait_for(channel, decoder, Output)
     channel.send(agent_protocol.stop_order(signal.SIGTERM, 60))
     events: list[Event] = []
@@ -294,7 +268,7 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started():
 
 def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
     """400 hosts that do not answer, 100 descriptors: some are named, and the agent lives on."""
-    plan = plan_of(tmp_path, "sleep", "98764")
+    plan = agent_plan(tmp_path, "sleep", "98764")
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
     limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
     channel = LocalTransport("here").open([*limited, *bootstrap.bootstrap()])
@@ -322,7 +296,7 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
 
 def test_a_host_known_by_a_name_with_ipv6_alone_is_reached(tmp_path):
     """Nobody listens at the port of the name; its refusal shows that packets go both ways."""
-    plan = plan_of(tmp_path, "sleep", "98764")
+    plan = agent_plan(tmp_path, "sleep", "98764")
     (tmp_path / "hosts").write_text("::1 six\n127.0.0.1 four\n")
     with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
     shell = ["unshare", "--mount", "sh", "-c", with_names, str(tmp_path / "hosts")]

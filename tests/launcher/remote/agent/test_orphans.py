@@ -1,7 +1,6 @@
 """Nothing survives, whatever dies: every process of a run, times every signal."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 from tests.lab.drive import SHORT, Drive
 from tests.lab.hosts import BUSY
 from tests.lab.waiting import until
+from tests.launcher.conftest import KINDS, pid_of
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (
@@ -26,12 +26,6 @@ RANK = (  # with a child as a loader worker would be, which knows nothing of all
     "    os.execvp('sleep', ['sleep', '98765'])\n"
     "time.sleep(98764)\n"
 )
-KINDS = {
-    "rank": "time.sleep(98764)",
-    "loader": "sleep 98765",
-    "shim": "/agent.zip",
-    "torchrun": "fake_torchrun.py",
-}
 CODES = {  # of the launcher
     "rank": {"KILL": 137, "TERM": 143, "INT": 130, "HUP": 129, "STOP": 75},
     "shim": {"KILL": 137, "TERM": 75, "INT": 75, "HUP": 75, "STOP": 75},
@@ -45,21 +39,6 @@ def start(folder: Path) -> Drive:
     drive = Drive(folder, [sys.executable, "-c", RANK])
     drive.pid(KINDS["loader"])
     return drive
-
-
-def pid_of(drive: Drive, kind: str) -> int:
-    if kind == "launcher":
-        return drive.process.pid
-    if kind in ("agent", "guard"):
-        scratch = Path(drive.plan["hosts"][0]["scratch"])
-        agent, _, guard, *_ = json.loads((scratch / "agent.pid").read_text())
-        return int(agent if kind == "agent" else guard)
-    lines = drive.alive()
-    return next(
-        pid
-        for pid, line in lines.items()
-        if KINDS[kind] in line and (kind != "shim" or "fake_torchrun" not in line)
-    )
 
 
 def bound_seconds(kind: str, name: str) -> float:

@@ -8,17 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab import warm
-from tests.lab.hosts import BUSY, ROOT
+from tests.lab.hosts import BUSY, ROOT, SHORT, WAIT
 from tests.lab.network import NetLab, port
 from tests.lab.waiting import until
-from tests.launcher.commands.test_run_ssh import (
-    SHORT,
-    WAIT,
-    cheap_hosts,
-    result,
-    run_folder,
-    started,
-)
 
 LEASE_SECONDS = 3.0
 BOUND_SECONDS = BUSY * (LEASE_SECONDS + 5.0)
@@ -26,7 +18,7 @@ BOUND_SECONDS = BUSY * (LEASE_SECONDS + 5.0)
 
 def ranks_left(lab: NetLab) -> list[int]:
     """Return the ranks that still sleep."""
-    plan = json.loads((run_folder(lab) / "plan.json").read_text())
+    plan = json.loads((lab.run_folder() / "plan.json").read_text())
     mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
     collected = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -55,15 +47,15 @@ def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net):
     code, _, err = lab.result_of(str(hosts), "--", str(warm.interpreter()), str(script))
     assert code == 0, err
     for number in range(3):
-        log = run_folder(lab) / "logs" / f"node{number + 1}" / f"rank-{number}.out"
+        log = lab.run_folder() / "logs" / f"node{number + 1}" / f"rank-{number}.out"
         assert log.read_text() == f"node{number + 1} 3 eth0\n"
 
 
 def test_a_pulled_cable_is_named_and_both_sides_end(net):
     """A host without its cable: 75 within the lease and 5 s, and the ranks of both sides ended."""
     lab = net(3)
-    process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
-    started(lab, 3)
+    process = lab.run_ssh(*SHORT, lab.cheap_hosts(), *WAIT)
+    lab.started(3)
     lab.pull_cable(2)
     pulled = time.monotonic()
     _, err = process.communicate(timeout=60)
@@ -72,7 +64,7 @@ def test_a_pulled_cable_is_named_and_both_sides_end(net):
     assert process.returncode == 75, err
     assert took < BOUND_SECONDS, err
     assert "node2" in err.splitlines()[-1]
-    states = result(lab)["hosts"]
+    states = lab.result()["hosts"]
     assert states["node1"] == states["node3"] == "clean"
     assert states["node2"] != "clean"
 
@@ -80,8 +72,8 @@ def test_a_pulled_cable_is_named_and_both_sides_end(net):
 def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net):
     """No byte reaches the launcher and none comes from it: within the lease the hosts are clean."""
     lab = net(2)
-    process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
-    started(lab, 2)
+    process = lab.run_ssh(*SHORT, lab.cheap_hosts(), *WAIT)
+    lab.started(2)
     for number in (1, 2):
         lab.pull_cable(number)
     pulled = time.monotonic()
@@ -96,9 +88,9 @@ def test_a_link_that_flaps_for_less_than_the_lease_harms_nothing(net):
     """Three seconds without a cable are not a lost host: the run ends with 0."""
     lab = net(2)
     command = ("--", sys.executable, "-c", "import time; time.sleep(12); print('through')")
-    process = lab.run_ssh("--lease-seconds", "9", cheap_hosts(lab), *command)
+    process = lab.run_ssh("--lease-seconds", "9", lab.cheap_hosts(), *command)
     until(lambda: (lab.folder / "runs").exists(), "it starts", 30)
-    until((run_folder(lab) / "plan.json").exists, "it runs", 30)
+    until((lab.run_folder() / "plan.json").exists, "it runs", 30)
     until(lambda: len(ranks_left(lab)) >= 4, "ranks run", 30)
     lab.pull_cable(2)
     time.sleep(3)
@@ -113,7 +105,7 @@ def test_all_hosts_that_cannot_be_reached_are_named_in_time(net):
     host that is not blamed: 69 within 15 s."""
     lab = net(3)
     lab.firewall(2, "-p", "tcp", "--dport", str(port()), "-j", "DROP")
-    hosts = Path(cheap_hosts(lab))
+    hosts = Path(lab.cheap_hosts())
     hosts.write_text(hosts.read_text() + f"10.77.0.99:{port()}\n10.99.0.1:{port()}\nnode3:9\n")
     began = time.monotonic()
     code, _, err = lab.result_of(str(hosts), "--", "true")
@@ -134,7 +126,7 @@ def test_a_name_server_that_is_silent_does_not_hold_us_up(net):
     lab = net(2)
     lab.ask(lab.hosts[0].address)
     lab.firewall(1, "-p", "udp", "--dport", "53", "-j", "DROP")
-    hosts = Path(cheap_hosts(lab))
+    hosts = Path(lab.cheap_hosts())
     hosts.write_text(hosts.read_text() + "gpu77.example\n")
     code, _, err = lab.result_of(str(hosts), "--", "true")
     assert code == 69
@@ -145,7 +137,7 @@ def test_a_master_port_that_is_shut_is_found_before_the_start(net):
     """The firewall of the first host lets in ssh only: 78, and which host cannot reach it."""
     lab = net(3)
     lab.firewall(1, "-s", "10.77.0.12", "-p", "tcp", "-j", "REJECT")
-    code, _, err = lab.result_of(cheap_hosts(lab), "--", "true")
+    code, _, err = lab.result_of(lab.cheap_hosts(), "--", "true")
     assert code == 78
     assert "node2: master: 10.77.0.11 port" in err
     assert "node3" not in err
@@ -168,7 +160,7 @@ def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net):
     lab = net(3)
     home = {"HOME": str(lab.folder / "home")}
     code, out, err = lab.result_of(
-        "--detach", "--detach-seconds", "0", *SHORT, cheap_hosts(lab), *WAIT, env=home
+        "--detach", "--detach-seconds", "0", *SHORT, lab.cheap_hosts(), *WAIT, env=home
     )
     assert code == 0, err
     run = out.strip()
@@ -188,8 +180,8 @@ def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net):
 def test_a_connection_that_is_reset_is_a_lost_host(net):
     """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
     lab = net(2)
-    process = lab.run_ssh(*SHORT, cheap_hosts(lab), *WAIT)
-    started(lab, 2)
+    process = lab.run_ssh(*SHORT, lab.cheap_hosts(), *WAIT)
+    lab.started(2)
     lab.firewall(
         2, "-p", "tcp", "--dport", str(port()), "-j", "REJECT", "--reject-with", "tcp-reset"
     )
@@ -208,7 +200,7 @@ def test_lost_packets_are_no_lost_host(net):
     loss = ("-m", "statistic", "--mode", "random", "--probability", "0.05", "-j", "DROP")
     lab.firewall(1, *loss)
     lab.firewall(2, *loss)
-    code, _, err = lab.result_of("--hang-seconds", "10", cheap_hosts(lab), *ring(lab, 20_000, 50))
+    code, _, err = lab.result_of("--hang-seconds", "10", lab.cheap_hosts(), *ring(lab, 20_000, 50))
     assert code == 0, err
 
 
@@ -224,7 +216,7 @@ def ring(lab: NetLab, size: int, steps: int) -> tuple[str, ...]:
 def test_a_cut_between_two_workers_is_named_as_a_pair(net, ways):
     """Packets between two hosts are dropped, ssh is fine: 75 in time, both named, all clean."""
     lab = net(3)
-    args = (*SHORT, "--hang-seconds", "2", cheap_hosts(lab))
+    args = (*SHORT, "--hang-seconds", "2", lab.cheap_hosts())
     process = lab.run_ssh(*args, *ring(lab, 1000, 100_000))
     until(lambda: any(lab.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
     lab.firewall(2, "-s", lab.hosts[2].address, "-j", "DROP")
@@ -234,9 +226,9 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net, ways):
     _, err = process.communicate(timeout=90)
     assert process.returncode == 75, err
     assert time.monotonic() - cut < BUSY * (2.0 + 15.0)
-    assert "no rank died, but the network is cut between node2 and node3: " in result(lab)["cause"]
-    assert "node1" not in result(lab)["cause"]
-    assert set(result(lab)["hosts"].values()) == {"clean"}
+    assert "no rank died, but the network is cut between node2 and node3: " in lab.result()["cause"]
+    assert "node1" not in lab.result()["cause"]
+    assert set(lab.result()["hosts"].values()) == {"clean"}
 
 
 def test_ports_that_no_rank_is_given_may_be_shut(net):
@@ -248,11 +240,11 @@ def test_ports_that_no_rank_is_given_may_be_shut(net):
     args = ("--", sys.executable, "-c", f"{stuck}; time.sleep(999)")
     path = f"PYTHONPATH={ROOT}"
     code, _, err = lab.result_of(
-        *SHORT, "--hang-seconds", "2", "--env", path, cheap_hosts(lab), *args
+        *SHORT, "--hang-seconds", "2", "--env", path, lab.cheap_hosts(), *args
     )
     assert code == 75, err
-    assert "no progress for" in result(lab)["cause"]
-    assert "network is cut" not in result(lab)["cause"]
+    assert "no progress for" in lab.result()["cause"]
+    assert "network is cut" not in lab.result()["cause"]
 
 
 @pytest.mark.long
@@ -260,7 +252,7 @@ def test_a_slow_link_is_no_hang(net):
     """A host that sends 200 kbit/s: each step takes long, the run is left alone and ends with 0."""
     lab = net(2)
     lab.slow_down(2, 200)
-    args = (*SHORT, "--hang-seconds", "3", cheap_hosts(lab))
+    args = (*SHORT, "--hang-seconds", "3", lab.cheap_hosts())
     code, _, err = lab.result_of(*args, *ring(lab, 20_000, 6))
     assert code == 0, err
-    assert result(lab)["seconds"] > 6 * 20_000 * 8 / 200_000 * 0.6
+    assert lab.result()["seconds"] > 6 * 20_000 * 8 / 200_000 * 0.6

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.hosts import wait_for_banner
-from tests.launcher.commands.test_run_ssh import cheap_hosts
-from tests.launcher.run.test_arguments import PIECES, hostile
+from tests.launcher.conftest import PIECES, hostile
 
 SHELLS = {  # what sshd is told, and what the account's own start-up file says
     "bash": ("", ""),
@@ -91,7 +90,7 @@ def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab):
     for args in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
         *options, _ = args[: args.index("--") + 1]
         ended, _, err = lab.result_of(
-            *options, cheap_hosts(lab), *args[args.index("--") :], env={"TOKEN": "s3cr3t"}
+            *options, lab.cheap_hosts(), *args[args.index("--") :], env={"TOKEN": "s3cr3t"}
         )
         assert ended == 0, err
         commands.append(set(asked.read_text().splitlines()))

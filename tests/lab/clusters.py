@@ -1,13 +1,16 @@
-"""A real Slurm on this machine: munged, slurmctld, and several slurmd that are nodes n1, n2, ..."""
+"""Clusters of tests: a real Slurm with nodes n1, n2, ..., and a real Ray, on this machine."""
 
 import os
 import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from tests.lab.hosts import children, processes_with, with_signal
 from tests.lab.waiting import until
 
 NODES = 3
@@ -129,9 +132,9 @@ class SlurmLab:
         """Kill everything on a node at once, as a power failure does."""
         self.daemons[name].kill()
         self.daemons[name].wait()
-        for pid in with_variable(f"SLURMD_NODENAME={name}"):
-            for process in [pid, *below(pid)]:
-                end(process)
+        for pid in processes_with(f"SLURMD_NODENAME={name}"):
+            for process in [pid, *children(pid)]:
+                with_signal(process, signal.SIGKILL)
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=power")
 
     def run(self, *command: str, folder: Path | None = None) -> str:
@@ -184,36 +187,37 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-def with_variable(pair: str) -> list[int]:
-    """Return the processes that have this variable."""
-    result = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and pair.encode() in (entry / "environ").read_bytes().split(
-                b"\0"
-            ):
-                result.append(int(entry.name))
-        except OSError:
-            continue
-    return result
+RAY = """
+import sys
+from ray.cluster_utils import Cluster
+def node(address, **options):  # several hosts on one machine, as behind several sshd
+    return options | {"env_vars": {"SSH_CONNECTION": f"127.0.0.1 1 {address} 22"}, "num_cpus": 2}
+cluster = Cluster(initialize_head=True, head_node_args=node("127.0.0.2", include_dashboard=False))
+cluster.add_node(**node("127.0.0.3"))
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
 
 
-def below(root: int) -> list[int]:
-    """Return the descendants of a process."""
-    result = []
-    for task in Path(f"/proc/{root}/task").glob("*/children"):
-        try:
-            children = [int(arg) for arg in task.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            result += [child, *below(child)]
-    return result
-
-
-def end(pid: int) -> None:
-    """Kill a process; it may be gone already."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+@contextmanager
+def ray_cluster() -> Iterator[str]:
+    """Yield the address of a Ray head with one more node; they are ended by process id."""
+    command = [sys.executable, "-W", "ignore", "-c", RAY]
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "CUDA_VISIBLE_DEVICES": ""}
+    # Workers kept ready, 2 s of a core each, are of no use: our actors' environment is another.
+    variables |= {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}
+    for _ in range(3):  # Ray gives its own processes 30 s, which a busy machine may not keep
+        with subprocess.Popen(
+            command,
+            env={**os.environ, **variables},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            assert process.stdin and process.stdout
+            if actual := process.stdout.readline().strip():
+                yield actual
+                return
+    raise AssertionError("Ray does not start")

@@ -1,0 +1,67 @@
+"""`@on_ranks(2)`: a test whose own body runs in every rank of a world, in forked processes."""
+
+import base64
+import importlib
+import inspect
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+from tests.lab import warm
+
+
+def on_ranks(world: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test's body in each of so many ranks, which know one another as under torchrun.
+
+    The body gets fixtures that can be pickled; an exception in any rank fails the test.
+    """
+
+    def decorate(body: Callable[..., None]) -> Callable[..., None]:
+        def test(**fixtures: Any) -> None:
+            given = base64.b85encode(pickle.dumps(fixtures)).decode()
+            output_of_ranks(world, "-m", __name__, body.__module__, body.__name__, given)
+
+        test.__signature__ = inspect.signature(body)
+        test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
+        test.body = body
+        return test
+
+    return decorate
+
+
+def output_of_ranks(world: int, *args: object) -> str:
+    """Return what the ranks of a program print; AssertionError unless all of them end with 0."""
+    job = warm.ranks(
+        world,
+        *args,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(warm.ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    with ThreadPoolExecutor() as pool:
+        outputs = [out for out, _ in pool.map(lambda rank: rank.communicate(), job)]
+    printed = "".join(map(without_gloo, outputs))
+    assert [rank.returncode for rank in job] == [0] * world, printed
+    return printed
+
+
+def without_gloo(printed: str) -> str:
+    """Return what a rank prints without the line that gloo of torch 2.10 adds."""
+    lines = printed.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("[Gloo] Rank "))
+
+
+def play(module: str, name: str, given: str) -> NoReturn:
+    """Run the body of a test as the rank that this process is."""
+    fixtures = pickle.loads(base64.b85decode(given))
+    getattr(importlib.import_module(module), name).body(**fixtures)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    play(*sys.argv[1:])
