@@ -23,14 +23,11 @@ from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import (
     KILLED_AT,
-    Command,
     assert_only_whole_files,
     shown,
     wait_for_a_shard,
 )
 from tests.lab.data import drawn, kaggle, write_tar, write_zip
-
-Start = Callable[..., Command]
 
 SHARDS = 10
 

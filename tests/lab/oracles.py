@@ -22,7 +22,7 @@ PROGRESS = re.compile(
 )
 """What a command has done until it found the mistake."""
 
-CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")  # beside tab and newline
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # beside tab and newline
 
 Times = npt.NDArray[np.intp]  # how often each row comes
 
@@ -41,8 +41,8 @@ def last_line(result: Result) -> str:
     return message
 
 
-def text_only(printed: bytes) -> None:
-    """Check that no byte printed moves a cursor, sets a title, or rings."""
+def text_only(printed: str) -> None:
+    """Check that nothing printed moves a cursor, sets a title, or rings."""
     assert not (found := CONTROL.search(printed)), printed[max(0, found.start() - 50) :][:100]
 
 

@@ -22,7 +22,6 @@ from tests.lab.needs import need
 from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
 from tests.lab.waiting import until
 
-NOBODY = 65534
 TRUE = ("--", "true")
 
 

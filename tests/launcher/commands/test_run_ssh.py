@@ -15,13 +15,8 @@ import pytest
 
 from tests.lab import warm
 from tests.lab.hosts import APART, BUSY, SHORT, WAIT, Lab, Sshd, parent_of, with_signal
-from tests.lab.oracles import clean
+from tests.lab.oracles import clean, whole
 from tests.lab.waiting import until
-
-Labs = Callable[..., Lab]
-
-BOUND_SECONDS = 3.0 + 5.0 + 10.0  # the lease, the promise, and a busy machine
-
 
 # -- runs that end well -------------------------------------------------------------------------
 
@@ -148,6 +143,7 @@ def test_the_true_cause_and_its_code_come_from_whichever_host(start_lab):
     assert "rank 2 on 127.0.0.4: exit code 7" in last
     assert set(lab.result()["hosts"].values()) == {"clean"}
     clean(lab)
+    whole(lab.run_folder())
 
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
@@ -365,7 +361,7 @@ def test_a_host_that_goes_down_is_named_and_the_others_are_stopped(start_lab):
     assert "127.0.0.3" in err.splitlines()[-1]
     states = lab.result()["hosts"]
     assert states["127.0.0.2"] == states["127.0.0.4"] == "clean"
-    clean(lab)
+    until(lambda: not lab.of_the_run(), "nothing is left", 15)
 
 
 def test_ctrl_c_twice_stops_at_once(start_lab):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -20,7 +19,6 @@ from tests.lab.fake_host import FakeHost, TrackedTransport, host_plan, replies
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
 
-Labs = Callable[[int], Lab]
 EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 
 

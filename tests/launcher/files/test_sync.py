@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
 from tests.launcher.conftest import project, project_of
-
-Labs = Callable[[int], Lab]
 
 
 def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, str, str]:

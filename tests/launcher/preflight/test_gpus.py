@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +22,8 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
-from tests.lab.hosts import ROOT, Lab, wait_for_banner
+from tests.lab.hosts import ROOT, wait_for_banner
 from tests.lab.planted_gpus import DEVICES, HEALTHY, OLDER, program, with_path
-
-Labs = Callable[[int], Lab]
-
 
 SMI = """\
 #!/bin/sh
