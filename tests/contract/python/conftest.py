@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lab.drawn import drawn
+from tests.lab.data import drawn
 from tests.lab.run import run, write
 
 
