@@ -5,25 +5,19 @@ As a program it takes its arguments as one JSON object; `Drive` starts it and lo
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import resource
 import secrets
-import select
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import termios
 import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import pyte
 
 from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
@@ -34,6 +28,7 @@ from rackrun.launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.lab.hosts import processes_with
+from tests.lab.run import Terminal
 from tests.lab.waiting import until
 
 HERE = Path(__file__).parent
@@ -118,54 +113,6 @@ def peak_mib(pid: int) -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-TAKE_TERMINAL = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
-ON_TERMINAL = """
-import os, runpy
-os.login_tty(0)
-runpy.run_module("tests.lab.drive", run_name="__main__", alter_sys=True)
-"""
-
-
-class Terminal:
-    """A real terminal, with a copy of what it shows."""
-
-    def __init__(self, columns: int = 120, lines: int = 30) -> None:
-        self.ours, self.theirs = os.openpty()
-        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-        self.before = termios.tcgetattr(self.theirs)
-        self.screen = pyte.Screen(columns, lines)
-        self.stream = pyte.ByteStream(self.screen)
-        self.bytes = b""
-        self.shown = ""
-
-    def type(self, keys: bytes) -> None:
-        os.write(self.ours, keys)
-
-    def skip(self) -> None:
-        """Let what can be read be gone."""
-        while select.select([self.ours], [], [], 0)[0]:
-            os.read(self.ours, 1 << 16)
-
-    def text(self) -> str:
-        """Return the text on the screen."""
-        before = len(self.bytes)
-        while select.select([self.ours], [], [], 0)[0]:
-            data = os.read(self.ours, 1 << 16)
-            self.bytes += data
-            self.stream.feed(data)
-        if len(self.bytes) > before:  # to draw it takes milliseconds, and tests ask all the time
-            self.shown = "\n".join(line.rstrip() for line in self.screen.display)
-        return self.shown
-
-    def shows(self, text: str) -> bool:
-        return text in self.text()
-
-    def restored(self) -> bool:
-        """Return True when cursor and settings are as before."""
-        self.text()
-        return not self.screen.cursor.hidden and termios.tcgetattr(self.theirs) == self.before
-
-
 STARTED: list["Drive"] = []
 
 
@@ -204,8 +151,7 @@ class Drive:
         if output is not None:
             streams["stdout"] = output.open("wb")
         if terminal is not None:
-            launcher = ["-c", ON_TERMINAL, launcher[-1]]
-            streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs)
+            streams = terminal.streams
         streams |= {"cwd": ROOT, "text": True, "errors": "replace"}
         streams["env"] = {**os.environ, "TERM": "xterm-256color", name: value}
         self.process = (

@@ -1,12 +1,19 @@
 """Type a command line as a user would: in a process of its own, whose imports are done."""
 
+import fcntl
 import os
+import select
 import shlex
+import struct
 import subprocess
+import termios
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import pyte
 
 from tests.lab import warm
 
@@ -52,26 +59,82 @@ def run(
     The user's home is `folder/home`, unless `env` names another; None in `env` unsets a variable.
     TimeoutExpired after `seconds`.
     """
-    words = shlex.split(line) if isinstance(line, str) else list(line)
-    changes: dict[str, str | None] = {"HOME": os.fspath(folder / "home"), **(env or {})}
-    merged = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-    Path(merged.get("HOME", folder)).mkdir(parents=True, exist_ok=True)
-    start, arguments = _program(words)
-    with start(
-        *arguments,
-        cwd=folder,
-        env={**merged, "PYTHONPATH": os.fspath(warm.ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        project=os.fspath(_project()),
-    ) as process:
+    with start(line, folder, env=env) as process:
         try:
             out, err = process.communicate(stdin, timeout=seconds)
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-    return Result(process.returncode, out, err, folder)
+        return Result(process.wait(), out, err, folder)
+
+
+def start(
+    line: str | list[str],
+    folder: Path,
+    *,
+    env: Mapping[str, str | None] | None = None,
+    terminal: "Terminal | None" = None,
+) -> warm.Process:
+    """Start what `run` runs, and let it go on, with pipes or on a terminal."""
+    words = shlex.split(line) if isinstance(line, str) else list(line)
+    changes: dict[str, str | None] = {"HOME": os.fspath(folder / "home"), **(env or {})}
+    merged = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    Path(merged.get("HOME", folder)).mkdir(parents=True, exist_ok=True)
+    program, arguments = _program(words)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return program(
+        *arguments,
+        cwd=folder,
+        env={**merged, "PYTHONPATH": os.fspath(warm.ROOT)},
+        project=os.fspath(_project()),
+        **(terminal.streams if terminal else pipes),
+    )
+
+
+class Terminal:
+    """A real terminal, with a copy of what it shows."""
+
+    def __init__(self, columns: int = 120, lines: int = 30) -> None:
+        self.ours, self.theirs = os.openpty()
+        fcntl.ioctl(self.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+        self.before = termios.tcgetattr(self.theirs)
+        self.screen = pyte.Screen(columns, lines)
+        self.stream = pyte.ByteStream(self.screen)
+        self.bytes = b""
+        self.shown = ""
+
+    @property
+    def streams(self) -> dict[str, Any]:
+        """Return the options of a process that has it as its terminal."""
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), self.theirs)
+        return {**streams, "start_new_session": True}
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.ours, keys)
+
+    def skip(self) -> None:
+        """Let what can be read be gone."""
+        while select.select([self.ours], [], [], 0)[0]:
+            os.read(self.ours, 1 << 16)
+
+    def text(self) -> str:
+        """Return the text on the screen."""
+        before = len(self.bytes)
+        while select.select([self.ours], [], [], 0)[0]:
+            data = os.read(self.ours, 1 << 16)
+            self.bytes += data
+            self.stream.feed(data)
+        if len(self.bytes) > before:  # to draw it takes milliseconds, and tests ask all the time
+            self.shown = "\n".join(line.rstrip() for line in self.screen.display)
+        return self.shown
+
+    def shows(self, text: str) -> bool:
+        return text in self.text()
+
+    def restored(self) -> bool:
+        """Return True when cursor and settings are as before."""
+        self.text()
+        return not self.screen.cursor.hidden and termios.tcgetattr(self.theirs) == self.before
 
 
 def write(folder: Path, files: Mapping[str, Content]) -> Path:

@@ -160,7 +160,10 @@ def become(request: Request, descriptors: list[int]) -> None:
         os.dup2(descriptor, number)
     os.closerange(3, 4096)
     if request["session"]:
-        os.setsid()
+        if os.isatty(0):
+            os.login_tty(0)
+        else:
+            os.setsid()
     os.chdir(request["folder"])
     kept = {name: os.environ[name] for name in SET_BY_IMPORTS if name in os.environ}
     os.environ.clear()

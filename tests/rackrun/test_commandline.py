@@ -20,8 +20,9 @@ from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
 from rackrun.commandline.parser import current_names, parse
-from tests.lab.drive import ROOT, Terminal
+from tests.lab.drive import ROOT
 from tests.lab.needs import need
+from tests.lab.run import Terminal
 from tests.lab.waiting import until
 
 
@@ -372,8 +373,7 @@ def test_zsh_completes_by_the_printed_script(loaded, tmp_path):
         ["zsh", "-f", "-i"],
         env=rackrun_in(tmp_path),
         cwd=tmp_path,
-        start_new_session=True,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+        **terminal.streams,
     ) as shell:
         setup = f"autoload -Uz compinit; compinit -u -D; {loaded}; print rea''dy\n"
         terminal.type(setup.encode())
@@ -423,8 +423,7 @@ def test_a_tab_runs_nothing_that_names_or_files_say(start, setup, tmp_path):
         start,
         env=env,
         cwd=folder,
-        start_new_session=True,
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+        **terminal.streams,
     )
     try:
         loaded = f'eval "$(rackrun completion {start[0]})"'

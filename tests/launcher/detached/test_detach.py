@@ -43,10 +43,9 @@ from rackrun.launcher.transport.relay import RelayListener
 from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.runs import find_run
 from rackrun.shapes import Misshapen, parsed
-from tests.lab import warm
 from tests.lab.detached import RANK, SHORT, WAIT, DetachedLab
-from tests.lab.drive import Terminal
-from tests.lab.hosts import ROOT, children, with_signal
+from tests.lab.hosts import children, with_signal
+from tests.lab.run import Terminal
 from tests.lab.waiting import until
 
 COUNT = """\
@@ -69,13 +68,6 @@ def counting(lines: int, pause: float) -> tuple[str, ...]:
 
 def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-ON_TERMINAL = """
-import os, runpy
-os.login_tty(0)
-runpy.run_module("rackrun.launcher", run_name="__main__", alter_sys=True)
-"""
 
 
 # -- attach -------------------------------------------------------------------------------------
@@ -151,24 +143,12 @@ def test_attach_on_a_terminal_draws_the_board_and_leaves_the_terminal_as_it_was(
     """A row for every host while it runs; Ctrl-C on the keyboard takes it away again."""
     detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
     terminal = Terminal()
-    attached = warm.Launcher(
-        *(
-            "-c",
-            ON_TERMINAL,
-            "ssh",
-            "attach",
-            detached.run,
-            "--ssh-config",
-            detached.lab.config,
-        ),
+    attached = detached.lab.run_ssh(
+        detached.run,
+        verb=("attach",),
         cwd=detached.home,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(detached.home),
-            "TERM": "xterm",
-        },
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+        env={"HOME": str(detached.home), "TERM": "xterm"},
+        **terminal.streams,
     )
     for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
         until(lambda text=text: terminal.shows(text), text, 60)

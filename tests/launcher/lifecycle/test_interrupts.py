@@ -5,11 +5,10 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 
-from tests.lab.drive import TAKE_TERMINAL, Terminal
 from tests.lab.hosts import APART, BUSY, ROOT, SHORT, WAIT
+from tests.lab.run import Terminal
 from tests.lab.waiting import until
 
 TWICE_BOUND_SECONDS = BUSY * 5.0
@@ -128,10 +127,9 @@ def test_once_lets_a_real_task_save(start_lab):
     process = lab.run_ssh(
         *("--ignore-check", "code", "--runs", str(lab.folder / "runs"), "--name", "a b"),
         *(str(hosts), *task),
-        before=(sys.executable, "-c", TAKE_TERMINAL),
         cwd=ROOT,
         env={"TERM": "xterm-256color"},
-        **dict.fromkeys(("stdin", "stdout", "stderr"), terminal.theirs),
+        **terminal.streams,
     )
     until(lambda: terminal.shows("training"))
     until(lambda: terminal.shows("images/s"))

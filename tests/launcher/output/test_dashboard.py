@@ -29,7 +29,7 @@ from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration
-from tests.lab.drive import Terminal
+from tests.lab.run import Terminal
 from tests.launcher.conftest import PROGRAM, plan_of, training
 
 

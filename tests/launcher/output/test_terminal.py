@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from tests.lab.drive import HERE, ROOT, Drive, Terminal
+from tests.lab.drive import HERE, ROOT, Drive
+from tests.lab.run import Terminal
 from tests.lab.waiting import until
 from tests.launcher.conftest import pid_of
 
@@ -36,7 +37,7 @@ def wait_for_end(drive: Drive, terminal: Terminal) -> int:
 def test_a_board_shows_hosts_and_progress(tmp_path):
     """A row per host with its state, a bar with the epoch, then a summary; and nothing is left."""
     terminal = Terminal()
-    drive = Drive(tmp_path, [*STAND_IN, "2", "30", "0.05"], terminal, slots=[1, 1], plain=False)
+    drive = Drive(tmp_path, [*STAND_IN, "2", "100", "0.05"], terminal, slots=[1, 1], plain=False)
     args = ("stand_in", "2 ranks on 2 hosts", "127.0.0.2", "127.0.0.3", "epoch 1/2", "run ends in")
     until(lambda: all(terminal.shows(text) for text in ("training", "images/s", *args)))
     assert wait_for_end(drive, terminal) == 0
