@@ -136,6 +136,8 @@ class Lab:
         pam: str = "no",
     ) -> Sshd:
         """Start one more sshd; `command` goes before it, such as `ip netns exec NAME`."""
+        if command:
+            need("root")
         number = len(self.hosts) + 2
         address = address or f"127.0.{number >> 8}.{number & 255}"
         folder = self.folder / f"host-{number}"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.nginx.serve import serving
+from tests.lab.needs import need
 from tests.lab.servers import access_log
 from tests.nginx.conftest import answer, run
 
@@ -87,6 +88,7 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(folder, tmp_
     recorded = {}
     for firewall in ("true", line):
         script = f'ip link set lo up && {firewall} && exec "$@"'
+        need("root")
         args = ["unshare", "--net", "sh", "-c", script, "sh", sys.executable, "-c", STARVE]
         args += [str(folder), str(tmp_path / "nginx.conf.template")]
         output = subprocess.run(args, cwd=ROOT, capture_output=True, text=True)

@@ -19,6 +19,7 @@ from rackrun.nginx import docker, native, serve
 from rackrun.nginx.docker import IMAGE
 from rackrun.nginx.serve import NOBODY, serving, start
 from rackrun.nginx.site import FolderError, ServeRefused, Site
+from tests.lab.needs import need
 from tests.lab.servers import hashed, nginx_of, serving_tls, serving_with
 from tests.lab.waiting import until
 from tests.nginx.conftest import COMMAND, run
@@ -206,6 +207,7 @@ def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
         paths = {str(Path(folder, name)) for folder in folders for name in programs}
         remote = [path for path in sorted(paths) if Path(path).exists()]
         mounts = "".join(f"mount --bind /dev/null {path} && " for path in remote)
+        need("root")
         return ["unshare", "--mount", "sh", "-c", f'{mounts}exec "$@"', "sh"]
 
     yield hide

@@ -23,6 +23,7 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
 from tests.lab.hosts import ROOT, wait_for_banner
+from tests.lab.needs import need
 from tests.lab.planted_gpus import DEVICES, HEALTHY, OLDER, program, with_path
 
 SMI = """\
@@ -58,6 +59,7 @@ def smi_text(**facts: str) -> str:
 
 def with_gpus(folder: Path) -> tuple[str, ...]:
     """Return the words before a command that give its machine two GPUs."""
+    need("root")
     return ("unshare", "--mount", "sh", "-c", DEVICES, str(folder / "dev"))
 
 

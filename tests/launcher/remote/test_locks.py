@@ -17,6 +17,7 @@ from rackrun.launcher.remote import locks
 from rackrun.units import seconds_in
 from tests.lab.detached import SHORT, WAIT
 from tests.lab.hosts import ROOT, Lab
+from tests.lab.needs import need
 from tests.lab.waiting import until
 
 WAITING = ("--", sys.executable, "-c", WAIT)
@@ -123,6 +124,7 @@ input()
 @contextmanager
 def holding(path: Path, user: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """Lock a file in a process of an account; the process is yielded."""
+    need("root")
     code = [sys.executable, "-c", HOLDER.format(user, str(path))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(code, cwd=ROOT, umask=0o077, **pipes) as process:

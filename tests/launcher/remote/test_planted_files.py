@@ -152,6 +152,7 @@ NOT_OURS = {
 
 def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode():
     """Another account may make any folder in /tmp, of any name."""
+    need("root")
     run = os.urandom(16).hex()
     path = Path(f"/tmp/rackrun-{run}-12")
     assert not files.is_own_folder(str(path))
@@ -173,6 +174,7 @@ def test_a_folder_is_ours_by_its_name_its_owner_and_its_mode():
 
 def test_an_agent_sweeps_only_what_is_ours(tmp_path):
     """Whatever path it is given: a folder elsewhere, one of another account, one with a pipe."""
+    need("root")
     kept = tmp_path / "kept"
     kept.mkdir(0o700)
     assert shutdown.sweep(str(kept)) == []

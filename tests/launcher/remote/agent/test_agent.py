@@ -32,6 +32,7 @@ from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from tests.lab.drive import peak_mib
+from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.launcher.conftest import LIMITS, agent_plan, heard, started_agent
 
@@ -299,6 +300,7 @@ def test_a_host_known_by_a_name_with_ipv6_alone_is_reached(tmp_path):
     plan = agent_plan(tmp_path, "sleep", "98764")
     (tmp_path / "hosts").write_text("::1 six\n127.0.0.1 four\n")
     with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
+    need("root")
     shell = ["unshare", "--mount", "sh", "-c", with_names, str(tmp_path / "hosts")]
     channel = LocalTransport("here").open([*shell, *bootstrap.bootstrap()])
     channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
