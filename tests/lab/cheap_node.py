@@ -8,7 +8,7 @@ from rackrun.__main__ import command
 from rackrun.launcher.commands import node
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
-from tests.lab.drive import FAKE
+from tests.lab.hosts import FAKE
 
 
 def cheap(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:

@@ -31,9 +31,7 @@ from rackrun.shards.index import (
 from rackrun.shards.samples import Sample, samples
 from rackrun.shards.source import Source
 from rackrun.shards.writer import write_shard
-from tests.lab import warm
-from tests.lab.hosts import ROOT
-from tests.lab.run import write
+from tests.lab.run import run, write
 
 ORIENTATION = 0x0112
 DEVKIT = "ILSVRC2012_devkit_t12"
@@ -432,7 +430,6 @@ def drawn_shards(folder: Path, images: int = 40, *options: str) -> Path:
     """Return real shards of a few images."""
     archive, shards = folder / f"train-{images}.zip", folder / f"drawn-{images}"
     write_archive(archive, images)
-    args = ("-m", "rackrun.convert", "catdog", str(archive), str(shards), *options)
-    done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    done = run(["rackrun", "convert", "catdog", str(archive), str(shards), *options], folder)
+    assert done.code == 0, done
     return shards

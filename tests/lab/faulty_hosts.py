@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from rackrun.catdog.archive import write_archive
 from tests.lab import warm
+from tests.lab.data import drawn_shards
 from tests.lab.hosts import ROOT, Sshd, children, command_line, parent_of, sshd_path, with_signal
 from tests.lab.network import NetLab, port
 from tests.lab.run import MAIN
@@ -259,13 +259,3 @@ def enter(descriptor: int) -> None:
     """Let this thread be in a namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
         raise OSError(ctypes.get_errno(), "setns")
-
-
-def drawn_shards(folder: Path, images: int, *options: str) -> Path:
-    """Return real shards of a few images."""
-    archive, shards = folder / f"train-{images}.zip", folder / f"drawn-{images}"
-    write_archive(archive, images)
-    args = (os.fspath(MAIN), "convert", "catdog", str(archive), str(shards), *options)
-    done = warm.run(*args, start=warm.Launcher, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return shards

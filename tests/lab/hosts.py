@@ -4,6 +4,7 @@ import contextlib
 import getpass
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -24,6 +25,9 @@ from tests.lab.warm import ROOT, free_port
 
 BUSY = 4.0
 """How often a promised time may pass in a test: the machine does other things as well."""
+
+FAKE = (sys.executable, "-S", os.fspath(ROOT / "tests" / "lab" / "fake_torchrun.py"))
+"""Stands in for `python -m torch.distributed.run`."""
 
 SHORT = ("--lease-seconds", "3", "--checkpoint-seconds", "2")
 WAIT = ("--", sys.executable, "-c", "import time; time.sleep(999)")
@@ -179,12 +183,11 @@ class Lab:
         One that `trains` has imported torch when it runs a module.
         """
         path = self.folder / name
-        fake = Path(__file__).with_name("fake_torchrun.py")
         described = f'{{"version": "3.11.7", "torch": "{torch}", "cuda": "{cuda}"}}'
         path.write_text(
             "#!/bin/sh\n"
             'case "$1 $2" in\n-c*torch.distributed.run*|-uc*torch.distributed.run*)\n'
-            f'shift 2; exec {sys.executable} -S {fake} "$@";;\n'
+            f'shift 2; exec {shlex.join(FAKE)} "$@";;\n'
             f"-c*importlib.util*) echo '{described}'; exit;; esac\n"
             f'exec {warm.interpreter() if trains else sys.executable} "$@"\n'
         )

@@ -48,7 +48,7 @@ OURS = (
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[2]
 NOT_THE_LAUNCHERS = ("__main__", "remote", "ray")  # hosts' programs, and heavy libraries
-WITH_IT = ("tests.lab.drive",)
+WITH_IT = ("tests.launcher.drive",)
 NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/lab/network.py
 Request = dict[str, Any]
 

@@ -24,11 +24,12 @@ from rackrun.launcher.transport.local import LocalChannel, LocalTransport, free_
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.lab.detached import DetachedLab
-from tests.lab.drive import FAKE, ROOT, Drive, end_all
-from tests.lab.hosts import Lab, processes_with, root, user, users
+from tests.lab.hosts import FAKE, Lab, processes_with, root, user, users
 from tests.lab.needs import need
 from tests.lab.network import NetLab, net_labs
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
+from tests.launcher.drive import Drive, end_all
 
 CHEAP_NODE = "tests.lab.cheap_node"
 

@@ -20,10 +20,10 @@ from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
 from rackrun.commandline.parser import current_names, parse
-from tests.lab.drive import ROOT
 from tests.lab.needs import need
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from rackrun.training import loop
 from rackrun.training.run import metrics
 from rackrun.training.track.lines import Sent, files_of, read_sent, summary, write_sent
 from tests.lab import warm
-from tests.lab.fake_host import TrackedTransport, host_plan
 from tests.lab.waiting import until
+from tests.launcher.fake_host import TrackedTransport, host_plan
 from tests.training.conftest import settings
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.lab import warm
-from tests.lab.drive import ROOT
 from tests.lab.oracles import text_only
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
 
 DOOR = (sys.executable, "-P", str(ROOT / "rackrun" / "__main__.py"))
 SCRIPTS = ("run-local", "run-ssh", "run-ray")

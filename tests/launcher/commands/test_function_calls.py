@@ -13,8 +13,8 @@ from rackrun.launcher.files.download import fetch_returned
 from rackrun.launcher.run.python_launch import function_call
 from rackrun.user_code.call import as_json
 from tests.lab import warm
-from tests.lab.fake_host import TrackedTransport, host_plan
 from tests.lab.hosts import ROOT
+from tests.launcher.fake_host import TrackedTransport, host_plan
 
 MODULE = """
 import os

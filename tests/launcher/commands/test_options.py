@@ -23,7 +23,7 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.user_code.revision import git_commit
-from tests.lab.drive import ROOT
+from tests.lab.warm import ROOT
 
 
 @pytest.mark.parametrize(

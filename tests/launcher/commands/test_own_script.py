@@ -9,7 +9,7 @@ import pytest
 
 from rackrun.launcher.run.stragglers import straggler
 from tests.lab import warm
-from tests.lab.drive import ROOT, Drive
+from tests.launcher.drive import ROOT, Drive
 
 PAGE = ROOT / "docs" / "howto" / "own-script.md"
 STUCK = """

@@ -12,7 +12,7 @@ import pytest
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
 from tests.lab import warm
-from tests.lab.drive import ROOT
+from tests.lab.warm import ROOT
 
 
 def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":

@@ -13,9 +13,9 @@ import pytest
 
 from tests.lab import warm
 from tests.lab.clusters import ray_cluster
-from tests.lab.drive import ROOT
 from tests.lab.hosts import processes_with
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
 
 FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
 

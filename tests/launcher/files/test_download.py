@@ -15,9 +15,9 @@ from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.remote import service
 from rackrun.launcher.transport import rpc
 from tests.fuzz.targets_files import Recorded
-from tests.lab.fake_host import FakeHost, TrackedTransport, host_plan, replies
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
+from tests.launcher.fake_host import FakeHost, TrackedTransport, host_plan, replies
 
 EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 

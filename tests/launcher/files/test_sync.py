@@ -22,12 +22,12 @@ from rackrun.launcher.remote import service, transfer
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
-from tests.lab.fake_host import FakeHost, TrackedTransport, replies
 from tests.lab.hosts import ROOT, Lab, children, command_line
 from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
 from tests.launcher.conftest import project, project_of
+from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
 
 
 def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, str, str]:

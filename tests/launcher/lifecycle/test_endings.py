@@ -12,10 +12,10 @@ import pytest
 
 from rackrun.launcher.remote.agent.output import RankOutput as AgentOutput
 from rackrun.launcher.remote.agent.torchrun import Torchrun
-from tests.lab.drive import Drive
 from tests.lab.hosts import BUSY
 from tests.lab.needs import need
 from tests.lab.waiting import until
+from tests.launcher.drive import Drive
 
 PYTHON = sys.executable
 SECOND = "import os, sys, time; rank = int(os.environ['RANK'])\n"

@@ -8,8 +8,8 @@ from rackrun.atomic import partials
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from tests.lab import warm
-from tests.lab.drive import ROOT, Drive
 from tests.lab.waiting import until
+from tests.launcher.drive import ROOT, Drive
 
 SLOW = """
 import os, signal, sys, time

@@ -25,7 +25,7 @@ from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
-from tests.lab.drive import ROOT
+from tests.lab.warm import ROOT
 
 SAY = """
 import sys

@@ -12,8 +12,8 @@ import pytest
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
-from tests.lab.drive import ROOT
 from tests.lab.needs import need
+from tests.lab.warm import ROOT
 
 BEGIN = """
 import sys

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.output.on_event import EventCommand
-from tests.lab.drive import ROOT, Drive
 from tests.lab.waiting import until
+from tests.launcher.drive import ROOT, Drive
 
 KEEP = """
 import json, os, pathlib, sys

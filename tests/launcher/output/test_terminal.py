@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tests.lab.drive import HERE, ROOT, Drive
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
 from tests.launcher.conftest import pid_of
+from tests.launcher.drive import HERE, ROOT, Drive
 
 STAND_IN = [sys.executable, str(HERE / "stand_in.py")]
 SAVES = (
@@ -234,7 +234,7 @@ def test_launching_from_a_thread_leaves_signals_alone(tmp_path):
     """`launch` in a thread of a program works; that program handles Ctrl-C."""
     code = (
         "import json, sys, threading\n"
-        "from tests.lab.drive import main\n"
+        "from tests.launcher.drive import main\n"
         "codes = []\n"
         f"words = {{'command': ['true'], 'folder': {str(tmp_path / 'run')!r}}}\n"
         "thread = threading.Thread(target=lambda: codes.append(main(**words)))\n"

@@ -13,7 +13,7 @@ import pytest
 from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
 from rackrun.launcher.supervision.agents import QUEUED_EVENTS
 from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
-from tests.lab.drive import TIMEOUT_SECONDS, Drive, peak_mib
+from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
 
 LAUNCHER_MIB = 60  # of a run that prints nothing
 COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written

@@ -13,8 +13,8 @@ from rackrun.launcher.run.job import Command, Job, JobTemplate, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
-from tests.lab.drive import Drive
 from tests.launcher.conftest import hostile
+from tests.launcher.drive import Drive
 
 TELL = (
     "import json, os, sys\n"

@@ -19,9 +19,9 @@ from rackrun.launcher.supervision.root_cause import cause_of
 from rackrun.run_folder import RunFolder
 from rackrun.shards.http.connection import Timeouts
 from tests.lab import warm
-from tests.lab.drive import Drive
 from tests.lab.hosts import BUSY
 from tests.lab.waiting import until
+from tests.launcher.drive import Drive
 
 LIMITS = Limits(hang_seconds=60)
 REPORTING = (

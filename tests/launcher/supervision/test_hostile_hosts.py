@@ -10,8 +10,8 @@ import pytest
 
 from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames
-from tests.lab.drive import Drive
 from tests.lab.oracles import text_only
+from tests.launcher.drive import Drive
 
 WAIT = [sys.executable, "-c", "import time; time.sleep(999)"]
 

@@ -31,10 +31,10 @@ from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from tests.lab.drive import peak_mib
 from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.launcher.conftest import LIMITS, agent_plan, heard, started_agent
+from tests.launcher.drive import peak_mib
 
 
 def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path):

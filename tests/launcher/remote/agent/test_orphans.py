@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.drive import SHORT, Drive
 from tests.lab.hosts import BUSY
 from tests.lab.waiting import until
 from tests.launcher.conftest import KINDS, pid_of
+from tests.launcher.drive import SHORT, Drive
 
 SIGNALS = ("KILL", "TERM", "INT", "STOP", "HUP")
 LEASE_SECONDS, HANG_SECONDS, CHECKPOINT_SECONDS = (

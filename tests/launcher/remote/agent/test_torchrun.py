@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab import warm
-from tests.lab.drive import Drive
 from tests.lab.waiting import until
+from tests.launcher.drive import Drive
 
 GLOO = (
     "import os, sys, time\n"

@@ -27,13 +27,12 @@ from rackrun.launcher.supervision import supervisor
 from rackrun.launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
-from tests.lab.hosts import processes_with
+from tests.lab.hosts import FAKE, processes_with
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-FAKE = (sys.executable, "-S", str(HERE / "fake_torchrun.py"))
+HERE = ROOT / "tests" / "lab"
 SHORT = {"lease_seconds": 3.0, "hang_seconds": 1.0, "checkpoint_seconds": 5.0}
 TIMEOUT_SECONDS = 240.0
 
@@ -145,7 +144,7 @@ class Drive:
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         keywords = {"command": list(command), "folder": str(self.folder), **options}
         name, _, value = self.canary.partition("=")
-        launcher = ["-m", "tests.lab.drive", json.dumps(keywords)]
+        launcher = ["-m", "tests.launcher.drive", json.dumps(keywords)]
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL}
         streams |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         if output is not None:
