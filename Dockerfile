@@ -10,9 +10,9 @@
 ARG BASE=python:3.11.13-slim-bookworm@sha256:86adf8dbadc3d6e82ee5dd2c74bec2e1c2467cdad47886280501df722372d2e1
 FROM ${BASE}
 
-# nginx, so that the same image serves the shards; g++, for --compile. --build-arg PACKAGES= leaves
-# both out.
-ARG PACKAGES="nginx-light g++"
+# nginx, so that the same image serves the shards; the ssh client, to launch from the image; g++, for
+# --compile. --build-arg PACKAGES= leaves all out.
+ARG PACKAGES="nginx-light openssh-client g++"
 RUN if [ -n "${PACKAGES}" ]; then \
         apt-get update -qq && \
         apt-get install -qq -y --no-install-recommends ${PACKAGES} && \

@@ -27,11 +27,10 @@ def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library():
     assert needed <= sent | sys.stdlib_module_names
 
 
-def test_a_shell_reads_a_line_in_four_places_only():
+def test_a_shell_reads_a_line_in_three_places_only():
     shells = {name for name, text in TEXTS.items() if SHELL.search(text)}
     assert shells == {
         "launcher/transport/ssh/connect.py",  # ProxyCommand, a line of ssh_config
-        "launcher/transport/ssh/lookup.py",  # Match exec, likewise
         "launcher/run/hosts.py",  # setup=, a line of the host file
         "launcher/remote/transfer.py",  # what makes the environment: a constant
     }

@@ -69,11 +69,16 @@ def test_an_agent_that_is_gone_is_named(lab):
 
 
 @pytest.mark.parametrize("criterion", ["localnetwork 203.0.113.0/24", "tagged office"])
-def test_settings_of_newer_clients_for_other_hosts_do_no_harm(criterion, lab):
+def test_settings_of_newer_clients_are_understood_where_the_ssh_here_understands_them(
+    criterion, lab
+):
     lab.ready(1)
     lab.configure(f"Match host *.office.example {criterion}", "  ProxyJump none")
+    line = ["ssh", "-G", "-F", os.fspath(lab.config), "a"]
+    is_understood = subprocess.run(line, capture_output=True, check=False).returncode == 0
     code, said = check(lab)
-    assert code == 0, said
+    assert code == (0 if is_understood else 64), said
+    assert is_understood or criterion.split()[0] in said
 
 
 # The account's start-up files

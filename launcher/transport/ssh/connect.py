@@ -8,11 +8,13 @@ import tempfile
 import time
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import paramiko
 
 from rackrun.launcher.transport.ssh.failures import translated, was_dropped
-from rackrun.launcher.transport.ssh.protocol import protocol_for
+from rackrun.launcher.transport.ssh.host_keys import HostKeyPolicy, KnownLines
+from rackrun.launcher.transport.ssh.protocol import transport_over
 from rackrun.launcher.transport.ssh.route import Proxy, SshRoute
 
 KEEPALIVE_SECONDS = 5  # paramiko never judges them, but they make the kernel notice a dead link
@@ -43,6 +45,8 @@ def open_route(route: SshRoute) -> None:
 
 def _log_in(route: SshRoute) -> None:
     connection, settings = route.connection, route.settings
+    known = route.host_keys.lookup()
+    connection.client.set_missing_host_key_policy(HostKeyPolicy(route.host_keys, known))
     if route.gateway is not None:  # Fabric would reuse the socket of its first connection
         open_gateway(replace(route.gateway, settings=settings))
     connection.connect_timeout = settings.handshake_seconds  # to Fabric, our socket being connected
@@ -50,7 +54,7 @@ def _log_in(route: SshRoute) -> None:
         "banner_timeout": settings.banner_seconds,
         "auth_timeout": settings.login_seconds,
         "channel_timeout": settings.channel_seconds,
-        "transport_factory": partial(protocol_for, route),
+        "transport_factory": partial(_protocol, route, known),
     }
     if route.command:
         connection.connect_kwargs["sock"] = _through_command(route)
@@ -63,6 +67,16 @@ def _log_in(route: SshRoute) -> None:
             connection.client.close()
     connection.transport.set_keepalive(KEEPALIVE_SECONDS)
     connection.transport.sock.settimeout(IDLE_SECONDS)
+
+
+def _protocol(
+    route: SshRoute, known: KnownLines, sock: Any, disabled_algorithms: object = None
+) -> paramiko.Transport:
+    """Return the protocol over a socket, as paramiko asks for one."""
+    transport = transport_over(sock, route.client, known.types())
+    # Never reached: Fabric's limit is shorter.
+    transport.handshake_timeout = 2 * route.settings.handshake_seconds
+    return transport
 
 
 def _dial(route: SshRoute) -> socket.socket:

@@ -14,7 +14,7 @@ from paramiko.ssh_exception import (
 )
 
 from rackrun.launcher.errors import AccessRefused, HostUnreachable
-from rackrun.launcher.transport.ssh.identities import CUT_SHORT, PublicKeyLogin
+from rackrun.launcher.transport.ssh.login import CUT_SHORT, PublicKeyLogin
 from rackrun.launcher.transport.ssh.route import SshRoute
 from rackrun.terminal import clean, one_line
 from rackrun.units import plural

@@ -10,8 +10,8 @@ from typing import IO
 
 from fabric import Connection
 
-from rackrun.launcher.transport.ssh.known_hosts import KnownHosts
-from rackrun.launcher.transport.ssh.restrictions import Restrictions
+from rackrun.launcher.transport.ssh.host_keys import HostKeys
+from rackrun.launcher.transport.ssh.openssh import ClientSettings
 from rackrun.terminal import one_line
 
 COMPLAINT_BYTES = 4096
@@ -79,13 +79,8 @@ class SshRoute:
     label: str
     connection: Connection
     settings: ConnectSettings
-    restrictions: Restrictions
-    known_hosts: KnownHosts
-    key_name: str
-    key_port: int
-    record_in: Path
-    accept_new: bool
-    hash_names: bool
+    client: ClientSettings
+    host_keys: HostKeys
     gateway: "SshRoute | None"
     family: int
     """ssh_config's AddressFamily, as a constant of `socket`."""

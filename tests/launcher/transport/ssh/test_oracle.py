@@ -67,7 +67,6 @@ ACCEPTED: dict[str, Case] = {
     "StrictHostKeyChecking OFF": config("StrictHostKeyChecking OFF", known=""),
     "UserKnownHostsFile with a token": config("UserKnownHostsFile {folder}/known_%h"),
     "UserKnownHostsFile with a variable": config("UserKnownHostsFile ${{LAB}}/known_hosts"),
-    "UserKnownHostsFile in quotes": config('UserKnownHostsFile "{folder}/known_hosts" "a b"'),
     "KnownHostsCommand none": config("KnownHostsCommand none"),
     "RekeyLimit of ours or later": config("RekeyLimit 512M none"),
     "RevokedHostKeys none": config("RevokedHostKeys none"),
@@ -114,6 +113,9 @@ ACCEPTED: dict[str, Case] = {
     ),
     "a block for others": config("Host 10.9.9.9", "UserKnownHostsFile none"),
     "a line of ssh_config behind U+2028": config("# x\u2028UserKnownHostsFile none"),
+    "revoked under the name without the port": Case("{there} {key}\n@revoked {address} {key}\n"),
+    "Match not all": config("Match !all", "User x"),
+    "Include of no such user": config("Include ~nosuchuser/x"),
 }
 
 REFUSED: dict[str, Case] = {
@@ -198,6 +200,8 @@ REFUSED: dict[str, Case] = {
     "AddressFamily inet5": config("AddressFamily inet5"),
     "CanonicalizeMaxDots x": config("CanonicalizeMaxDots x"),
     "RequiredRSASize x": config("RequiredRSASize x"),
+    "IdentityFile with no such variable": config("IdentityFile ${{NO_SUCH}}/x"),
+    "a gateway that is the host itself": config("ProxyJump {address}:{port}"),
     "ProxyJump ,": config("ProxyJump ,"),
     "ProxyJump x:y": config("ProxyJump x:y"),
     "Match with an unknown criterion": config("Match color red", "User x"),
@@ -206,6 +210,7 @@ REFUSED: dict[str, Case] = {
 }
 
 STRICTER: dict[str, Case] = {  # the client accepts, we refuse
+    "UserKnownHostsFile in quotes": config('UserKnownHostsFile "{folder}/known_hosts" "a b"'),
     "certified": Case("@cert-authority {there} {authority}\n"),
     "HostKeyAlgorithms of a certificate by a stranger": config(
         "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com"
@@ -215,16 +220,13 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
     "another key at this port, the right one at the name, a certificate": Case(
         "{there} {other}\n{address} {key}\n"
     ),
-    "revoked under the name without the port": Case("{there} {key}\n@revoked {address} {key}\n"),
     "StrictHostKeyChecking no, changed": config(
         "StrictHostKeyChecking no", known="{there} {other}\n"
     ),
     "KnownHostsCommand": config("KnownHostsCommand /bin/echo {there} {key}"),
-    "Match not all": config("Match !all", "User x"),
     "CheckHostIP yes": config("CheckHostIP yes"),
     "RekeyLimit by time": config("RekeyLimit 1G 1h"),
     "RekeyLimit below ours": config("RekeyLimit 256M"),
-    "Include of no such user": config("Include ~nosuchuser/x"),
 }
 
 

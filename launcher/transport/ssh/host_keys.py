@@ -1,0 +1,178 @@
+"""Host keys: the verdict on the key that a host shows, before anything else is sent.
+
+    known_hosts has, for the host's name       consequence
+    this key                                   accepted
+    this key, marked @revoked                  refused
+    other keys, of any type                    refused: the key has changed
+    no key                                     refused; `--accept-new` records it
+
+A host at another port than 22 is looked up as `[host]:port`; where no line has a key for that, a
+line for `host` with the same key makes it known, too, as with ssh. Certificates of hosts are not
+asked for, so a line with @cert-authority makes no key known.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import hmac
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import paramiko
+
+from rackrun.launcher.errors import AccessRefused
+from rackrun.launcher.transport.ssh.openssh import KnownKey, known_keys
+
+STANDARD_PORT = 22
+
+
+class KnownLines(NamedTuple):
+    """The lines of known_hosts about a host."""
+
+    at_port: list[KnownKey]
+    by_name: list[KnownKey]
+
+    def types(self) -> list[str]:
+        """Return the types of key by which a host is known, which are to be asked for first."""
+        return [line.type for line in (*self.at_port, *self.by_name) if not line.marker]
+
+
+@dataclass(frozen=True)
+class HostKeys:
+    """What known_hosts has about one host, and what to do with a key that is not in there."""
+
+    label: str
+    target: str
+    """Host and port, for messages."""
+    name: str
+    """The name to look up: the host's, or its HostKeyAlias."""
+    port: int
+    files: Sequence[Path]
+    record_in: Path
+    accept_new: bool
+    hash_names: bool
+    rsa_bits: int
+    """The fewest bits of an RSA key."""
+
+    def lookup(self) -> KnownLines:
+        """Ask known_hosts about the host at its port, and by its name if that gives no key."""
+        at_port = known_keys(self.entry, self.files)
+        if self.port == STANDARD_PORT or any(not line.marker for line in at_port):
+            return KnownLines(at_port, [])
+        return KnownLines(at_port, known_keys(self.name, self.files))
+
+    @property
+    def entry(self) -> str:
+        """Return the host's name as a line of known_hosts has it."""
+        return self.name if self.port == STANDARD_PORT else f"[{self.name}]:{self.port}"
+
+
+class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
+    """Judges the host key of every connection.
+
+    paramiko itself is given no known keys, so that it asks this policy about each of them.
+    """
+
+    def __init__(self, keys: HostKeys, known: KnownLines) -> None:
+        self._keys = keys
+        self._known = known
+
+    def missing_host_key(
+        self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
+    ) -> None:
+        """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
+        keys, blob = self._keys, key.asbytes()
+        if key.get_name() == "ssh-rsa" and key.get_bits() < keys.rsa_bits:
+            bits = f"{key.get_bits()} bits, RequiredRSASize {keys.rsa_bits}"
+            raise AccessRefused(f"{keys.label}: the host key of {keys.target} is too short: {bits}")
+        lines = [*self._known.at_port, *self._known.by_name]
+        same = [line for line in lines if line.blob == blob and line.marker != "CA"]
+        if revoked := [line for line in same if line.marker == "REVOKED"]:
+            raise AccessRefused(_revoked_key(keys, revoked[0], key))
+        if same:
+            return
+        if others := [line for line in self._known.at_port if not line.marker]:
+            raise AccessRefused(_changed_key(keys, others[0], key))
+        if not keys.accept_new:
+            raise AccessRefused(_unknown_key(keys, lines, key))
+        try:
+            _record(keys.record_in, _line(keys.entry, key, keys.hash_names))
+        except OSError as error:
+            reason = f"cannot be recorded in {keys.record_in}: {error.strerror}"
+            raise AccessRefused(f"{keys.label}: its host key {reason}") from error
+
+
+def fingerprint(blob: bytes) -> str:
+    """Return a key's SHA-256 fingerprint as ssh and ssh-keygen write it."""
+    digest = base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+    return f"SHA256:{digest}"
+
+
+def _line(entry: str, key: paramiko.PKey, is_hashed: bool = False) -> str:
+    """Return the line of known_hosts that makes this key known."""
+    if is_hashed:
+        salt = os.urandom(20)
+        digest = hmac.digest(salt, entry.encode(), "sha1")  # SHA-1 is part of the format
+        entry = "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
+    return f"{entry} {key.get_name()} {key.get_base64()}"
+
+
+def _record(file: Path, line: str) -> None:
+    """Append a line to a known_hosts file, locked against other writers."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with file.open("a+b") as appending:
+        fcntl.flock(appending, fcntl.LOCK_EX)  # released when the file is closed
+        size = appending.seek(0, os.SEEK_END)
+        appending.seek(max(size - 1, 0))
+        separator = "" if appending.read() in (b"", b"\n") else "\n"
+        appending.write(f"{separator}{line}\n".encode())
+
+
+def _unknown_key(keys: HostKeys, lines: Sequence[KnownKey], key: paramiko.PKey) -> str:
+    authorities = [line for line in lines if line.marker == "CA"]
+    certified = ""
+    if authorities:
+        line_of_authority = f"{authorities[0].file}:{authorities[0].line}"
+        certified = f"; @cert-authority ({line_of_authority}) is not supported, only keys are"
+    line = _line(keys.entry, key)
+    return (
+        f"{keys.label}: the host key of {keys.target} is not known{certified}\n"
+        f"    shown    {_shown(key)}\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: echo {shlex.quote(line)} >> {shlex.quote(str(keys.record_in))}\n"
+        f"    or, to trust every new host at first sight, add --accept-new"
+    )
+
+
+def _revoked_key(keys: HostKeys, line: KnownKey, key: paramiko.PKey) -> str:
+    return (
+        f"{keys.label}: the host key of {keys.target} is revoked\n"
+        f"    shown    {_shown(key)}\n"
+        f"    revoked  {line.file}:{line.line}; give the host a new key"
+    )
+
+
+def _changed_key(keys: HostKeys, line: KnownKey, key: paramiko.PKey) -> str:
+    return (
+        f"{keys.label}: the host key of {keys.target} has CHANGED: a new machine, or an"
+        " attacker in between\n"
+        f"    known    {fingerprint(line.blob)} ({line.type}, {line.file}:{line.line})\n"
+        f"    shown    {_shown(key)}\n"
+        f"    compare it on that host with: ssh-keygen -lf {_key_file(key.get_name())}\n"
+        f"    then type: ssh-keygen -f {shlex.quote(str(line.file))} -R {shlex.quote(keys.entry)}"
+    )
+
+
+def _shown(key: paramiko.PKey) -> str:
+    return f"{fingerprint(key.asbytes())} ({key.get_name()})"
+
+
+def _key_file(key_type: str) -> str:
+    family = key_type.removeprefix("ssh-").partition("-")[0]
+    return f"/etc/ssh/ssh_host_{family}_key.pub"

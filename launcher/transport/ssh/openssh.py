@@ -1,0 +1,232 @@
+"""The answers of OpenSSH's own programs: what ssh_config and known_hosts say about a host.
+
+`ssh -G HOST` prints the settings with which `ssh HOST` would connect, `ssh-keygen -F NAME` the
+lines of a known_hosts file about a name (ssh_config(5), ssh-keygen(1)). They read these files as
+the user's client does, whatever its version.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import getpass
+import os
+import pwd
+import re
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rackrun.errors import MissingProgram, UsageError
+from rackrun.terminal import one_line
+
+SECONDS = 20.0
+"""For one answer: ssh may ask a name server, or run the command of a `Match exec`."""
+PLACEHOLDER = re.compile(r"%(.?)|\$\{([^}]*)\}", re.DOTALL)
+FOUND = re.compile(rb"# Host .* found: line (\d+) ?(CA|REVOKED)?")
+
+
+class ClientSettings:
+    """What `ssh` would do for one host: option in lower case -> its values, in order."""
+
+    def __init__(self, name: str, values: Mapping[str, list[str]]) -> None:
+        self.name = name
+        self._values = values
+        self.host = self.first("hostname") or name
+        self.port = int(self.first("port") or 22)
+        self.user = self.first("user") or getpass.getuser()
+
+    def first(self, option: str, default: str = "") -> str:
+        """Return the first value of an option, or the default; empty for `none`."""
+        value = self._values.get(option, [default])[0]
+        return "" if value.lower() == "none" else value
+
+    def words(self, option: str) -> list[str]:
+        """Return the words of a list, which commas or blanks separate."""
+        return re.split(r"[, ]", self.first(option)) if self.first(option) else []
+
+    def all(self, option: str) -> list[str]:
+        """Return all values of an option that may be given several times."""
+        return [value for value in self._values.get(option, []) if value.lower() != "none"]
+
+    def expanded(self, option: str, value: str, variables: bool = True) -> str:
+        """Return a value with its tokens, such as %h, and variables filled in; else UsageError.
+
+        Of a command, the shell fills in the variables.
+        """
+
+        def fill(match: re.Match[str]) -> str:
+            if match[1] is not None:
+                filled = self._tokens().get(match[1])
+            else:
+                filled = os.environ.get(match[2]) if variables else match[0]
+            if filled is None:
+                where = f"ssh_config, for {self.name}: {option} {value}"
+                raise UsageError(f"{where}: {match[0]} stands for nothing there")
+            return filled
+
+        return PLACEHOLDER.sub(fill, value)
+
+    def path(self, option: str, value: str) -> Path:
+        """Return the file that an option names; UsageError for one of no such user."""
+        try:
+            return Path(self.expanded(option, value)).expanduser()
+        except RuntimeError as error:
+            raise UsageError(f"ssh_config, for {self.name}: {option} {value}: {error}") from None
+
+    def command(self, option: str) -> str:
+        """Return a command with its tokens filled in; empty where there is none."""
+        return self.expanded(option, self.first(option.lower()), variables=False)
+
+    def known_hosts(self, option: str) -> list[Path]:
+        """Return the known_hosts files of an option, which ssh has expanded."""
+        files = []
+        for word in self.first(option.lower()).split():
+            if not word.startswith(("/", "~")):  # ssh prints names without their quotes
+                where = f"ssh_config, for {self.name}: {option} {word}"
+                raise UsageError(f"{where}: write whole paths, without blanks in them")
+            files.append(_in_home(self.path(option, word)))
+        return files
+
+    def _tokens(self) -> dict[str, str]:
+        ours = socket.gethostname()
+        return {  # TOKENS in ssh_config(5)
+            "%": "%",
+            "d": str(Path.home()),
+            "h": self.host,
+            "i": str(os.getuid()),
+            "k": self.first("hostkeyalias") or self.host,
+            "L": ours.partition(".")[0],
+            "l": ours,
+            "n": self.name,
+            "p": str(self.port),
+            "r": self.user,
+            "u": getpass.getuser(),
+        }
+
+
+@dataclass(frozen=True)
+class KnownKey:
+    """A line of a known_hosts file about a host."""
+
+    type: str
+    blob: bytes
+    file: Path
+    line: int
+    marker: str
+    """`CA`, `REVOKED`, or empty."""
+
+
+def config_arguments(file: Path | None) -> list[str]:
+    """Return the arguments of ssh that choose its configuration.
+
+    ssh takes the account's home, not $HOME; where they differ, it is pointed at ours, with a word.
+    """
+    if file is not None:
+        if not file.is_file():
+            raise UsageError(f"{file}: there is no such ssh_config file")
+        return ["-F", os.fspath(file.absolute())]
+    if _account_home() == Path.home():
+        return []
+    ours = Path.home() / ".ssh" / "config"
+    sys.stderr.write(
+        f"rackrun: $HOME is not the account's home, which ssh takes: of its files only {ours} is"
+        " read\n"
+    )
+    return ["-F", os.fspath(ours) if ours.is_file() else "none"]
+
+
+def client_settings(
+    name: str, user: str | None, port: int | None, config: Sequence[str]
+) -> ClientSettings:
+    """Return what ssh would do for a host; UsageError with its words where it refuses."""
+    given = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
+    done = _run(["ssh", "-G", "-T", *config, *given, "--", name])
+    if done.returncode:
+        raise UsageError(f"ssh_config, for {name}: {_complaint(done.stderr)}")
+    try:
+        lines = done.stdout.decode().split("\n")
+    except UnicodeDecodeError:
+        raise UsageError(f"ssh_config, for {name}: a value is not UTF-8 text") from None
+    values: dict[str, list[str]] = {}
+    for line in lines:
+        option, _, value = line.partition(" ")
+        values.setdefault(option.lower(), []).append(value)
+    return ClientSettings(name, values)
+
+
+@functools.cache
+def default_identities() -> tuple[str, ...]:
+    """Return the names of key files that ssh looks for when none is named."""
+    return tuple(client_settings("localhost", None, None, ["-F", "none"]).all("identityfile"))
+
+
+def known_keys(name: str, files: Sequence[Path]) -> list[KnownKey]:
+    """Return the lines of known_hosts files about `host` or `[host]:port`."""
+    keys = []
+    for file in files:
+        if file.is_file():
+            found = _run(["ssh-keygen", "-F", name, "-f", os.fspath(file)]).stdout.split(b"\n")
+            for head, line in zip(found, found[1:], strict=False):
+                if (match := FOUND.match(head)) and (key := _key_of(line, file, match)):
+                    keys.append(key)
+    return keys
+
+
+@functools.cache
+def fingerprint_of(file: Path) -> str:
+    """Return the SHA-256 fingerprint of a key file, also of a locked one; empty if it has none."""
+    done = _run(["ssh-keygen", "-l", "-f", os.fspath(file)])
+    words = done.stdout.decode(errors="replace").split()
+    return words[1] if done.returncode == 0 and len(words) > 1 else ""
+
+
+def _key_of(line: bytes, file: Path, match: re.Match[bytes]) -> KnownKey | None:
+    marker = (match[2] or b"").decode()
+    fields = line.split()[1 if marker else 0 :]
+    try:
+        _, kind, text = (field.decode("ascii") for field in fields[:3])
+        blob = base64.b64decode(text, validate=True)
+    except ValueError:  # too few words, or no Base64
+        return None
+    is_key = blob.startswith(struct.pack(">I", len(kind)) + kind.encode())
+    return KnownKey(kind, blob, file, int(match[1]), marker) if is_key else None
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        )
+    except FileNotFoundError:
+        hint = "it reads ssh_config and known_hosts; type: sudo apt-get install openssh-client"
+        raise MissingProgram(f"{command[0]}: there is no such program here; {hint}") from None
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"{' '.join(command)}: no answer within {SECONDS:g} s") from None
+
+
+def _complaint(errors: bytes) -> str:
+    """Return what ssh says first, which has file and line."""
+    lines = [
+        one_line(line) for line in errors.decode(errors="replace").splitlines() if line.strip()
+    ]
+    return lines[0] if lines else "ssh -G says nothing, and fails"
+
+
+def _account_home() -> Path | None:
+    try:
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except KeyError:  # a container that runs as any user
+        return None
+
+
+def _in_home(path: Path) -> Path:
+    """Return a path below the account's home, which ssh has filled in, below $HOME."""
+    account = _account_home()
+    if account in (None, Path.home()) or account not in path.parents:
+        return path
+    return Path.home() / path.relative_to(account)
