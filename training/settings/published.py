@@ -54,7 +54,7 @@ class PublishedWeights:
 
 def with_weights_first(args: Sequence[str]) -> list[str]:
     """Return arguments in which the file of --weights also stands where that of a run would."""
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args, ""][1:], strict=True):
         name, equals, value = arg.partition("=")
         if name == OPTION and (value or following):
             return [value if equals else following, *args]
