@@ -6,7 +6,6 @@ from torch import nn
 
 from rackrun.catdog.model import TASK, CatDogNet, ReferenceNet, build
 from rackrun.catdog.recipes import CatDog, DemoRecipe, Reference
-from rackrun.errors import UsageError
 
 
 def parameters(model: nn.Module) -> int:
@@ -48,16 +47,6 @@ def test_our_own_network_takes_any_size(size, gray):
 def test_the_demo_network_is_narrow():
     """A CPU has to train it in a minute."""
     assert parameters(build(DemoRecipe(), 2)) < parameters(build(CatDog(), 2)) / 10
-
-
-def test_what_a_model_cannot_see_is_refused():
-    """A sentence says which option does not go with the model."""
-    with pytest.raises(UsageError, match="reference takes --gray images of --image-size 128"):
-        build(CatDog(model="reference"), 2)
-    with pytest.raises(UsageError, match="resnet18 takes colour images: leave out --gray"):
-        build(CatDog(model="resnet18", gray=True), 2)
-    with pytest.raises(UsageError, match="--model refrence: no such model; did you mean reference"):
-        build(CatDog(model="refrence"), 2)
 
 
 def test_the_preparation_has_the_channels_of_the_model():

@@ -50,28 +50,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "sentence"),
-    [
-        ([], 64, "error: no data: type --data FOLDER|URL"),
-        (["--epochs", "0"], 64, "error: --epochs 0 is not 1 or more"),
-        (["--synthetic", "--model", "resnet5"], 64, "no such model; did you mean resnet50"),
-        (["--synthetic", "--resume", "README"], 74, "error: "),
-    ],
-    ids=["no data", "range", "model", "no checkpoint"],
-)
-def test_what_cannot_be_is_one_line_and_a_code(tmp_path, args, code, sentence):
-    """Where, what, and what to type; no traceback."""
-    if "README" in args:
-        (tmp_path / "README").write_text("no checkpoint")
-    tiny = TINY[:2] + TINY[4:] if "--model" in args else TINY  # --width is of the task's own model
-    done = catdog(*args, *tiny, cwd=tmp_path)
-    assert done.returncode == code
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_a_damaged_image_ends_the_run_with_65(shards, tmp_path):
     """Found in a loader worker, reported in one line by the rank."""
     copy = tmp_path / "shards"

@@ -84,6 +84,7 @@ def test_a_damaged_inner_archive_is_refused(tmp_path):
         archive.within(member._replace(crc=1), tmp_path)
 
 
+@pytest.mark.security("DATA-2")
 def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path):
     """DATA-2: what inflates a thousandfold, or beyond the free disk, is not unpacked at all."""
     path = write_zip(tmp_path / "o.zip", {"train.zip": bytes(8 << 20)}, deflated=True)
@@ -97,6 +98,7 @@ def test_an_inner_archive_that_is_a_bomb_is_refused(tmp_path):
     assert not list(scratch.iterdir())
 
 
+@pytest.mark.security("DATA-2")
 def test_bombs_are_left_out_unread(tmp_path):
     """DATA-2: what inflates a thousandfold, or lies about its size, is not inflated."""
     archive = Zip(write_zip(tmp_path / "a.zip", {"a.jpg": bytes(4 << 20)}, deflated=True))

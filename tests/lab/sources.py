@@ -70,6 +70,21 @@ def link(target: str) -> Made:
     return lambda path: path.symlink_to(target)
 
 
+def program(text: str) -> Made:
+    """Return a script that can be run."""
+
+    def write_program(path: Path) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    return write_program
+
+
+def written(make: Callable[[], bytes]) -> Made:
+    """Return a file whose content is made when it is written: for what takes long to make."""
+    return lambda path: path.write_bytes(make())
+
+
 def sparse(size: int) -> Made:
     """Return a file of so many zeros that takes no room."""
 

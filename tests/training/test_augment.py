@@ -14,7 +14,6 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
 from rackrun.contract.tasks import TASKS, package_of
-from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK, transforms
 from rackrun.imagenet.recipes import ImageNet, TorchvisionV2
 from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
@@ -79,12 +78,6 @@ def test_a_vertical_flip_turns_half_of_the_images_upside_down():
     same = [image for image in turned if np.array_equal(image, upright)]
     assert 15 < len(same) < 45
     assert sum(np.array_equal(image[::-1], upright) for image in turned) == 60 - len(same)
-
-
-def test_two_policies_at_once_are_refused():
-    """Each of them is a recipe of its own."""
-    with pytest.raises(UsageError, match="--trivial-augment and --rand-augment exclude each other"):
-        ImageNet(trivial_augment=True, rand_augment=3)
 
 
 def test_a_rectangle_of_the_mean_colour_covers_some_images():
@@ -195,12 +188,3 @@ def test_ranks_have_a_copy_each_of_the_same_images(shapes):
         exact.append(images.clone())
     assert observed[0] == observed[1] and set(observed[0].values()) == {2}
     assert not torch.equal(*exact)
-
-
-def test_repeats_are_refused_where_an_epoch_is_planned():
-    """An exact epoch shows every image once; chosen samples have weights of their own."""
-    with pytest.raises(UsageError, match="type --aug-repeats 1"):
-        TorchvisionV2(exact_epochs=True)
-    with pytest.raises(UsageError, match="type --aug-repeats 1"):
-        TorchvisionV2(max_train_samples=100)
-    assert TorchvisionV2(exact_epochs=True, aug_repeats=1).trivial_augment

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
-from rackrun.training.config import Config, from_command_line
+from rackrun.training.config import Config
 from rackrun.training.data.open import Planned, open_data
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.slots import LEAD
@@ -166,17 +165,11 @@ def test_a_step_that_some_rank_cannot_time_is_no_evidence():
 
 
 def test_what_needs_an_even_cut_keeps_it():
-    """Norms over all ranks and steps without a choice stay even, with the reason; settings that
-    exclude it are refused with what to type."""
+    """Norms over all ranks and steps without a choice stay even, with the reason."""
     synced = torch.nn.Sequential(torch.nn.SyncBatchNorm(3))
     assert "exchange their statistics" in why_even(synced, 64, 2)
     assert "--global-batch" in why_even(torch.nn.Flatten(), 12, 8)
     assert why_even(torch.nn.Flatten(), 16, 8) == ""
-    args = ["--data", "shards", "--balance", "auto"]
-    with pytest.raises(UsageError, match="--aug-repeats exclude.*--balance even"):
-        from_command_line({"default": Config}, "task", [*args, "--aug-repeats", "2"])
-    with pytest.raises(UsageError, match="--synthetic exclude"):
-        from_command_line({"default": Config}, "task", ["--synthetic", "--balance", "auto"])
 
 
 def test_the_stragglers_line_says_what_is_done():

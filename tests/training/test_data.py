@@ -15,7 +15,7 @@ from PIL import Image
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.shards.folder import FolderSource
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Range, Stored
@@ -255,14 +255,6 @@ def test_a_damaged_shard_ends_the_run(make_shards):
         list(data.evaluation())
     with pytest.raises(DataError, match="shapes-train-000000.tar"):
         list(islice(data.training(0), 1000))
-
-
-def test_missing_data_says_what_to_type(tmp_path):
-    """No --data, or a folder that is none: a sentence with the command."""
-    with pytest.raises(UsageError, match="type --data FOLDER.*./run-local convert catdog"):
-        walk(settings(""))
-    with pytest.raises(UsageError, match="there is no such folder"):
-        walk(settings(tmp_path / "absent"))
 
 
 def test_the_grid_is_spread_over_the_validation_set(shapes, every_validation_picture):

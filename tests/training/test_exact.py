@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 import random
-import re
 import socket
 import subprocess
 import time
@@ -23,7 +22,6 @@ import torch
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.contract.variables import NOTE_ROWS
-from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint, loop
 from rackrun.training.config import Config, from_command_line
@@ -361,19 +359,3 @@ def test_chosen_samples_are_all_that_is_trained_on(mode, folder, tmp_path, monke
     origin = RunFolder(tmp_path / "whole").checkpoint(1)
     went_on = trained_alone(folder / "61", tmp_path / "on", *args, "--resume", str(origin))
     assert same(whole, went_on)
-
-
-@pytest.mark.parametrize(
-    ("args", "complaint"),
-    [
-        (["--exact-epochs", "--steps-per-epoch", "9"], "how many steps an epoch has"),
-        (["--only-classes", "dodo"], "no class 'dodo': there are disc, box"),
-        (["--class-weights", "disc"], "'disc' is not NAME=WEIGHT"),
-        (["--class-weights", "disc=0,box=0"], "no samples are left"),
-        (["--extra-data", "/nowhere=1"], "/nowhere: there is no such folder"),
-    ],
-)
-def test_what_cannot_be_is_refused_in_a_sentence(args, complaint, folder, tmp_path):
-    """Wrong settings of exact epochs and of the choice of samples name themselves."""
-    with pytest.raises(UsageError, match=re.escape(complaint)):
-        trained_alone(folder / "61", tmp_path / "never", *args)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import SaveError
 from rackrun.training import checkpoint
 from rackrun.training.export import formats
 from rackrun.training.export.command import main
@@ -100,11 +100,3 @@ def test_what_answers_otherwise_is_not_written(final, tmp_path):
                     trained, lambda images, by=wrong: model(images) + by, tmp_path / "x.onnx"
                 )
     assert not list(tmp_path.iterdir())
-
-
-def test_a_format_without_a_name_is_refused(final, tmp_path):
-    """An unknown suffix or a missing folder is refused before anything is read."""
-    with pytest.raises(UsageError, match="type one of: .safetensors, .onnx, .pt2"):
-        main([str(final), str(tmp_path / "model.bin")])
-    with pytest.raises(UsageError, match="no folder"):
-        main([str(final), str(tmp_path / "none" / "model.onnx")])

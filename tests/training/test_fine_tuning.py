@@ -20,7 +20,6 @@ from PIL import Image
 from torchvision import models
 
 from rackrun.catdog.model import TASK
-from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint, loop
 from rackrun.training.entry import run_command
@@ -143,23 +142,6 @@ def test_a_resume_in_any_stage_goes_on_bit_for_bit(shapes, tmp_path, capsys):
         assert loop.run(TASK, resumed) == 0
         assert same_weights(whole, folder)
         assert f"ends after epoch {len(saved)}: 2 evaluations" in capsys.readouterr().out
-
-
-def test_what_evaluations_decide_needs_a_split(make_shards, tmp_path):
-    """What was chosen is refused before the first step, by a check of data on this machine and by a
-    rank; a recipe's defaults adapt, with a line."""
-    data = make_shards(train=(40,), val=())
-    for args, options in (
-        (["--patience", "2"], {"patience": 2}),
-        (["--lr-schedule", "plateau"], {"lr_schedule": "plateau"}),
-        (["--final", "best"], {"final": "best"}),
-        (["--eval-flip"], {"eval_flip": True}),
-    ):
-        refused = f"{' '.join(args)} has no effect: {data} has no split 'val' to evaluate; leave"
-        with pytest.raises(UsageError, match=re.escape(refused)):
-            loop.run(TASK, settings(data, tmp_path, **options))
-        with pytest.raises(UsageError, match=re.escape(refused)):
-            run_command("catdog", "test", ["check", "--data", str(data), *args])
 
 
 def test_defaults_that_need_a_split_adapt(make_shards, tmp_path, capsys):

@@ -212,28 +212,6 @@ def test_data_with_some_of_the_classes_are_evaluated_by_name(final, make_shards,
     assert counted == {name: numbers.count(number) for number, name in enumerate(CLASSES)}
 
 
-@pytest.mark.parametrize(
-    ("args", "problem", "what"),
-    [
-        (
-            ["{final}", "{four}"],
-            UsageError,
-            "1 class that .* does not have: shape 3; type",
-        ),
-        (["{final}", "{three}", "--split", "test"], UsageError, "type --split with one of: train"),
-        (["{final}", "{three}", "--csv", "/no/such/table.csv"], UsageError, "no folder /no/such"),
-        (["{three}", "{three}"], SaveError, "no final.pt"),
-        (["{final}", "{three}", "--batch-size", "0"], UsageError, "--batch-size 0 is not 1"),
-    ],
-)
-def test_what_does_not_fit_is_refused(final, three, make_shards, args, problem, what):
-    """Other classes, an empty split, a missing folder: each a sentence that says what to type."""
-    four = make_shards(train=(4,), val=(4,), classes=4)
-    positions = {"final": final, "three": three, "four": four}
-    with pytest.raises(problem, match=what):
-        main([*(arg.format(**positions) for arg in args), *ALONE])
-
-
 def test_tables_for_people(final, three, capsys):
     """The terminal has the sums, a line per class and the confusion matrix."""
     assert main([str(final), str(three), *ALONE]) == 0

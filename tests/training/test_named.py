@@ -52,25 +52,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("own_modles:Net", "no module own_modles in .* or installed; type MODULE:NAME"),
-        ("own_models:Nett", "no class or function Nett in own_models"),
-        ("own_models:number", "returns no torch.nn.Module, but int"),
-        ("own_models:bare", r"type: def bare\(num_classes\)"),
-        (":Net", "type MODULE:NAME"),
-        ("../own_models:Net", "type MODULE:NAME"),
-        ("timm:resnet1O", "no such model; did you mean timm:resnet"),
-        ("timm:hf-hub:someone/theirs", "no such model; "),
-    ],
-)
-def test_a_name_that_means_no_model_is_one_line(folder, name, says):
-    """What is wrong with it, and what to type."""
-    with pytest.raises(UsageError, match=says):
-        named_model(name, 2, 32)
-
-
 @pytest.mark.parametrize("has_timm", [True, False])
 def test_models_are_listed(has_timm, capsys, monkeypatch):
     """By a part of the name or a pattern, with what their published weights have; else a hint."""

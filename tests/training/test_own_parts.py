@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from rackrun.errors import UsageError
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
@@ -33,29 +32,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"optimizer": "sgdd"}, "--optimizer sgdd: not one of sgd, adamw, lamb, or your own"),
-        ({"lr_schedule": "cosin"}, "--lr-schedule cosin: not one of cosine, linear, .* your own"),
-        ({"optimizer": "own_parts_here:lion"}, "no class or function lion in own_parts_here; type"),
-        ({"optimizer": "own_parts_hree:lion"}, "no module own_parts_hree in .*; type MODULE:NAME"),
-        ({"optimizer": "own_parts_here:bare"}, r"type: def bare\(params, lr\)"),
-        ({"optimizer": "own_parts_here:number"}, "returns no torch.optim.Optimizer, but float"),
-        ({"lr_schedule": "torch.optim:SGD"}, r"called with step and steps; type: def SGD\(step, s"),
-        ({"lr_schedule": "own_parts_here:negative"}, "-1 at step 3 of 10: return the share of"),
-        ({"lr_schedule": "own_parts_here:words"}, "'a half' at step 3 of 10: return the share"),
-    ],
-    ids=str,
-)
-def test_a_part_that_cannot_be_used_is_one_line(folder, options, says):
-    """What is wrong with it, and what to type."""
-    with pytest.raises(UsageError, match=says):
-        config = Config(epochs=1, **options)
-        make_optimizer(nn.Linear(2, 2), config)
-        make_schedule(config, 10, 1).lr(3)
 
 
 def test_an_own_schedule_has_the_warm_up_and_the_peak_of_the_others(folder):

@@ -4,17 +4,15 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import UsageError
 from rackrun.training.config import Config
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.phases.start import _for_workers
 from rackrun.training.task import Task
-from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from tests.lab import warm
 from tests.lab.data import drawn
 
@@ -55,65 +53,6 @@ def test_the_page_shows_the_example():
     page = (ROOT / "docs" / "howto" / "own-task.md").read_text()
     (block,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert EXAMPLE.read_text().partition("\n\n")[2] == block
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "kind", "says"),
-    [
-        ("task_a", "TASK = 1", UsageError, "task_a.py does not define RECIPES"),
-        ("task_b", "TASK = 1\nRECIPES = {}", UsageError, 'type: RECIPES = {"default": MySettings}'),
-        (
-            "task_c",
-            "TASK = 1\nRECIPES = RIGHT",
-            UsageError,
-            "TASK: not a Task; type: TASK = rackrun.Task",
-        ),
-        (
-            "task_d",
-            "TASK = 1\n\nTASK.x",
-            UsageError,
-            "task_d.py, line 3: AttributeError: 'int' obj",
-        ),
-        ("task_e", "import missing_here\nTASK = 1", Problem, "task_e.py, line 1: ModuleNotFoundEr"),
-        ("json", "TASK = 1", UsageError, "Python has another module json, .*; rename yours"),
-    ],
-)
-def test_a_task_that_is_incomplete_is_one_line(tmp_path, monkeypatch, name, text, kind, says):
-    """What is missing in which file; a library that may be on hosts only is no bad usage."""
-    right = 'from rackrun.training.config import Config\nRECIPES = {"default": Config}'
-    (tmp_path / f"{name}.py").write_text(text.replace("RECIPES = RIGHT", right))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setenv("PYTHONPATH", "")
-    source = require_task(str(tmp_path / f"{name}.py"))
-    with pytest.raises(Problem, match=says) as caught:
-        recipes_of(source)
-        task_of(source)
-    assert type(caught.value) is kind
-
-
-@pytest.mark.parametrize(
-    ("right", "wrong", "says"),
-    [
-        ("lr: float = 0.05", "lr = 0.05", "Settings.lr: has no type, .*type: lr: float = 0.05"),
-        ("return nn.Seq", "nn.Seq", r"build\(\) returns NoneType; return a torch.nn.Module"),
-        ("return Tr", "Tr", r"transforms\(\) returns NoneType; return rackrun.Transforms\(size\)"),
-        (", classes))", ", 7))", r"returns \(20, 7\) for 20 images of 3 classes; build it with 3"),
-        (", classes))", ", classes), Two())", "returns tuple; return a tensor of logits"),
-    ],
-)
-def test_a_mistake_in_a_task_is_one_line(tmp_path, make_shards, right, wrong, says):
-    """A default that Python would ignore, a function without `return`, other outputs."""
-    two = "\n\nclass Two(nn.Module):\n    def forward(self, x):\n        return x, x\n"
-    text = EXAMPLE.read_text()
-    assert right in text
-    (tmp_path / "mine.py").write_text(text.replace(right, wrong) + two)
-    line = f"--data {make_shards(classes=3)} --epochs 1 --batch-size 20 --run-folder run"
-    line += f" --no-tensorboard {' '.join(ALONE)}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = warm.run("-m", "rackrun.training", "./mine.py", *line.split(), cwd=tmp_path, env=env)
-    assert done.returncode == 64
-    assert re.search(f"^error: .*{says}", done.stderr, re.MULTILINE), done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_lambda_is_refused_where_workers_would_need_it():

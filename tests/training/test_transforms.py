@@ -85,7 +85,7 @@ def test_published_weights_bring_size_crop_and_kernel():
 
 
 def test_mean_and_std_are_typed_for_any_model():
-    """A number for each channel or for all; what cannot be right, or is not used, is refused."""
+    """A number for each channel or for all; what is not used is refused."""
     config = Classify(model="my_models:Net", mean="0.5", std="0.1,0.2,0.3")
     transforms = classify.transformed(config, 0)
     assert (transforms.mean, transforms.deviation) == ((0.5,) * 3, (0.1, 0.2, 0.3))
@@ -96,16 +96,6 @@ def test_mean_and_std_are_typed_for_any_model():
         catdog_task.transformed(CatDog(gray=True, mean="0,0,0", std="1"), 0)
     with pytest.raises(UsageError, match=r"transforms\(\) does not use --mean and --std"):
         own_task.TASK.transformed(own_task.Settings(mean="0.5", std="0.5"), 0)
-    for mean, std, why in (
-        ("0.5", "", "type both"),
-        ("127.5", "0.5", "divide by 255"),
-        ("0.5,0.5", "0.5", "a number for each channel"),
-        ("x", "0.5", "a number for each channel"),
-        ("nan", "0.5", "a number for each channel"),
-        ("0.5", "0", "a number for each channel"),
-    ):
-        with pytest.raises(UsageError, match=why):
-            Classify(mean=mean, std=std)
 
 
 def test_gray_tasks_see_their_published_normalisation():

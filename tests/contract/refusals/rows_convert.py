@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import math
 import stat
 import struct
 import tarfile
@@ -9,7 +10,7 @@ import unicodedata
 import zipfile
 from collections.abc import Iterable
 
-from tests.lab.data import drawn, kaggle, mnist, tar
+from tests.lab.data import drawn, kaggle, tar
 from tests.lab.refusal import Refusal
 from tests.lab.sources import (
     below,
@@ -491,7 +492,12 @@ INDEXED = [
 ]  # fmt: skip
 
 # MNIST's four files.
-DIGITS = mnist(10, 4)
+DIGITS = {
+    f"{part}-{kind}-ubyte": struct.pack(f">{len(sizes) + 2}L", magic, count, *sizes)
+    + bytes(count * math.prod(sizes))
+    for part, count in (("train", 10), ("t10k", 4))
+    for kind, magic, sizes in (("images-idx3", 2051, (28, 28)), ("labels-idx1", 2049, ()))
+}
 IMAGES_OF, LABELS_OF = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 UNSEEN = "t10k-images-idx3-ubyte"
 MNIST = [

@@ -16,6 +16,7 @@ from tests.lab.sources import (
     cut,
     sparse,
     tar_of,
+    written,
     zipped,
 )
 
@@ -105,12 +106,23 @@ ARCHIVE_DAMAGE = [
 ]  # fmt: skip
 
 # The devkit.
-ZEROS = zlib.compress(bytes(64 << 20), 1)
-BOMB = SMALL.meta()[:128] + struct.pack("<II", 15, len(ZEROS)) + ZEROS
+
+
+def table_that_unpacks_without_end() -> bytes:
+    """Return a devkit whose table is 64 MiB of zeros."""
+    zeros = zlib.compress(bytes(64 << 20), 1)
+    return kit(meta=SMALL.meta()[:128] + struct.pack("<II", 15, len(zeros)) + zeros)
+
+
+def tar_that_unpacks_without_end() -> bytes:
+    """Return a devkit of 100 MiB of zeros."""
+    return gzip.compress(tar({"data/meta.mat": bytes(100 << 20)}), 1)
+
+
 DEVKITS = [
     Refusal(PART, 65, "devkit", ARCHIVES | {KIT: changed(lambda data: data[: len(data) // 2])}),
     Refusal(PART, 65, "meta.mat", ARCHIVES | {KIT: kit(meta=b"no table")}),
-    Refusal(PART, 65, "meta.mat", ARCHIVES | {KIT: kit(meta=BOMB)}),
+    Refusal(PART, 65, "meta.mat", ARCHIVES | {KIT: written(table_that_unpacks_without_end)}),
     Refusal(
         PART, 65, "ILSVRC2012_validation_ground_truth.txt",
         ARCHIVES | {KIT: kit(**{"ILSVRC2012_validation_ground_truth.txt": b"1\n77"})},
@@ -130,7 +142,7 @@ DEVKITS = [
     ),
     Refusal(
         PART, 65, (KIT, "64 MiB"),
-        ARCHIVES | {KIT: gzip.compress(tar({"data/meta.mat": bytes(100 << 20)}), 1)},
+        ARCHIVES | {KIT: written(tar_that_unpacks_without_end)},
     ),
     Refusal(PART, 65, ("meta.mat", "64 MiB"), ARCHIVES | {"raw/meta.mat": sparse(100 << 20)}),
     *(Refusal(PART, 65, "meta.mat", FLAT | {META: damage}) for damage in (cut(0), cut(200))),
