@@ -70,27 +70,6 @@ def pytest_of(folder: Path) -> tuple[int, str]:
     return after([sys.executable, "-m", "pytest", "-p", "tests.flakes", "-n", "1"], folder)
 
 
-def test_run_tests_names_and_counts_flakes_and_ends_well(tmp_path):
-    """A test that fails beside others and passes alone is named and counted in the last lines."""
-    folder = project(tmp_path, flaky("one"), flaky("other"))
-    code, output = after(["./run-tests", "-n", "1"], folder)
-    assert code == 0, output
-    *_, first, second, closing, types = output.splitlines()
-    assert first.endswith("passed alone twice: tests/test_all.py::test_one")
-    assert second.endswith("passed alone twice: tests/test_all.py::test_other")
-    assert closing == "3 passed, 0 failed, 2 flaky (at most 10)"
-    assert types.startswith("Success: no issues found")
-
-
-def test_run_tests_fails_over_a_wrong_type_beside_a_flake(tmp_path):
-    """Flakes forgive nothing else: an error of mypy is shown and ends in a failure."""
-    wrong = 'def test_type() -> None:\n    number: int = "1"\n    assert number\n'
-    code, output = after(["./run-tests", "-n", "1"], project(tmp_path, flaky("one"), wrong))
-    assert code == 1, output
-    assert "1 flaky" in output
-    assert "Incompatible types in assignment" in output
-
-
 def test_what_fails_alone_as_well_is_a_failure(tmp_path):
     """A test that fails again without the others fails the run, flakes beside it or not."""
     real = "def test_real() -> None:\n    assert 1 + 1 == 3\n"
