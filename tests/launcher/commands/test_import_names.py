@@ -11,7 +11,7 @@ from tests.lab import warm
 from tests.lab.data import drawn
 from tests.lab.hosts import ROOT
 
-NAMES = (*PLATFORM, *(TASKS.keys() - PACKAGES.keys()))
+NAMES = (*PLATFORM, *sorted(TASKS.keys() - PACKAGES.keys()))
 OWN = ("convert", "launcher", "nginx", "shards", "training")
 USE = f"""\
 import {", ".join(OWN)}
