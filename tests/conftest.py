@@ -64,7 +64,7 @@ SLOW_FIRST = (
     "launcher/commands/test_run_ssh.py",
 )
 TESTS = Path(__file__).parent
-TOGETHER = ("nginx", "slurm")  # folders whose tests share a Docker daemon, and a cluster
+TOGETHER = ("gpu", "nginx", "slurm")  # folders whose tests share GPUs, a Docker daemon, a cluster
 
 
 # What tests need of the machine, by a fixture that they use; other tests call needs.need.
@@ -106,18 +106,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     for mark in item.iter_markers():
         if mark.name in needs.MARKS:
             needs.need(mark.name)
+    if gpu := item.get_closest_marker("gpu"):
+        needs.need_gpus(*gpu.args)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Write what was left out into a file, which ./run-tests prints last."""
     reasons = [report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())]
-    wanting = Counter(
-        reason.rpartition(needs.LACKING)[2] for reason in reasons if needs.LACKING in reason
+    wanting, unrun = (
+        Counter(reason.rpartition(why)[2] for reason in reasons if why in reason)
+        for why in (needs.LACKING, needs.UNRUN)
     )
-    if wanting and "RUN_TESTS_LEFT_OUT" in os.environ:
+    lines = [
+        f"run-tests: unrun: {count} {'tests' if count > 1 else 'test'} of a GPU ({why})\n"
+        for why, count in unrun.items()
+    ]
+    if wanting:
         named = ", ".join(f"{what} ({count})" for what, count in wanting.most_common())
-        line = f"run-tests: left out: tests that need {named}; type: sudo ./run-tests\n"
-        Path(os.environ["RUN_TESTS_LEFT_OUT"]).write_text(line)
+        lines += [f"run-tests: left out: tests that need {named}; type: sudo ./run-tests\n"]
+    if lines and "RUN_TESTS_LEFT_OUT" in os.environ:
+        Path(os.environ["RUN_TESTS_LEFT_OUT"]).write_text("".join(lines))
 
 
 @pytest.fixture(autouse=True)
