@@ -357,12 +357,14 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
 
 
 def _with_latest_run_named(option: str) -> str:
-    # `runs/latest` means the run that it links to now: this launch will move the link.
+    # Below `runs/latest` means in the run that it links to now: this launch will move the link.
     name, _, value = option.rpartition("=")
     path = Path(value)
-    if path.name != LATEST or not path.is_symlink():
-        return option
-    return f"{name}{name and '='}{path.with_name(path.readlink().name)}"
+    for link in (path, *path.parents):
+        if link.name == LATEST and link.is_symlink():
+            run = link.with_name(link.readlink().name)
+            return f"{name}{name and '='}{run / path.relative_to(link)}"
+    return option
 
 
 def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, ...]:

@@ -195,6 +195,15 @@ def test_a_split_that_lacks_classes_is_named(cli, project):
     assert "green" in result.said and "blue" in result.said, result
 
 
+def test_a_checkpoint_of_the_latest_run_is_resumed_although_the_link_moves(cli, shards, project):
+    assert train(cli, "Small", "--epochs 2").code == 0
+    checkpoint = max((project / "runs" / "latest" / "checkpoints").glob("*.pt"))
+    where = checkpoint.relative_to(project)
+    result = train(cli, "Small", f"--epochs 3 --resume {where}")
+    assert result.code == 0, result
+    assert "epoch 3" in result.said and "epoch 1" not in result.said, result
+
+
 # Weights of other programs
 
 
