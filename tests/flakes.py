@@ -20,7 +20,8 @@ AT_MOST = 10
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[None]:
     """Run what failed again, after the summary and once all that tests shared has ended."""
     yield
-    if session.exitstatus != pytest.ExitCode.TESTS_FAILED:
+    is_worker = hasattr(session.config, "workerinput")
+    if is_worker or session.exitstatus != pytest.ExitCode.TESTS_FAILED:
         return
     reporter = session.config.pluginmanager.getplugin("terminalreporter")
     failed, passed = tests(reporter, "failed", "error"), tests(reporter, "passed")
