@@ -50,6 +50,8 @@ def save(step, asked=0):
 def meet():
     """Return the sockets to all peers (rank 0), or the one to rank 0."""
     address = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if WORLD == 1:
+        return []
     if RANK == 0:
         listener = socket.create_server(address, backlog=WORLD)
         return [listener.accept()[0] for _ in range(WORLD - 1)]

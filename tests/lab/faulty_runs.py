@@ -232,6 +232,21 @@ class Run:
         until(lambda: not (self.memory / "cgroup.procs").read_text(), "it is empty", 20)
         self.memory.rmdir()
 
+    @property
+    def run(self) -> str:
+        """Return the name of the run, as one types it."""
+        plan = sorted(self.runs.glob("2*/plan.json"))[-1]
+        return str(json.loads(plan.read_text())["run_id"])[:8]
+
+    def look(self, verb: str, *options: str) -> Any:
+        """Type a verb for the run."""
+        return self.hosts.run_ssh(*options, self.run, verb=(verb,), env=self.environment())
+
+    def type(self, verb: str) -> None:
+        """Type a verb and wait for its end."""
+        _, err = (process := self.look(verb)).communicate(timeout=60 * self.slow)
+        assert process.returncode == 0, err
+
     # -- what is left
 
     def settle(self, seconds: float) -> None:
@@ -323,19 +338,9 @@ class DetachedRun(Run):
     def start(self) -> None:
         """Start it, and attach."""
         process = self.launch("--detach", *self.fault.options, words=self.command())
-        out, err = process.communicate(timeout=90 * self.slow)
+        _, err = process.communicate(timeout=90 * self.slow)
         assert process.returncode == 0, err
-        self.run = out.strip()
         self.process = self.look("attach", "--runs", str(self.runs))
-
-    def look(self, verb: str, *options: str) -> Any:
-        """Type a verb for the run."""
-        return self.hosts.run_ssh(*options, self.run, verb=(verb,), env=self.environment())
-
-    def type(self, verb: str) -> None:
-        """Type a verb and wait for its end."""
-        _, err = (process := self.look(verb)).communicate(timeout=60 * self.slow)
-        assert process.returncode == 0, err
 
     def on(self, number: int) -> "DetachedRun":
         """Choose the host of the fault."""

@@ -131,8 +131,12 @@ class Starter:
         return any(self.hosts.left())
 
     def code(self, seconds: float) -> int | str:
-        """Return the exit code of what started the run."""
-        return int(self.process.wait(seconds))
+        """Return the exit code of what started the run, as a shell shows it.
+
+        A second Ctrl-C may meet a Python that is about to end, and kill it.
+        """
+        code = int(self.process.wait(seconds))
+        return 128 - code if code < 0 else code
 
     def hurt(self, how: str) -> None:
         """Send the signals, or close what reads the output."""
@@ -242,6 +246,12 @@ class FromNotebook(FromProgram):
             self.client.wait_for_ready(timeout=60)
         self.client.execute(self.program())
 
+    def hurt(self, how: str) -> None:
+        if how == "pipe closed":
+            self.client.stop_channels()
+        else:
+            super().hurt(how)
+
     def code(self, seconds: float) -> str:
         """Return nothing: a kernel may live on."""
         return ""
@@ -255,12 +265,15 @@ MARK = {"STARTED_BY": f"test-{os.getpid()}"}
 
 
 class InSlurm(Starter):
-    """One that `srun` has started as `rackrun node` in a step of a job."""
+    """One that `srun` has started as `rackrun node` in a step of a job.
+
+    Slurm signals all processes of a step, so torchrun is the real one.
+    """
 
     def begin(self) -> None:
         self.slurm = SlurmLab(self.folder)
         self.slurm.start()
-        node = (sys.executable, "-m", "tests.lab.cheap_node", *LIMITS, "--runs", str(self.runs))
+        node = (sys.executable, str(MAIN), "node", *LIMITS, "--runs", str(self.runs))
         self.process = subprocess.Popen(
             ["srun", "--nodes=1", "--ntasks=1", *node, *self.ranks()],
             env={**self.slurm.environment, **MARK, "PYTHONPATH": str(ROOT)},
@@ -274,8 +287,7 @@ class InSlurm(Starter):
     def signal(self, name: str) -> None:
         if name == "KILL":
             super().signal(name)
-        else:
-            job = self.slurm.run("squeue", "--noheader", "--format=%i")
+        elif job := self.slurm.run("squeue", "--noheader", "--format=%i"):
             self.slurm.run("scancel", f"--signal={name}", f"{job}.0")
 
     def is_left(self) -> bool:

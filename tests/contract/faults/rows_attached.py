@@ -113,7 +113,7 @@ MISDEEDS = [
     misdeed("exit-9-of-stubborn", (9,), "exit code 9", short=True),
     misdeed("raise", (1,), "ZeroDivisionError: division by zero", short=True),
     misdeed("linger", (1,), "ValueError: xxx", short=True),
-    misdeed("abort", (134,), "killed by SIGABRT"),
+    misdeed("abort", (134,), "killed by SIGABRT at "),
     misdeed("segv", (139,), "killed by SIGSEGV"),
     misdeed("kill-itself", (137,), "killed by SIGKILL"),
     misdeed("kill-group", (137,), "killed by SIGKILL"),
@@ -122,6 +122,10 @@ MISDEEDS = [
     *(
         misdeed(name, **{**GOES_ON, "seconds": 15.0, "short": name == "noise"})
         for name in ("reports", "flood", "noise", "long-line", "escapes")
+    ),
+    Fault(
+        *("rank-ends-first", (0,), "done", 12.0),
+        command=("sh", "-c", "test $RANK = 0 || sleep 2"),
     ),
     Fault("command-unknown", (127,), "no-such-program", SOON, command=("no-such-program",)),
 ]
@@ -143,6 +147,12 @@ def cut_off_and_interrupt(run):
     """Pull the cable, and type Ctrl-C twice."""
     run.pull_cable()
     run.send("launcher", "INT", "INT")
+
+
+def plug_in_and_stop(run):
+    """Bring the link up, and type what the launcher has said to."""
+    run.plug_cable()
+    run.type("stop")
 
 
 RESET = ("--reject-with", "tcp-reset")
@@ -168,7 +178,8 @@ HOSTS_AND_NETWORK = [
     ),
     Fault(
         *("cable-pulled-INT-INT", (130,), "Ctrl-C", SOON, cut_off_and_interrupt),
-        **UNPLUGGED,
+        plug_in_and_stop,
+        loses_host=True,
         options=("--lease-seconds", "15", "--checkpoint-seconds", "60"),
         short=True,
     ),

@@ -11,8 +11,16 @@ from tests.lab.fault import play
 from tests.lab.fault_labs import LABS
 from tests.lab.hosts import BUSY
 
+NEEDS = {"slurm": pytest.mark.slurm, "container": pytest.mark.docker}
 ROWS = [
-    pytest.param(fault, id=str(fault), marks=() if fault.short else pytest.mark.long)
+    pytest.param(
+        fault,
+        id=str(fault),
+        marks=[
+            NEEDS.get(fault.started_as, pytest.mark.root),
+            *([] if fault.short else [pytest.mark.long]),
+        ],
+    )
     for fault in (*rows_attached.ROWS, *rows_others.ROWS)
 ]
 
