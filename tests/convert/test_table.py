@@ -32,10 +32,10 @@ def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_rows_become_samples(tmp_path, convert, write):
+@pytest.mark.parametrize("write_table", [as_csv, as_parquet], ids=["CSV", "Parquet"])
+def test_rows_become_samples(tmp_path, convert, write_table):
     """Images, labels and splits are those of the table."""
-    out = convert("csv", write(write(tmp_path, FILES), ROWS))
+    out = convert("csv", write_table(write(tmp_path, FILES), ROWS))
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
     assert (manifest.dataset, manifest.classes) == ("trees", ("fir", "oak"))
     assert [(each.name, each.samples) for each in manifest.splits] == [
@@ -57,11 +57,11 @@ def test_numbers_are_classes_in_their_order(tmp_path, convert):
     assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
 
 
-@pytest.mark.parametrize("write", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_whole_floats_are_whole_numbers(tmp_path, convert, write):
+@pytest.mark.parametrize("write_table", [as_csv, as_parquet], ids=["CSV", "Parquet"])
+def test_whole_floats_are_whole_numbers(tmp_path, convert, write_table):
     """What pandas makes of a column of numbers with a gap: 2.0 comes before 10.0."""
     rows = [(f"img/{n}.jpg", ("2.0", "10.0")[n % 2], "") for n in range(12)]
-    out = convert("csv", write(write(tmp_path, FILES), rows))
+    out = convert("csv", write_table(write(tmp_path, FILES), rows))
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("2", "10")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.lab.oracles import last_line, one_line
 from tests.lab.run import Content, Result, run, write
 
-UNTOUCHED = (".cache", ".lock", "home")
+UNTOUCHED = (".cache", ".lock", "__pycache__", "home")
 """What a command may make although it refuses."""
 PASSWORD = "hunter2"
 """What rows type for one: no message repeats it."""

@@ -124,19 +124,20 @@ class KnownKey:
 def config_arguments(file: Path | None) -> list[str]:
     """Return the arguments of ssh that choose its configuration.
 
-    ssh takes the account's home, not $HOME; where they differ, it is pointed at ours, with a word.
+    ssh takes the account's home, not $HOME; where they differ, it is pointed at ours, with a word
+    if the account has a file.
     """
     if file is not None:
         if not file.is_file():
             raise UsageError(f"{file}: there is no such ssh_config file")
         return ["-F", os.fspath(file.absolute())]
-    if _account_home() == Path.home():
+    account, ours = _account_home(), Path.home() / ".ssh" / "config"
+    if account == Path.home():
         return []
-    ours = Path.home() / ".ssh" / "config"
-    sys.stderr.write(
-        f"rackrun: $HOME is not the account's home, which ssh takes: of its files only {ours} is"
-        " read\n"
-    )
+    if account and (account / ".ssh" / "config").is_file():
+        sys.stderr.write(
+            f"rackrun: $HOME is not {account}: {ours} is read, and no other ssh_config\n"
+        )
     return ["-F", os.fspath(ours) if ours.is_file() else "none"]
 
 

@@ -245,8 +245,8 @@ def test_a_folder_without_git_is_refused_with_advice(tmp_path, monkeypatch, caps
     monkeypatch.setenv("PATH", path or os.environ["PATH"])
     assert working_tree(tmp_path, print) is None
     with pytest.raises(UsageError, match=f"^--sync: {re.escape(why)}$"):
-        upload._brought(None, [Host("gpu01", python="/opt/python")], SshOptions())
-    brought = upload._brought(None, [Host("gpu01")], SshOptions())
+        upload._files_to_copy(None, [Host("gpu01", python="/opt/python")], SshOptions())
+    brought = upload._files_to_copy(None, [Host("gpu01")], SshOptions())
     assert all(name.startswith(f"{INSTALLED}/") for name in brought.files)
     assert f"only rackrun itself is brought: {why}\n" in capsys.readouterr().err
 

@@ -596,6 +596,7 @@ def test_what_ranks_would_refuse_is_refused_before_they_start(
     args = (str(hosts), "catdog", "--device", "cpu", "--data", "shards", *options.split())
     ended, out, err = lab.result_of(*verb, *args, cwd=local)
     assert ended == code, out + err
-    assert says.format(work=work) in re.sub(r"\s+", " ", out + err)
+    # A table breaks long paths.
+    assert re.sub(r"\s+", "", says.format(work=work)) in re.sub(r"\s+", "", out + err)
     assert not (work / "runs").exists()
     assert [path.name for path in (local / "runs").iterdir()] == [earlier.name]
