@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import fields, replace
 
@@ -91,6 +92,8 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
         refuse_more_than_fit(work, ranks)
         if is_here and not any(name == "PATH" for name, _ in options.environment):
             refuse_absent_program(work)
+            if options.python and not shutil.which(options.python):
+                raise UsageError(f"--python {options.python}: no such program; type its path")
         if is_here and not options.dry_run and python == project_interpreter(work, options.python):
             from rackrun.launcher.lifecycle.project import fill_environment
 

@@ -180,18 +180,24 @@ def _interpreter(name: str) -> Callable[[HostFacts], str]:
 
 
 def _same(read: Callable[[HostFacts], str]) -> Callable[[HostFacts, ClusterFacts], str]:
-    """Return a judge that objects where a host differs from the first one."""
+    """Return a judge that objects where a host differs from the first one, if that has any."""
 
     def wrong(host: HostFacts, cluster: ClusterFacts) -> str:
         first = first_responding(cluster)
         expected = read(first)
-        return "" if read(host) == expected else f"differs from {first.host.label}: {expected}"
+        if expected in ("", read(host)):
+            return ""
+        return f"differs from {first.host.label}: {expected}"
 
     return wrong
 
 
 _version, _torch, _cuda = map(_interpreter, ("version", "torch", "cuda"))
 _image = _field("image", "id")
+
+
+def _cuda_of_torch(host: HostFacts) -> str:
+    return _torch(host) and (_cuda(host) or "none")
 
 
 def _not_shown(host: HostFacts) -> str:
@@ -350,7 +356,7 @@ CHECKS = (
     Check(
         "cuda",
         _cuda,
-        lambda host, cluster: _same(_cuda)(host, cluster) if _torch(host) else "",
+        lambda host, cluster: _same(_cuda_of_torch)(host, cluster) if _torch(host) else "",
         "install the same torch on all hosts",
     ),
     Check(

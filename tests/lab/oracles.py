@@ -28,17 +28,22 @@ Times = npt.NDArray[np.intp]  # how often each row comes
 
 
 def one_line(result: Result) -> str:
-    """Return the one line that a command printed but for its progress, which says why it ended."""
-    assert sum(not PROGRESS.search(line) for line in result.lines) == 1, result
+    """Return the one line that a command printed but for its progress, which says why it ended.
+
+    Indented lines belong to it, such as the two fingerprints of a key that has changed.
+    """
+    first = [line for line in result.lines if not line.startswith("    ")]
+    assert sum(not PROGRESS.search(line) for line in first) == 1, result
     return last_line(result)
 
 
 def last_line(result: Result) -> str:
-    """Return the line that says why a command ended, after which nothing comes."""
+    """Return the line that says why a command ended, with its indented ones; nothing follows."""
     assert "Traceback" not in result.said, result
-    message = result.err.splitlines()[-1]
-    assert "error: " in message, result
-    return message
+    lines = result.err.splitlines()
+    start = max((n for n, line in enumerate(lines) if not line.startswith("    ")), default=0)
+    assert "error: " in lines[start], result
+    return "\n".join(lines[start:])
 
 
 def text_only(printed: str) -> None:

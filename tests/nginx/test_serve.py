@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import Problem
 from rackrun.nginx import docker, native, serve
 from rackrun.nginx.docker import IMAGE
 from rackrun.nginx.serve import NOBODY, serving, start
@@ -154,8 +154,6 @@ def test_lines_that_nginx_refuses_are_named(folder, tmp_path):
     with pytest.raises(ServeRefused, match=f'unknown directive "bogus" in {include}:2'):
         start(Site(folder, port=0, native=True, include=include))
     assert not nginx_of(folder)
-    with pytest.raises(UsageError, match="--include needs --native"):
-        start(Site(folder, port=0, include=include))
 
 
 def test_a_server_at_an_ipv6_address(folder):

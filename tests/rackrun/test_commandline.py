@@ -14,7 +14,7 @@ import pytest
 
 import rackrun
 import rackrun.catdog.__main__ as catdog
-from rackrun import commands, errors
+from rackrun import commands
 from rackrun import runs as runs_here
 from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
@@ -39,15 +39,11 @@ from tests.lab.warm import ROOT
     ],
 )
 def test_words_that_other_programs_have_are_understood(args, says, tmp_path, monkeypatch, capsys):
-    """Unless there is a host file of that name."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # --help
         assert dispatch.run(args) == 0
     assert capsys.readouterr().out.startswith(says)
-    Path("list").write_text("host 1 2 3\n")
-    with pytest.raises(errors.UsageError, match="^list:1"):
-        dispatch.run(["./run-ssh", "list", "--", "true"])
 
 
 @pytest.mark.parametrize("door", ["./run-local", "./run-ssh", "./run-ray", "ssh"])
@@ -63,7 +59,7 @@ def test_each_command_runs_behind_each_door(door, monkeypatch, capsys):
 
 
 def test_a_command_is_understood_behind_options(tmp_path, monkeypatch, capsys):
-    """They go to the command; --plain is what it does anyway; behind hosts it is put first."""
+    """They go to the command; --plain is what it does anyway."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     for args in (
@@ -74,17 +70,6 @@ def test_a_command_is_understood_behind_options(tmp_path, monkeypatch, capsys):
     ):
         assert dispatch.run(args) == 0
         assert capsys.readouterr().out == "no run is known here\n"
-    for args, says in (
-        (["./run-ssh", "hosts.txt", "ps"], "comes first: ./run-ssh ps hosts.txt"),
-        (["./run-ssh", "h.txt", "logs", "a3"], "comes first: ./run-ssh logs --hosts h.txt a3"),
-        (["./run-ssh", "--plain", "h.txt", "report", "a3"], "comes first: ./run-local report a3"),
-        (["./run-local", "--nproc", "2", "convert", "folder"], "--nproc: convert has no such op"),
-        (["./run-ssh", "--nproc", "2", "ps"], "--nproc: no such option.*./run-ssh ps --help"),
-        (["--dry-run", "rerun", "latest"], "follow the command; type: rackrun rerun --help"),
-        (["--plain"], "--plain: options follow the command; type: rackrun COMMAND --help"),
-    ):
-        with pytest.raises(errors.UsageError, match=says):
-            dispatch.run(args)
 
 
 PROGRAM = """

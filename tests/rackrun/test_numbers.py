@@ -3,15 +3,10 @@
 import pytest
 
 from rackrun.errors import UsageError
-from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.schedulers.placement import Sourced
 from rackrun.training.data.mixture import class_number
 from rackrun.units import MOST_SECONDS, seconds_in, whole_number
 
 ENDLESS = "9" * 5000  # Python itself refuses more than 4,300 digits, with a ValueError
-LONG = "9" * 400  # more than a float holds
-NODES = Sourced(1, "--nodes")
-HOSTS = (Host("gpu01"), Host("gpu02", slots=4))
 
 
 @pytest.mark.parametrize(

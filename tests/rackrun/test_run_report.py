@@ -16,7 +16,7 @@ import pytest
 from markupsafe import escape
 
 from rackrun.commands import called
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.launcher.output.log_files import write_run_page
 from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
@@ -447,14 +447,6 @@ def test_smoothing_keeps_ends_and_means():
     line = np.linspace(3, 5, 100)
     assert smoothed(line) == pytest.approx(line)
     assert smoothed(np.array([1.0, 0, 1, 0])).tolist() == [1, 0, 1, 0]
-
-
-def test_another_folder_is_refused(tmp_path):
-    """A folder without the files of a run is named, and one that does not exist."""
-    with pytest.raises(UsageError, match="not the folder of a run"):
-        write(tmp_path)
-    with pytest.raises(UsageError, match=r"no such run; \./run-ssh ps lists the runs"):
-        write(tmp_path / "latest")
 
 
 def test_shares_by_speed_are_a_drawing_and_rows(run):

@@ -1,6 +1,5 @@
 """`./run-ssh --slurm`: the hosts of a real allocation, over real sshd."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -42,12 +41,3 @@ def test_the_hosts_come_from_the_allocation(slurm, tmp_path):
     assert output.returncode == 0, output.stdout + output.stderr
     assert "n1:0 | rank 0 of 2" in output.stdout
     assert "n2:1 | rank 1 of 2" in output.stdout
-
-
-def test_outside_of_an_allocation_there_is_a_command_to_type(tmp_path):
-    """64, and `salloc`."""
-    args = ("-m", "rackrun.launcher", "ssh", "--slurm", "--", "true")
-    ours = {**os.environ, "PYTHONPATH": str(ROOT)}
-    output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=ours)
-    assert output.returncode == 64
-    assert "type: salloc --nodes=2 ./run-ssh --slurm" in output.stderr

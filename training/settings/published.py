@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from rackrun.errors import UsageError
@@ -54,7 +55,7 @@ class PublishedWeights:
 
 def with_weights_first(args: Sequence[str]) -> list[str]:
     """Return arguments in which the file of --weights also stands where that of a run would."""
-    for arg, following in zip(args, [*args, ""][1:], strict=True):
+    for arg, following in pairwise((*args, "")):
         name, equals, value = arg.partition("=")
         if name == OPTION and (value or following):
             return [value if equals else following, *args]

@@ -47,6 +47,10 @@ ROWS = [
     Refusal("./run-local doctor --out . a3f2 a3f2", 64, ("a3f2", "./run-ssh ps")),
     Refusal("rackrun predict runs/20260101-000000-nihgt a.jpg", 64, NIGHT, RUN),
     Refusal(f"rackrun predict {NIGHT} a.jpg", 74, (NIGHT, "final.pt"), RUN),
+    *(
+        Refusal(f"rackrun {verb}", 64, f"rackrun {verb}")
+        for verb in ("report", "predict", "evaluate", "export", "doctor")
+    ),
     # What they can show of it.
     Refusal(f"rackrun attach {ID}", 64, "rackrun logs 3fa81c02", RUN),
     Refusal(f"rackrun logs {ID} --host gpu99", 64, ("--host gpu99", "gpu01"), RUN),

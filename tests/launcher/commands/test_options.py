@@ -1,27 +1,41 @@
 """Options of a launch, typed or from Python, and what is refused before a host is contacted."""
 
 import ast
+import json
 import time
 import tomllib
-from dataclasses import replace
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import rackrun
-from rackrun.errors import SaveError, UsageError
+from rackrun.commandline.options import options as options_of
+from rackrun.contract.tasks import TASKS, package_of
+from rackrun.errors import UsageError
 from rackrun.launcher import launch
 from rackrun.launcher.commands import local_run
-from rackrun.launcher.commands.parse import from_names, parse, split, work_of
+from rackrun.launcher.commands.parse import (
+    ELSEWHERE,
+    OF_TASKS,
+    from_names,
+    names_of,
+    parse,
+    split,
+    work_of,
+)
+from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
-from rackrun.launcher.commands.ssh_run import refuse_what_stays
-from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.serving import folder_to_serve
 from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.preflight.checks import CHECKS, check_allowed
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions, Serving
+from rackrun.launcher.settings_file import typed_options
 from rackrun.run_folder import RunFolder, new_run_folder
+from rackrun.training.config import Config
+from rackrun.training.entry import run_command
 from rackrun.user_code.revision import git_commit
 from tests.lab.warm import ROOT
 
@@ -80,14 +94,6 @@ def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path):
         (tmp_path / name).symlink_to("nowhere")
     assert new_run_folder(tmp_path, "catdog").path.name.endswith("-catdog-2")
     assert new_run_folder(tmp_path, "catdog").path.name.endswith(("-catdog-2", "-catdog-3"))
-
-
-def test_a_run_folder_that_cannot_be_made_ends_with_74(tmp_path):
-    """faults.md: what was typed is right, only the disk refuses."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SaveError, match="type: --runs FOLDER") as caught:
-        new_run_folder(tmp_path / "file", "catdog")
-    assert caught.value.exit_code == 74
 
 
 def test_good_urls_and_folders_are_taken():
@@ -164,10 +170,30 @@ def test_settings_of_a_server_for_a_folder_that_is_read_here_are_refused():
     assert folder_to_serve(work, Serving(), ["127.0.0.1"]) is None
 
 
-def test_the_seconds_of_a_command_are_refused_for_a_detached_task():
-    """The launcher waits for a task's first step, however long that takes."""
-    options = SshOptions(detach=True, detach_seconds=5)
-    task = LaunchSpec((), (), TaskWork("catdog"), resolved(options), addresses=["127.0.0.1"])
-    with pytest.raises(UsageError, match="--detach-seconds 5 has no effect"):
-        refuse_what_stays(task, options)
-    refuse_what_stays(replace(task, work=Command(("true",))), options)
+@pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])
+def test_names_that_other_programs_have_for_options_are_taken(learning_rate, capsys):
+    words = f"{learning_rate} 0.1 --batch_size 8 --num-workers=2 --wd 0 --data x".split()
+    assert not run_command("catdog", "./run-local catdog", ["check", *words])
+    assert json.loads(capsys.readouterr().out)["batch_size"] == 8
+
+
+def test_underscores_are_dashes_wherever_options_are_split():
+    """A switch takes no word for its value, and a typed option replaces that of a file."""
+    words = ["--dry_run", "--sync_untracked=a_b", "--include", "n_1", "catdog", "--batch_size", "4"]
+    ours, rest = split(words, SshOptions)
+    assert ours == ["--dry-run", "--sync-untracked=a_b", "--include", "n_1"]
+    assert rest == ["catdog", "--batch_size", "4"]
+    assert typed_options(rest) == {"batch-size"}
+
+
+def test_no_option_belongs_to_the_launcher_and_to_a_task():
+    """So one behind a task is surely misplaced, whichever way of launching it is."""
+    doors = (LocalOptions, SshOptions, RayOptions, NodeOptions)
+    launchers = set(ELSEWHERE).union(*map(names_of, doors))
+    recipes = [import_module(f"{package_of(task)}.recipes").RECIPES.values() for task in TASKS]
+    assert not launchers & set().union(*map(names_of, [Config, *chain(*recipes)]))
+
+
+def test_options_that_a_hint_puts_behind_a_task_are_those_of_training():
+    assert set(OF_TASKS) <= {option.name for option in options_of(Config)}
+    assert not set(OF_TASKS) & names_of(SshOptions)

@@ -101,15 +101,6 @@ def test_a_function_is_called_on_both_nodes(address, tmp_path):
     assert "got done {0: [7, 0], 1: [7, 1]}" in ended.stdout, ended.stdout + ended.stderr
 
 
-@pytest.mark.long  # test_options.py shows it over ssh
-def test_a_task_is_asked_about_its_options_first(address, tmp_path):
-    """A typing error is reported by the task itself, and no rank is started."""
-    run = start(address, tmp_path, "catdog", "--epohcs", "2")
-    _, err = run.communicate()
-    assert run.returncode == 64, err
-    assert "did you mean --epochs?" in err and not (tmp_path / "runs").exists()
-
-
 def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(address, tmp_path):
     """Ray ends its actors, and the agents end what they started."""
     canary = str(uuid.uuid4())
@@ -192,9 +183,3 @@ def test_without_a_cluster_there_is_a_command_to_type(tmp_path):
     _, err = run.communicate()
     assert run.returncode == 69, err
     assert "type: ray start --head" in err and "Traceback" not in err
-    run = start("head", tmp_path, "--", "true")
-    _, err = run.communicate()
-    assert (run.returncode, err) == (
-        64,
-        "error: --address head: type HOST:PORT, or leave it out\n",
-    )

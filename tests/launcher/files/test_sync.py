@@ -74,6 +74,15 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     assert "brought" not in err
 
 
+def test_a_look_with_sync_does_not_object_to_what_sync_would_bring(start_lab):
+    lab = start_lab(2)
+    project(lab)
+    for look in ("--check", "--dry-run"):
+        code, _, err = launch(lab, "--sync", look)
+        assert code == 0, err
+    assert not (lab.folder / "there-1").exists()
+
+
 def checkout(lab: Lab) -> Path:
     """Return rackrun's own packages as a project, whose venv.sh tests may replace.
 

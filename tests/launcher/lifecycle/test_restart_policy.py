@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
@@ -83,12 +82,6 @@ def test_a_host_that_failed_twice_is_not_used_again():
     assert names(course) == "abc"
     assert course is not None
     assert names(course.after(failed("b", exit_code=1))) == "acd"
-
-
-def test_rules_that_do_not_fit_the_hosts_are_refused():
-    """More spares than hosts is a usage error, before anything starts."""
-    with pytest.raises(UsageError, match="leaves fewer than 1 to train; type --spares 3"):
-        RestartState(RestartPolicy(spares=4), HOSTS)
 
 
 def test_a_host_that_is_found_unfit_costs_no_restart():

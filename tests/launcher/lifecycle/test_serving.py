@@ -304,30 +304,3 @@ def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts():
     assert not is_here("192.0.2.1")
     with pytest.raises(UsageError, match="--serve-address"):
         own_address(["127.0.0.1", ""])
-
-
-SHARDS = "a folder of shards"
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (("--serve", "--", "true"), 64, "type: --serve TASK --data FOLDER"),
-        (("--serve", "catdog", "--data", "http://h/"), 64, "type: --serve TASK --data FOLDER"),
-        (("--serve", "--no-serve", "catdog"), 64, "exclude each other"),
-        (("--serve", "catdog", "--data", "/no/such/folder"), 64, "no such folder"),
-        (
-            ("--serve", "--serve-address", "gpu01", "catdog", "--data", SHARDS),
-            64,
-            "not an IP address",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(args, code, says, shards):
-    """Bad usage and bad folders end with their codes, before anything is started."""
-    given = (str(shards) if arg == SHARDS else arg for arg in args)
-    command = ("-m", "rackrun.launcher", "local", "--serve-native", *given)
-    done = warm.run(*command, start=warm.Launcher, cwd=ROOT)
-    assert done.returncode == code, done.stderr
-    assert done.stderr.count("\n") == 1
-    assert says in done.stderr

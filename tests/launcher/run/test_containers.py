@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import UsageError
 from rackrun.launcher.remote import run_manager
-from rackrun.launcher.run.container import ContainerSpec, container_of
+from rackrun.launcher.run.container import ContainerSpec
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
 from tests.lab.servers import BORROWED, docker, rank_image
@@ -320,11 +319,7 @@ def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_docker_would_misread_is_refused():
-    """An image that looks like an option, a volume without a path, a volume without an image."""
-    for name, volumes in (("-v", ()), ("x", ("data:/data",)), ("", ("/data",))):
-        with pytest.raises(UsageError):
-            container_of(name, volumes)
+def test_docker_is_told_folders_gpus_and_the_user():
     args = ContainerSpec("x", ("/data",)).docker_run(
         {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
     )

@@ -4,9 +4,6 @@ import json
 import signal
 import sys
 
-import pytest
-
-from rackrun.errors import UsageError
 from rackrun.launcher.commands.local import main as local
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
@@ -106,21 +103,9 @@ def test_a_member_is_the_command_that_was_typed_with_its_own_settings():
     assert args[2:] == ["--", "python", "train.py", "--lr=2"]
 
 
-def test_a_dry_run_of_a_sweep_checks_each_value(tmp_path, monkeypatch, capsys):
-    """One that the task refuses is named; a sweep without one prints lines that can be typed."""
+def test_a_dry_run_of_a_sweep_prints_lines_that_can_be_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     task = ("catdog", "--synthetic", "--device", "cpu", "--epochs", "1")
-    for text, says in (
-        ("lr=a,b", "--lr a: not a number"),
-        ("lr=0.1,0.2,x", "--lr x: not a number"),
-        ("lr=0.1,-1", "--lr -1"),
-        ("sink=5", "--sink: no such option"),
-    ):
-        with pytest.raises(UsageError, match=says):
-            local(["--dry-run", "--sweep", "epochs=1,2", "--sweep", text, *task])
-        with pytest.raises(UsageError, match=says):
-            local(["--sweep", "epochs=1,2", "--sweep", text, *task])
-    assert capsys.readouterr().out == ""
     assert local(["--dry-run", "--sweep", "lr=0.1,0.3", *task]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("./run-local --plain --name=catdog-1-lr-0.1 ")
@@ -129,10 +114,8 @@ def test_a_dry_run_of_a_sweep_checks_each_value(tmp_path, monkeypatch, capsys):
 
 
 def test_hosts_go_into_groups_of_a_size():
-    """What is left over takes no part; a group larger than all of them is refused."""
+    """What is left over takes no part."""
     hosts = [Host("a"), Host("b", devices=(0, 1)), Host("c")]
     assert groups_of(hosts, 1) == ["a", "b:0,1", "c"]
     assert groups_of(hosts, 2) == ["a,b:0,1"]
     assert groups_of(hosts, 0) == ["a,b:0,1,c"]
-    with pytest.raises(UsageError, match="--sweep-hosts 4: there are 3 hosts"):
-        groups_of(hosts, 4)
