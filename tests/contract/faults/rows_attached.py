@@ -253,6 +253,7 @@ START = [
         *("login-cable-INT-INT", (130,), "interrupted|Ctrl-C", SOON, cut_off_and_interrupt),
         **UNPLUGGED,
         moment="login",
+        short=True,
     ),
     Fault("login-any-killed", hurt=sends("all", "KILL"), moment="login", weight=3, **ANY_CODE),
     Fault(

@@ -25,6 +25,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.security("PROC-1", "PROC-2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("fault", ROWS)
 def test_a_fault_ends_a_run_as_promised_and_leaves_nothing(fault, tmp_path):

@@ -70,7 +70,7 @@ def test_two_nodes_train_two_ranks(address, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("runs/2*/logs/*/rank-*.out"))) >= 1
 
 
-@pytest.mark.long  # test_endings.py shows it over ssh
+@pytest.mark.long  # tests/contract/faults shows it over ssh
 def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address, tmp_path):
     """The other node is stopped, and both are clean."""
     run = start(address, tmp_path, "--", "python", "-c", FAIL)
