@@ -149,5 +149,5 @@ def wrong_end(outcome: Outcome, victim: str, slow: float) -> Iterator[str]:
     cause = fault.cause.format(victim=victim)
     if not lines:
         yield "no last line"
-    elif not any(word in lines[-1] for word in cause.split("|")):
+    elif not any(word in lines[-1].partition("; log: ")[0] for word in cause.split("|")):
         yield f"the last line does not say {cause!r}: {lines[-1][:200]!r}"

@@ -63,7 +63,17 @@ def meet():
 
 
 def exchange(peers):
-    """Exchange a byte with every peer: one step."""
+    """Take one step with all peers; a stubborn rank outlives them."""
+    try:
+        send_and_receive(peers)
+    except OSError:
+        if "stubborn" in MISDEED:
+            time.sleep(999)
+        raise
+
+
+def send_and_receive(peers):
+    """Exchange a byte with every peer."""
     if RANK:
         peers[0].sendall(b"x")
     for peer in peers:

@@ -277,6 +277,8 @@ class Run:
         if self.fault.loses_host:
             states.pop(self.victim, None)
         yield from (f"{host}: {state}" for host, state in states.items() if state != "clean")
+        if self.fault.misdeed and outcome.code != 75 and None in result["codes"].values():
+            yield f"a rank has no exit code: {result['codes']}"
         if outcome.code == 0 and not self.fault.command:
             yield from self.lost_output(folders[-1])
 

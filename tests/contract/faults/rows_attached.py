@@ -159,7 +159,7 @@ RESET = ("--reject-with", "tcp-reset")
 UNPLUGGED = {"heal": lambda run: run.plug_cable(), "loses_host": True}
 HOSTS_AND_NETWORK = [
     Fault(
-        *("rank-outgrows-memory", (137,), "out of memory", SOON),
+        *("rank-outgrows-memory", (137,), "the host is out of memory", SOON),
         lambda run: run.let_outgrow_memory(),
         lambda run: run.lift_memory_limit(),
         short=True,
