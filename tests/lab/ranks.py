@@ -42,8 +42,15 @@ def output_of_ranks(world: int, *args: object) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
+
+    def output(rank: warm.Python) -> str:
+        out, _ = rank.communicate()
+        for other in job if rank.returncode else ():
+            other.kill()  # it would wait for this one
+        return str(out)
+
     with ThreadPoolExecutor() as pool:
-        outputs = [out for out, _ in pool.map(lambda rank: rank.communicate(), job)]
+        outputs = list(pool.map(output, job))
     printed = "".join(map(without_gloo, outputs))
     assert [rank.returncode for rank in job] == [0] * world, printed
     return printed

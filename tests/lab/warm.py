@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -188,10 +189,20 @@ def run(
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+_numbers = itertools.count()
+
+
 def free_port(address: str = "127.0.0.1") -> int:
-    """Return a port of an address that nothing listens on."""
-    with socket.create_server((address, 0)) as listener:
-        return int(listener.getsockname()[1])
+    """Return a port of an address that nothing listens on.
+
+    Below those that the kernel gives to connections, and from a range of this process, so that
+    nobody takes it before the one that it is for.
+    """
+    first = 10_000 + os.getpid() % 20 * 1000
+    while True:
+        port = first + next(_numbers) % 1000
+        with contextlib.suppress(OSError), socket.create_server((address, port)):
+            return port
 
 
 def ranks(world: int, *args: object, env: dict[str, str], **options: Any) -> list[Python]:
