@@ -6,9 +6,9 @@
     other keys, of any type                    refused: the key has changed
     no key                                     refused; `--accept-new` records it
 
-A host at another port than 22 is looked up as `[host]:port`; where no line has a key for that, a
-line for `host` with the same key makes it known, too, as with ssh. Certificates of hosts are not
-asked for, so a line with @cert-authority makes no key known.
+A host at another port than 22 is looked up as `[host]:port`; where no line has a key for that, the
+lines for `host` count: one with the same key makes it known, one with @revoked refuses it, as with
+ssh. Certificates of hosts are not asked for, so a line with @cert-authority makes no key known.
 """
 
 from __future__ import annotations

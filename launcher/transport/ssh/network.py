@@ -34,6 +34,8 @@ _HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
     r"(?::(?P<port>0*[1-9][0-9]{0,4}))?/?"
 )
+ACCEPTING = ("accept-new", "no", "off", "false")
+"""Values of StrictHostKeyChecking by which new keys are recorded."""
 RESOLVE_SECONDS = 5.0  # the resolver itself waits 10 s and more for a silent name server
 
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -137,7 +139,7 @@ class Network:
             port=STANDARD_PORT if alias else client.port,
             files=[*files, *client.known_hosts("GlobalKnownHostsFile")],
             record_in=files[0] if files else Path("~/.ssh/known_hosts").expanduser(),
-            accept_new=self._settings.accept_new or strict in ("accept-new", "no", "off", "false"),
+            accept_new=bool(files) and (self._settings.accept_new or strict in ACCEPTING),
             hash_names=client.first("hashknownhosts") == "yes",
             rsa_bits=int(client.first("requiredrsasize") or 0),
         )

@@ -13,6 +13,7 @@ import getpass
 import os
 import pwd
 import re
+import shlex
 import socket
 import struct
 import subprocess
@@ -89,7 +90,7 @@ class ClientSettings:
             if not word.startswith(("/", "~")):  # ssh prints names without their quotes
                 where = f"ssh_config, for {self.name}: {option} {word}"
                 raise UsageError(f"{where}: write whole paths, without blanks in them")
-            files.append(_in_home(self.path(option, word)))
+            files.append(_in_home(Path(word).expanduser()))
         return files
 
     def _tokens(self) -> dict[str, str]:
@@ -138,7 +139,13 @@ def config_arguments(file: Path | None) -> list[str]:
         sys.stderr.write(
             f"rackrun: $HOME is not {account}: {ours} is read, and no other ssh_config\n"
         )
-    return ["-F", os.fspath(ours) if ours.is_file() else "none"]
+    if not ours.is_file():
+        return ["-F", "none"]
+    status = ours.stat()  # ssh looks at this only in its usual place
+    if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
+        hint = f"type: chmod go-w {shlex.quote(str(ours))}"
+        raise UsageError(f"{ours}: other users may write this file; {hint}")
+    return ["-F", os.fspath(ours)]
 
 
 def client_settings(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.errors import UsageError
 from rackrun.launcher.errors import AccessRefused, HostLost, HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.parallel import each
@@ -249,6 +250,27 @@ def test_accept_new_records_new_keys_and_only_these(start_lab, network, setting)
     swap_key(lab)
     with pytest.raises(AccessRefused, match="CHANGED"):
         network(lab, accept_new=True).connect(hosts)
+
+
+def test_a_new_key_is_not_accepted_where_none_is_recorded(start_lab, network):
+    """SSH-1: with UserKnownHostsFile none, a key that changes would be accepted as well."""
+    lab = start_lab(1)
+    lab.configure("UserKnownHostsFile none")
+    with pytest.raises(AccessRefused, match="is not known"):
+        network(lab, accept_new=True).connect([lab.hosts[0].host])
+
+
+def test_a_config_of_ones_own_that_others_may_write_is_refused(tmp_path, monkeypatch):
+    """SSH-1: also below a $HOME that is not the account's: a ProxyCommand would be theirs."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    config = tmp_path / ".ssh" / "config"
+    config.parent.mkdir()
+    config.write_text("Host a\n  Port 1001\n")
+    config.chmod(0o664)
+    with pytest.raises(UsageError, match="other users may write this file; type: chmod go-w"):
+        Network(ConnectSettings())
+    config.chmod(0o644)
+    assert Network(ConnectSettings()).routes_to([Host("a")])[0].client.port == 1001
 
 
 def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab, network):
