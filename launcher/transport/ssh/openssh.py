@@ -74,10 +74,13 @@ class ClientSettings:
 
     def path(self, option: str, value: str) -> Path:
         """Return the file that an option names; UsageError for one of no such user."""
+        return self._file(option, self.expanded(option, value))
+
+    def _file(self, option: str, name: str) -> Path:
         try:
-            return Path(self.expanded(option, value)).expanduser()
+            return Path(name).expanduser()
         except RuntimeError as error:
-            raise UsageError(f"ssh_config, for {self.name}: {option} {value}: {error}") from None
+            raise UsageError(f"ssh_config, for {self.name}: {option} {name}: {error}") from None
 
     def command(self, option: str) -> str:
         """Return a command with its tokens filled in; empty where there is none."""
@@ -90,7 +93,7 @@ class ClientSettings:
             if not word.startswith(("/", "~")):  # ssh prints names without their quotes
                 where = f"ssh_config, for {self.name}: {option} {word}"
                 raise UsageError(f"{where}: write whole paths, without blanks in them")
-            files.append(_in_home(Path(word).expanduser()))
+            files.append(_in_home(self._file(option, word)))  # ssh has filled in tokens
         return files
 
     def _tokens(self) -> dict[str, str]:
