@@ -5,6 +5,7 @@ passes both times, the last lines name and count it and the exit code is 0, unle
 than ten (a fixture that fails takes all its tests with it).
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,9 +38,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Iterator[N
 
 
 def tests(reporter: Any, *outcomes: str) -> list[str]:
-    """Return the ids of the tests that ended so, each once."""
+    """Return the ids of the tests that ended so, each once, without the group that xdist adds."""
     reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, ())]
-    return list(dict.fromkeys(report.nodeid for report in reports))
+    return list(dict.fromkeys(re.sub(r"@[\w./-]+$", "", report.nodeid) for report in reports))
 
 
 def pass_alone(tests: list[str], root: Path) -> bool:

@@ -8,6 +8,9 @@ from pathlib import Path
 from tests.lab.hosts import ROOT
 
 FLAKY = """\
+import pytest
+
+pytestmark = pytest.mark.xdist_group("convert/test_all.py")
 ran: list[int] = []
 
 
@@ -67,7 +70,8 @@ def after(program: list[str], folder: Path) -> tuple[int, str]:
 
 def pytest_of(folder: Path) -> tuple[int, str]:
     """Run the tests of a project as `./run-tests` does, on one worker, so that all meet."""
-    return after([sys.executable, "-m", "pytest", "-p", "tests.flakes", "-n", "1"], folder)
+    options = ("-p", "tests.flakes", "-n", "1", "--dist", "loadgroup")
+    return after([sys.executable, "-m", "pytest", *options], folder)
 
 
 def test_what_fails_alone_as_well_is_a_failure(tmp_path):
