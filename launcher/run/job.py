@@ -111,11 +111,18 @@ class Limits:
     rendezvous_seconds: float = 300.0
     """Time for the torchrun of every host to join the rendezvous."""
 
+    silent_minutes: float = 0.0
+    """Minutes without output or report after which ranks hang, for scripts without reports."""
+
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""
         for setting in fields(self):
-            least = LEAST_SECONDS.get(setting.name, 0.0)
-            check_seconds(setting.name, getattr(self, setting.name), least)
+            if setting.name.endswith("_seconds"):
+                least = LEAST_SECONDS.get(setting.name, 0.0)
+                check_seconds(setting.name, getattr(self, setting.name), least)
+        if not 0 <= 60 * self.silent_minutes <= MOST_SECONDS:
+            hint = "type the minutes after which silence is a hang; 0 for never"
+            raise UsageError(f"--silent-minutes {self.silent_minutes:g}: {hint}")
 
 
 def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:

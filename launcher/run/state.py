@@ -176,6 +176,8 @@ class RunState:
         self.started_at = now
         self.gathering_at = now
         """When a host got further on its way to start ranks."""
+        self.printed_at = now
+        """When a rank last wrote something."""
         self.hosts = [HostState(host, now) for host in plan.hosts]
         self.ranks = [
             RankState(number, host.node)
@@ -191,8 +193,8 @@ class RunState:
         if isinstance(event, Opened | Joined):
             self.gathering_at = now
         match event:
-            case Output():
-                pass  # first, as most events are output
+            case Output():  # first, as most events are output
+                self.printed_at = now
             case Report() | RankStarted() | Computing() | RankEnded():
                 self._take_rank_event(event, now)
             case _:
@@ -285,6 +287,7 @@ class RunState:
     def forgive(self, seconds: float) -> None:
         """Restart all clocks: a pause of the launcher is no host's fault."""
         self.gathering_at += seconds
+        self.printed_at += seconds
         for rank in self.ranks:
             rank.moved_at += seconds
             rank.computed_at += seconds

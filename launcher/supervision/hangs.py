@@ -1,10 +1,10 @@
 """Hangs: ranks that stopped making progress, and processes that were stopped by a signal.
 
 Only ranks that report can hang: those of a task from their start on, those of a command from their
-first report on. Ranks wait for each other, so the longest limit among them holds for all: while one
-saves, the others may make no progress. All stop soon after the first one does. The culprit is the
-rank that was stopped, or whose stack shows no collective (see `root_cause`), or that has the fewest
-steps.
+first report on. Where none ever reports, --silent-minutes limits the time without output. Ranks
+wait for each other, so the longest limit among them holds for all: while one saves, the others may
+make no progress. All stop soon after the first one does. The culprit is the rank that was stopped,
+or whose stack shows no collective (see `root_cause`), or that has the fewest steps.
 
 Before a step has shown how long steps take, a rank that computes is slow, not hung.
 """
@@ -12,8 +12,8 @@ Before a step has shown how long steps take, a rank that computes is slow, not h
 from __future__ import annotations
 
 import math
-import statistics
 from dataclasses import dataclass
+from statistics import fmean, median
 
 from rackrun.contract import phases
 from rackrun.launcher.remote.agent.host_watch import USAGE_SECONDS
@@ -107,7 +107,11 @@ class HangDetector:
         To be asked after `stall`.
         """
         run, limits = self._run, self._limits
-        hang = find_absent(run, limits, now) or find_hang(run, limits, now, self._eased)
+        hang = (
+            find_absent(run, limits, now)
+            or find_hang(run, limits, now, self._eased)
+            or find_silence(run, limits, now)
+        )
         if hang is None:
             self._tested_at = None  # the next hang needs a new test
             return None
@@ -164,6 +168,31 @@ def find_unprotected(run: RunState, limits: Limits, now: float) -> list[int]:
     silent = [] if run.plan.task else [rank for rank in run.running if not rank.phase]
     is_early = any(now - rank.moved_at <= limits.hang_seconds for rank in silent)
     return [] if is_early else [rank.rank for rank in silent]
+
+
+def find_silence(run: RunState, limits: Limits, now: float) -> Hang | None:
+    """Return all ranks, if none has ever reported nor printed anything for too long."""
+    ranks = list(run.running)
+    # Under `node`, each launcher sees the output of its own ranks, and mostly rank 0 alone prints.
+    is_blind = bool(run.plan.hosts[0].node)
+    if not limits.silent_minutes or not ranks or is_blind or any(_reporting(run)):
+        return None
+    age = now - max(run.printed_at, *(rank.moved_at for rank in ranks))
+    if age <= 60 * limits.silent_minutes:
+        return None
+    text = f"no output for {age / 60:.3g} min{_busy(run)}"
+    suspects = tuple(Suspect(rank.node, rank.rank, 0, text) for rank in ranks)
+    return Hang(None, None, text, suspects)
+
+
+def _busy(run: RunState) -> str:
+    """Return how busy CPUs and GPUs are: a rank that spins in a collective looks at work."""
+    usages = [host.usage for host in run.hosts if host.usage]
+    shares: dict[str, list[float]] = {
+        "CPUs": [100 * usage.cpu for usage in usages],
+        "GPUs": [gpu.busy for usage in usages for gpu in usage.gpus],
+    }
+    return "".join(f", {what} {fmean(each):.0f} % busy" for what, each in shares.items() if each)
 
 
 def _reporting(run: RunState) -> list[RankState]:
@@ -250,7 +279,7 @@ def _hang_limit(rank: RankState, limits: Limits) -> float:
     phase = rank.phase or phases.START
     limit = limits.hang_seconds * PHASE_HANG_FACTORS.get(phase, 1.0)
     if rank.step_seconds:
-        limit = max(limit, _HANG_STEPS * statistics.median(rank.step_seconds))
+        limit = max(limit, _HANG_STEPS * median(rank.step_seconds))
     return limit
 
 

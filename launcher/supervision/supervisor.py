@@ -48,7 +48,10 @@ _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts repo
 _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
 _REPEAT_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
-HOW_TO_REPORT = "call report() of rackrun after each step, see docs/howto/own-script.md"
+HOW_TO_REPORT = (
+    "call report() of rackrun after each step, see docs/howto/own-script.md, or type"
+    " --silent-minutes 30 if it prints more often"
+)
 
 
 class Supervisor:
@@ -261,7 +264,7 @@ class Supervisor:
 
     def _report_unprotected(self) -> None:
         """Report, once, that hangs of ranks that have not reported yet are not detected."""
-        if self.unprotected:
+        if self.unprotected or self.limits.silent_minutes:
             return
         silent = find_unprotected(self.run, self.limits, self.now)
         if silent:

@@ -205,7 +205,7 @@ def test_a_command_that_never_reports_has_no_hang_detection_and_that_is_said(tmp
     (line,) = (line for line in drive.err.splitlines() if "hang" in line)
     assert line == (
         "rackrun: no hang detection: no report in 0 s; call report() of rackrun after each step,"
-        " see docs/howto/own-script.md"
+        " see docs/howto/own-script.md, or type --silent-minutes 30 if it prints more often"
     )
 
 
