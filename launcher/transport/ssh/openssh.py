@@ -188,9 +188,17 @@ def known_keys(name: str, files: Sequence[Path]) -> list[KnownKey]:
     return keys
 
 
-@functools.cache
 def fingerprint_of(file: Path) -> str:
     """Return the SHA-256 fingerprint of a key file, also of a locked one; empty if it has none."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ""
+    return _fingerprint_of(file, (status.st_ino, status.st_mtime_ns))
+
+
+@functools.cache  # a launch asks for the same file once per host; a long run may see it replaced
+def _fingerprint_of(file: Path, version: tuple[int, int]) -> str:
     done = _run(["ssh-keygen", "-l", "-f", os.fspath(file)])
     words = done.stdout.decode(errors="replace").split()
     return words[1] if done.returncode == 0 and len(words) > 1 else ""
