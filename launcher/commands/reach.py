@@ -77,8 +77,14 @@ def chosen(
 
     Its probes end with the network.
     """
-    need = Need(options.hosts_needed, options.gpus_needed, options.spares)
-    if not any(vars(need).values()):
+    need = Need(
+        options.hosts_needed,
+        options.gpus_needed,
+        options.spares,
+        options.gpu,
+        options.gpu_memory,
+    )
+    if need.is_all and not need.spares:
         machines = network.connect(hosts)
         reachable = addresses(hosts, machines)
         return LaunchSpec(hosts, machines, work, settings, addresses=reachable)

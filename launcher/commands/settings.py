@@ -65,6 +65,10 @@ class HostChoice:
     """Number of hosts to use, the first in the file that are free and pass the checks; 0: all."""
     gpus_needed: int = 0
     """Number of GPUs to use, any that are free and fit, whole hosts first; 0: all of the hosts."""
+    gpu: str = ""
+    """With --gpus-needed: part of the model's name, such as a100 or "h100 nvl"."""
+    gpu_memory: int = 0
+    """With --gpus-needed: memory that each GPU has at least, in GB."""
     sweep_hosts: int = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
 
@@ -148,6 +152,12 @@ class SshOptions(
             "--hosts-needed and --spares count whole hosts, and --check takes none",
         ),
         Condition(
+            ("gpu", "gpu_memory"),
+            lambda options: bool(options.gpus_needed),
+            "hosts are taken with whatever GPUs they have",
+            "--gpus-needed with the number of GPUs",
+        ),
+        Condition(
             ("json",),
             lambda options: not options.deep,
             "--deep ends with a run",
@@ -160,7 +170,7 @@ class SshOptions(
         super().__post_init__()
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
-        for name in ("hosts_needed", "gpus_needed"):
+        for name in ("hosts_needed", "gpus_needed", "gpu_memory"):
             if getattr(self, name) < 0:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")

@@ -5,6 +5,7 @@ facts of all hosts -> offers -> hosts that are fit first, whole hosts before par
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,6 +13,7 @@ from rackrun.launcher.preflight.checks import DRAINED, LOCK, TableRow
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, troubles
 from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import plural
 
 GPU_CHECKS = (LOCK, "gpus", "gpu health")
@@ -36,6 +38,10 @@ class Need:
     hosts: int
     gpus: int
     spares: int
+    model: str = ""
+    """A part of the name that each GPU must have, in any case."""
+    memory: int = 0
+    """GB that each GPU must have."""
 
     @property
     def is_all(self) -> bool:
@@ -48,9 +54,11 @@ class Need:
         if self.is_all:
             left = without_drained(listed, rows)
             return Pick(tuple(left if len(left) >= len(listed) - self.spares else listed))
-        offered = offers(cluster, rows, for_gpus=bool(self.gpus))
+        offered = offers(cluster, rows, self)
         if self.gpus:
             picked, needed = pick_gpus(offered, self.gpus), plural(self.gpus, "GPU")
+            needed += f" {self.model}" * bool(self.model)
+            needed += f" with {self.memory} GB" * bool(self.memory)
             free = sum(len(offer.free) for offer in offered)
             cannot_succeed = sum(offer.fit for offer in offered) < self.gpus
         else:
@@ -58,8 +66,15 @@ class Need:
             picked, needed = pick_hosts(offered, count), plural(count, "host")
             free, cannot_succeed = sum(offer.is_free for offer in offered), len(offered) < count
         if picked is None:
-            return Pick((), f"{needed} needed, {free} free and fit", cannot_succeed)
+            missing = f"{needed} needed, {free} free and fit"
+            if self.model or self.memory:
+                missing += f"; there are {described_gpus(cluster)}"
+            return Pick((), missing, cannot_succeed)
         return Pick(tuple(picked))
+
+    def accepts(self, gpu: Reply) -> bool:
+        """Return whether the model and memory of a GPU will do."""
+        return self.model.lower() in gpu["name"].lower() and self.memory <= gigabytes(gpu)
 
 
 @dataclass(frozen=True)
@@ -86,28 +101,43 @@ class HostOffer:
         return replace(self.host, devices=devices, slots=count)
 
 
-def offers(cluster: ClusterFacts, rows: Sequence[TableRow], for_gpus: bool) -> list[HostOffer]:
+def described_gpus(cluster: ClusterFacts) -> str:
+    """Return number, model and memory of all GPUs, such as `8 NVIDIA A100-SXM4-40GB of 42 GB`."""
+    answered = [facts for facts in cluster.hosts if facts.error is None]
+    gpus = [gpu for facts in answered for gpu in facts["gpus"].get("gpus", ())]
+    kinds = Counter(f"{gpu['name']} of {gigabytes(gpu)} GB" for gpu in gpus)
+    return " and ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
+
+
+def gigabytes(gpu: Reply) -> int:
+    """Return its memory, rounded down: drivers show a little more than the number in its name."""
+    return int(gpu["total"]) * 2**20 // 10**9
+
+
+def offers(cluster: ClusterFacts, rows: Sequence[TableRow], need: Need) -> list[HostOffer]:
     """Return what the hosts have that pass the checks, in their order."""
     unfit = {
         row.host
         for row in rows
-        if row.level == "refused" and not row.is_busy and not (for_gpus and row.check in GPU_CHECKS)
+        if row.level == "refused"
+        and not row.is_busy
+        and not (need.gpus and row.check in GPU_CHECKS)
     }
     busy = {row.host for row in rows if row.is_busy}
     return [
-        _offer(facts, facts.host.label not in busy)
+        _offer(facts, facts.host.label not in busy, need)
         for facts in cluster.hosts
         if facts.error is None and facts.host.label not in unfit
     ]
 
 
-def _offer(facts: HostFacts, is_free: bool) -> HostOffer:
+def _offer(facts: HostFacts, is_free: bool, need: Need) -> HostOffer:
     host, gpus = facts.host, facts["look"]["gpus"]
     described = facts["gpus"].get("gpus", ())
-    sick = {number for number, gpu in enumerate(described) if troubles(gpu)}
+    unfit = {n for n, gpu in enumerate(described) if troubles(gpu) or not need.accepts(gpu)}
     used = {number for number, gpu in enumerate(described) if gpu["used"] > USED_MIB}
     named = range(gpus) if host.devices is None else host.devices
-    fit = [number for number in named if number not in sick]
+    fit = [number for number in named if number not in unfit]
     taken = used.union(facts["look"]["taken"])
     free = tuple(number for number in fit if number not in taken)
     most = gpus if host.slots is None else host.slots

@@ -171,6 +171,8 @@ ROWS = [
     Refusal("rackrun convert index '{0..999999}/set-train-{0..999999}.tar'", 64, "set-train-"),
     Refusal("./run-ssh --hosts-needed -1 hosts.txt", 64, "--hosts-needed -1", HOSTS),
     Refusal("./run-ssh --gpus-needed -1 hosts.txt", 64, "--gpus-needed -1", HOSTS),
+    Refusal("./run-ssh --gpu a100 hosts.txt -- true", 64, "--gpu", HOSTS),
+    Refusal("./run-ssh --gpus-needed 1 --gpu-memory -1 hosts.txt", 64, "--gpu-memory -1", HOSTS),
     Refusal("./run-ssh --max-restarts two hosts.txt", 64, "--max-restarts two", HOSTS),
     Refusal("./run-ssh --rendezvous-seconds -1 hosts.txt", 64, "--rendezvous-seconds -1", HOSTS),
     Refusal("./run-ssh --checkpoint-seconds nan hosts.txt", 64, "--checkpoint-seconds nan", HOSTS),

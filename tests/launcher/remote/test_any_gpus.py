@@ -16,6 +16,7 @@ from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
 from tests.lab.waiting import until
 
 NOBODY = 65534
+V100 = "Tesla V100-SXM2-16GB, 16384, 0, 41, 0, 0x0000000000000001"
 SHOW = "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
 RANKS = ("--", sys.executable, "-c", SHOW)
 
@@ -65,6 +66,26 @@ def test_free_gpus_are_found_around_runs_and_sick_ones(rack):
     assert (code, "6 GPUs needed, 4 free and fit" in err) == (78, True), "in vain: one is sick"
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=120)
+
+
+def test_model_and_memory_choose_gpus(rack):
+    """Only GPUs of that name and size are taken; too few of them: 78, with what there is."""
+    for number in range(2):
+        rack.set_gpu("gpu01", number, V100)
+    older = [("gpu01", 2, "")]
+    assert plan_of(rack, "--gpus-needed", "2", "--gpu", "v100") == older
+    assert (
+        plan_of(rack, "--gpus-needed", "2", "--gpu", "h100", "--gpu-memory", "80")[0][0] != "gpu01"
+    )
+    assert plan_of(rack, "--gpus-needed", "4", "--gpu-memory", "40") == [
+        ("gpu02", 2, ""),
+        ("gpu03", 2, ""),
+    ]
+    chosen = ("--gpus-needed", "3", "--gpu", "v100", "--gpu-memory", "16")
+    code, _, err = rack.result_of("--wait", *chosen, str(rack.hosts), *RANKS)
+    assert code == 78
+    assert "3 GPUs v100 with 16 GB needed, 2 free and fit; there are 4 NVIDIA H100 80GB HBM3" in err
+    assert "2 Tesla V100-SXM2-16GB of 17 GB" in err
 
 
 def test_variables_that_choose_gpus_count(rack):
