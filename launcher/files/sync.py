@@ -53,6 +53,8 @@ class Differences:
     root: str
     paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
     surplus: Annotated[int, Between(0, MOST_FILES)]
+    runs: Annotated[tuple[str, ...], AtMost(transfer.MOST_RUNS)] = ()
+    """The runs whose ranks work in that folder, where files differ."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,14 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
             raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
+        if differences.runs:
+            runs, where = (
+                one_line(text) for text in (", ".join(differences.runs), differences.root)
+            )
+            raise PreflightRefused(
+                f"{name}: files differ in {where}, where the run {runs} is at work; type --workdir"
+                " OTHER, or type this again after its end"
+            )
         if differences.paths or differences.surplus:
             _send(client, code, differences, name, say)
             _checked(name, client.reply())

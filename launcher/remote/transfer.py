@@ -31,6 +31,7 @@ from rackrun.launcher.remote.files import (
     file_digest,
     project_python,
 )
+from rackrun.launcher.remote.processes import all_pids, environment_of
 from rackrun.launcher.remote.service import reply
 
 MANIFEST = ".rackrun-files"
@@ -41,6 +42,7 @@ INCOMING = ".rackrun-incoming-"
 
 MANIFEST_BYTES = 1 << 26
 PLAN_BYTES = 1 << 26
+MOST_RUNS = 10  # named of those that work in a folder
 LONGEST_LINE = 500  # of what makes the environment
 FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is no longer in use
 COMMON_MODE = 0o644
@@ -132,7 +134,24 @@ def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict
         for path, digest in files.items()
         if differs(os.path.join(root, path), digest, modes.get(path, COMMON_MODE))
     ]
-    return {"root": root, "paths": differing, "surplus": len(brought(root) - set(files))}
+    surplus = len(brought(root) - set(files))
+    runs = runs_in(root) if differing or surplus else []
+    return {"root": root, "paths": differing, "surplus": surplus, "runs": runs}
+
+
+def runs_in(root: str) -> list[str]:
+    """Return the names of runs of this account whose ranks work in a folder; at most ten."""
+    names = set()
+    mark = f"{variables.RUN_NAME}=".encode()
+    for pid in all_pids():
+        with contextlib.suppress(OSError):  # it has ended, or is another account's
+            if os.path.samefile(f"/proc/{pid}/cwd", root):
+                names |= {
+                    variable[len(mark) :].decode(errors="replace")
+                    for variable in environment_of(pid)
+                    if variable.startswith(mark)
+                }
+    return sorted(names)[:MOST_RUNS]
 
 
 def differs(path: str, digest: str, mode: int) -> bool:

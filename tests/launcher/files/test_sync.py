@@ -74,6 +74,28 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     assert "brought" not in err
 
 
+def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
+    """78 with the run's name and --workdir; without changes both may share the folder."""
+    lab = start_lab(2)
+    source = project(lab)
+    assert launch(lab, "--sync")[0] == 0
+    ranks = ("--", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(999)")
+    python = f"python={lab.cheap_python()}"
+    first = str(lab.write_hosts(f"{python} workdir={lab.folder}/there-1"))
+    night = lab.run_ssh("--name", "night", first, *ranks, cwd=source)
+    logs = "runs/2*-night/logs/*/rank-0.out"
+    until(lambda: any(path.read_text() for path in source.glob(logs)), "the run works", 60)
+    (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
+    code, _, err = launch(lab, "--sync")
+    assert code == 78
+    assert "files differ in" in err
+    assert "where the run night is at work; type --workdir OTHER" in err
+    assert "again" not in (lab.folder / "there-1" / "package" / "words.py").read_text()
+    night.send_signal(signal.SIGINT)
+    night.communicate(timeout=120)
+    assert launch(lab, "--sync")[0] == 0
+
+
 def test_a_look_with_sync_does_not_object_to_what_sync_would_bring(start_lab):
     lab = start_lab(2)
     project(lab)
