@@ -171,7 +171,7 @@ class CachedSource(Source):
         """Return True if `data`, from byte `start` of a shard on, has the samples of these rows."""
         try:
             for row in rows:
-                sample_at(row, data, start, shard.name, self.manifest.adopted)
+                sample_at(row, data, start, shard.name)
         except DataError:
             return False
         return True

@@ -29,6 +29,7 @@ class Sample:
     key: str
     image: bytes
     extension: str
+    """The format of the image: jpg, png, gif, bmp or webp, whatever its member is called."""
     label: int
     fault: DataError | None = None
     """Why the sample cannot be used; the image is then empty."""
@@ -92,12 +93,11 @@ def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> li
 
 
 def _samples_in(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
-    where, adopted = f"{source.location}: {shard.name}", source.manifest.adopted
-    start = int(rows[0]["offset"])
+    where, start = f"{source.location}: {shard.name}", int(rows[0]["offset"])
     portion = []
     for row in rows:
         try:
-            portion.append(sample_at(row, data, start, where, adopted))
+            portion.append(sample_at(row, data, start, where))
         except DataError as error:
             portion.append(_fault(row, error))
     return portion
@@ -114,14 +114,15 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
     """
     shard = source.manifest.split(split).shards[number]
     rows = source.index(split)
-    blocks = source.stream(shard)
-    block = memoryview(b"")
+    blocks, block, position = source.stream(shard), memoryview(b""), 0
     for row in rows[rows["shard"] == number]:
-        length = int(row["length"])
+        offset, length = int(row["offset"]), int(row["length"])
+        block = _skipped(block, blocks, offset - position)
         if len(block) >= length:
             data, block = block[:length], block[length:]
         else:
             data, block = _across(block, blocks, length)
+        position = offset + length
         yield row, data
     try:
         deque(blocks, maxlen=0)  # the rest, so that length and digest are verified
@@ -129,6 +130,14 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
         raise
     except DataError:
         deque(source.stream(shard), maxlen=0)
+
+
+def _skipped(block: memoryview, blocks: Iterator[Stored], length: int) -> memoryview:
+    """Return what is left of a block, or of a later one, behind members that no row names."""
+    while length > len(block):
+        length -= len(block)
+        block = memoryview(next(blocks))  # DataError where the shard is too short
+    return block[length:]
 
 
 def _across(
@@ -147,48 +156,30 @@ def _across(
 def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
     """Return the sample of an index row; wrong bytes are read once more, then DataError."""
     where, start = f"{source.location}: {shard.name}", int(row["offset"])
-    adopted = source.manifest.adopted
     try:
-        return sample_at(row, data, start, where, adopted)
+        return sample_at(row, data, start, where)
     except DataError:
-        again = source.reread(shard, start, int(row["length"]))
-        return sample_at(row, again, start, where, adopted)
+        return sample_at(row, source.reread(shard, start, int(row["length"])), start, where)
 
 
-def sample_at(row: Any, data: Stored, base: int, where: str, adopted: bool = False) -> Sample:
+def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     """Return the sample of an index row from `data`, which begins at byte `base` of its tar.
 
-    DataError unless both members match the index: key, label and image. For an adopted tar, only
-    the index has the label, and its digest is in the manifest.
+    DataError unless the image is the one that the index means. The label is that of the index,
+    whatever a .cls member says: its digest is in the manifest, and later versions change it there.
     """
     expected = Row(*row.item())
     view = memoryview(data)
     start, image_start = expected.offset - base, expected.image_offset - base
     image = bytes(view[image_start : image_start + expected.image_length])
-    if zlib.crc32(image) != expected.crc:
-        named_at = image_start - BLOCK if adopted else start
-        name = _name(bytes(view[named_at : named_at + BLOCK]), adopted)
-        raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
     header = bytes(view[image_start - BLOCK : image_start])
-    if adopted:
-        key = key_in(header, where, expected.image_offset - BLOCK)
-        if b"\0" not in header[:NAME_BYTES]:  # its name is longer, and stands before
-            key = _long_key(bytes(view[start : image_start + BLOCK]), image_start - start) or key
-        return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
-    label_member = bytes(view[start : start + 2 * BLOCK])
-    key, kind = _member(label_member[:BLOCK], where, expected.offset)
-    digits = label_member[BLOCK:].rstrip(b"\0")
-    named, extension = _member(header, where, expected.image_offset - BLOCK)
-    if kind != "cls" or named != key or digits != b"%d" % expected.label:
-        raise DataError(f"{where}: sample {key} at byte {expected.offset} differs from its index")
-    return Sample(key, image, extension, expected.label)
-
-
-def _member(header: bytes, where: str, offset: int) -> tuple[str, str]:
-    name, dot, extension = _member_name(header, where, offset).partition(".")
-    if not dot:
-        raise DataError(f"{where}: byte {offset}: not the header of a sample's member")
-    return name, extension
+    if zlib.crc32(image) != expected.crc:
+        name = _shown_key(header)
+        raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
+    key = key_in(header, where, expected.image_offset - BLOCK)
+    if b"\0" not in header[:NAME_BYTES]:  # its name is longer, and stands before
+        key = _long_key(bytes(view[start : image_start + BLOCK]), image_start - start) or key
+    return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
 
 
 def _member_name(header: bytes, where: str, offset: int) -> str:
@@ -202,9 +193,9 @@ def _member_name(header: bytes, where: str, offset: int) -> str:
     return header[:NAME_BYTES].rstrip(b"\0").decode("ascii", "replace")
 
 
-def _name(header: bytes, adopted: bool) -> str:
+def _shown_key(header: bytes) -> str:
     try:
-        return f" (sample {key_in(header, '', 0) if adopted else _member(header, '', 0)[0]})"
+        return f" (sample {key_in(header, '', 0)})"
     except DataError:
         return ""
 

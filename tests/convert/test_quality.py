@@ -290,7 +290,7 @@ def test_the_report_names_every_odd_file(tmp_path, convert, capsys):
         "Thumbs.db": ("ignored", "left out"),
     }
     by_key = {sample.key: sample for sample in everything(out)}
-    assert by_key["cat_00902"].extension == "jpg" and by_key["cat_00902"].image == PNG
+    assert by_key["cat_00902"].extension == "png" and by_key["cat_00902"].image == PNG
 
 
 def test_damage_that_the_archive_knows_of_is_found(tmp_path, convert):
