@@ -34,7 +34,7 @@ def test_the_quota_of_control_groups(groups, files, expected, tmp_path):
     for name, text in files.items():
         (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "fs" / name).write_text(f"{text}\n")
-    assert quota(tmp_path / "own", tmp_path / "fs") == expected
+    assert quota(str(tmp_path / "own"), str(tmp_path / "fs")) == expected
 
 
 def test_a_process_has_a_core_at_least():
