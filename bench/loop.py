@@ -38,8 +38,8 @@ from rackrun.training.loop import train
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 from rackrun.training.world import joined
 

@@ -96,12 +96,18 @@ def build(config: CatDog, classes: int) -> nn.Module:
     if config.model == "reference":
         if not config.gray or config.image_size != 128:
             raise UsageError("--model reference takes --gray images of --image-size 128")
+        if config.model_args:
+            raise UsageError(f"--model-args {config.model_args}: --model reference takes none")
         return ReferenceNet(classes)
     if config.model == "catdog":
+        if config.model_args:
+            raise UsageError(f"--model-args {config.model_args}: --model catdog takes none")
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
         raise UsageError(f"--model {config.model} takes colour images: leave out --gray")
-    return named_model(config.model, classes, config.image_size, task_models=OWN_MODELS)
+    return named_model(
+        config.model, classes, config.image_size, OWN_MODELS, args=config.builder_args
+    )
 
 
 def transforms(config: CatDog, epoch: int) -> Transforms:

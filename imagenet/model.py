@@ -1,16 +1,13 @@
 """The models and transforms for ImageNet, and images that are mixed of two."""
 
-import math
-
 import torch
 from torch import nn
-from torch.distributions import Beta
-from torch.nn.functional import conv2d, one_hot
+from torch.nn.functional import conv2d
+from torchvision.transforms import v2
 
 from rackrun.errors import UsageError
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.transforms import Transforms, augmented
-from rackrun.training.models.extended import begin_as_identity
 from rackrun.training.models.named import named_model, normalised_for, takes_one_size
 from rackrun.training.task import Task
 
@@ -40,9 +37,10 @@ def build(config: ImageNet, classes: int) -> nn.Module:
     """Build the model that the settings name; UsageError for sizes that it cannot have."""
     if takes_one_size(config.model) and (problem := config.two_sizes()):
         raise UsageError(problem)
-    model = named_model(config.model, classes, config.judged_size)
+    args = config.builder_args
     if config.zero_init_residual:
-        begin_as_identity(model)
+        args["zero_init_residual"] = True
+    model = named_model(config.model, classes, config.judged_size, args=args)
     if config.blurs:
         blur_halvings(model)
     return model
@@ -86,48 +84,18 @@ def training_size(config: ImageNet, epoch: int) -> int:
 def mixed(
     config: ImageNet, images: torch.Tensor, labels: torch.Tensor, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images, mixed or not, and their targets, by mixup or cutmix.
+    """Return images, mixed or not, and their targets, by mixup or cutmix of torchvision.
 
-    Each image of a batch meets its neighbour, and the target is the same blend of their classes
-    (arXiv:1710.09412, arXiv:1905.04899). Not torchvision's MixUp and CutMix: batches are bytes
-    until the model normalises them, and its MixUp fails for bytes, which it multiplies in place.
-
-    uint8 (B, channels, S, S), int64 (B,) -> the same where nothing is mixed; else images, uint8
-    or float32, and float32 (B, classes). With both kinds switched on, each step draws one.
+    uint8 (B, channels, S, S), int64 (B,) -> the same where nothing is mixed; else float32 images
+    and float32 (B, classes). With both kinds switched on, each step draws one. What is drawn comes
+    from the CPU's generator: no step waits for a number from the device.
     """
-    # Shares and places come from the CPU's generator: no step waits for a number from the device.
-    kinds = [kind for kind in (config.mixup, config.cutmix) if kind]
-    if not kinds:
+    kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
+    chosen = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
+    if not chosen:
         return images, labels
-    cut = bool(config.cutmix) and (len(kinds) == 1 or float(torch.rand(())) < 0.5)
-    share = _share(config.cutmix if cut else config.mixup)  # that an image keeps of itself
-    if cut:
-        images, share = _patched(images, share)
-    else:
-        images = torch.lerp(images.roll(1, 0).float(), images.float(), share)
-    targets = one_hot(labels, classes).float()
-    return images, torch.lerp(targets.roll(1, 0), targets, share)
-
-
-def _share(strength: float) -> float:
-    return float(Beta(strength, strength).sample())
-
-
-def _patched(images: torch.Tensor, share: float) -> tuple[torch.Tensor, float]:
-    # Each image gets a square of its neighbour. A square at the edge is cut off, so the
-    # share that an image keeps of itself is returned as it turned out.
-    height, width = images.shape[2:]
-    cut = math.sqrt(1 - share) / 2
-    down, across = (float(number) for number in torch.rand(2))
-    top, bottom = (_within((down + side * cut) * height, height) for side in (-1, 1))
-    left, right = (_within((across + side * cut) * width, width) for side in (-1, 1))
-    patched = images.clone()
-    patched[:, :, top:bottom, left:right] = images.roll(1, 0)[:, :, top:bottom, left:right]
-    return patched, 1 - (bottom - top) * (right - left) / (height * width)
-
-
-def _within(edge: float, limit: int) -> int:
-    return min(max(round(edge), 0), limit)
+    mixed_images, targets = v2.RandomChoice(chosen)(images.float(), labels)
+    return mixed_images, targets
 
 
 TASK = Task(

@@ -112,7 +112,7 @@ class TorchvisionV1(ImageNet):
     lr: float = 0.0125
     warmup_epochs: float = 0.0
     nesterov: bool = False
-    decay_all: bool = True
+    decays_all: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

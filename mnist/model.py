@@ -36,6 +36,8 @@ def build(config: Mnist, classes: int) -> nn.Module:
     """Build the network; UsageError for another size."""
     if config.image_size != SIDE:
         raise UsageError(f"--image-size {config.image_size}: --model mnist takes {SIDE}")
+    if config.model_args:
+        raise UsageError(f"--model-args {config.model_args}: --model mnist takes none")
     return MnistNet(classes)
 
 

@@ -66,12 +66,6 @@ CONDITIONS = (
     Condition(
         ("nesterov",), lambda config: config.momentum > 0, "--momentum is 0", "--momentum 0.9"
     ),
-    Condition(
-        ("decay_all",),
-        lambda config: config.weight_decay > 0,
-        "--weight-decay is 0",
-        "--weight-decay 1e-4",
-    ),
     _only_with("loss", "bce", "bce_threshold"),
     Condition(
         ("ema_steps",), lambda config: config.ema_decay > 0, "--ema-decay is 0", "--ema-decay 0.999"

@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 import torch
 from torch import nn
 
-from rackrun.errors import UserCodeError
+from rackrun.errors import UsageError, UserCodeError
 from rackrun.terminal import one_line
 from rackrun.training.config import Config
 from rackrun.training.layers import frozen_weights
@@ -26,14 +26,14 @@ IMAGES = 2  # a batch norm refuses one
 def dry_step(task: Task, config: Config, classes: int) -> str:
     """Return why not more than one rank can train the model, or "".
 
-    UserCodeError where no rank can train it as these settings ask. Whatever else goes wrong is for
-    the ranks to say: this machine may lack what hosts have.
+    UserCodeError or UsageError where no rank can train it as these settings ask. Whatever else goes
+    wrong is for the ranks to say: this machine may lack what hosts have.
     """
     config = task.resolve(config)
     try:
         with redirect_stdout(sys.stderr):  # a check answers in JSON
             return _step(task, config, classes)
-    except UserCodeError:
+    except (UserCodeError, UsageError):
         raise
     except Exception:  # whatever a user's code raises
         return ""

@@ -108,9 +108,16 @@ def run(source: TaskSource, config: "Config") -> int:
 
 
 def _tried(source: TaskSource, config: "Config", needs: "TaskNeeds") -> "TaskNeeds":
-    # With what a step on zeros says of a model of the user's, where torch and the model are here.
+    # With what the user's parts say, and a step on zeros of a model, where they and torch are here.
     from rackrun.training.models.registered import TIMM
+    from rackrun.user_code.imports import imported, is_import_path
 
+    for option, name, example, *arguments in (
+        ("--optimizer", config.optimizer, "Lion", "params", "lr"),
+        ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
+    ):
+        if is_import_path(name) and find_spec(name.partition(":")[0].partition(".")[0]):
+            imported(option, name, example, *arguments)
     if ":" not in config.model or config.model.startswith(TIMM) or needs.modules:
         return needs
     if find_spec("torch") is None or find_spec("torchvision") is None:

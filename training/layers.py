@@ -21,7 +21,7 @@ def head_of(model: nn.Module, classes: int) -> str:
     if not layers:
         raise UsageError(
             f"the model has no Linear or Conv2d with {classes} outputs, one for each class, which"
-            " --freeze body, --head-epochs and --dropout need; leave them out"
+            " --freeze body and --head-epochs need; leave them out"
         )
     return layers[-1]
 

@@ -24,9 +24,9 @@ from rackrun.training.phases.step import train_step, training_pictures
 from rackrun.training.ranks import is_of_exchange
 from rackrun.training.run.noted_rows import note_rows
 from rackrun.training.run.recorder import RunRecorder
-from rackrun.training.run.stop_requests import SAVE
 from rackrun.training.schedule import Stage, due
 from rackrun.training.state import TrainingState
+from rackrun.training.stop_requests import SAVE
 from rackrun.training.sync.gradient_sync import GradientSync
 from rackrun.training.sync.step_exchange import StepExchange
 from rackrun.training.task import Task
@@ -69,7 +69,6 @@ def train_stages(run: TrainingRun, state: TrainingState, log: RunRecorder) -> in
             # Before the monitor and DDP look at the weights: both take those that train.
             state.freeze(stage.frozen, len(run.data.classes))
             stragglers = StragglerMonitor(
-                run.config.straggler_steps,
                 state.model,
                 state.optimizer,
                 run.ranks,

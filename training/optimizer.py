@@ -1,11 +1,10 @@
 """The optimizer that the settings ask for, its groups of weights, and the scale of float16 losses.
 
-Beyond those of torch.optim: LAMB, and an optimizer of the user's own.
+Beyond those of torch.optim: timm's LAMB, and an optimizer of the user's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, AdamW, Optimizer
 
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import MissingPackage, SaveError, UsageError
 from rackrun.training.counts import Scaling
 from rackrun.training.layers import blocks_of
 from rackrun.training.settings.optim import OptimSettings
@@ -22,7 +21,6 @@ from rackrun.user_code.imports import imported, is_import_path
 SPARED = ("token", "embed", "embedding", "bias_table", "scale")  # ends of a weight's own name
 
 Group = dict[str, Any]
-Tensors = list[torch.Tensor]
 
 
 def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
@@ -36,7 +34,7 @@ def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
             raise UsageError(f"--optimizer {config.optimizer}: {what}")
         return optimizer
     if config.optimizer == "lamb":
-        return Lamb(groups, lr=config.lr)
+        return _lamb(groups, config.lr)
     # One kernel for all weights, which also decides on the device whether float16 skips a step. On
     # the CPU it would be slower than loops, and round otherwise.
     fused = next(model.parameters()).device.type == "cuda" or None
@@ -46,6 +44,15 @@ def make_optimizer(model: nn.Module, config: OptimSettings) -> Optimizer:
     return SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=nesterov, fused=fused)
 
 
+def _lamb(groups: list[Group], lr: float) -> Optimizer:
+    try:
+        from timm.optim import Lamb
+    except ImportError:
+        raise MissingPackage("timm", "timm") from None
+    optimizer: Optimizer = Lamb(groups, lr=lr, max_grad_norm=None)  # --clip-grad decides on that
+    return optimizer
+
+
 def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     """Return the trainable weights in groups for torch.optim, those with weight decay first.
 
@@ -53,7 +60,7 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     --layer-decay times less for each one before it.
     """
     depths = _depths_of(model)
-    spared = set() if config.decay_all else without_decay(model)
+    spared = set() if config.decays_all else without_decay(model)
     deepest = max(depths.values(), default=0)
     scales = {name: config.layer_decay ** (deepest - depth) for name, depth in depths.items()}
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {
@@ -122,64 +129,6 @@ def regrouped(saved: Group, optimizer: Optimizer) -> Group:
     # Fused or not depends on the device here, and not on the one that it was saved on.
     kept_options = {name: groups[0][name] for name in ("fused",) if name in groups[0]}
     return {**saved, "param_groups": [{**group, **kept_options} for group in saved["param_groups"]]}
-
-
-class Lamb(Optimizer):
-    """LAMB: Adam whose step in each layer is as long as its weights, for batches of many thousands.
-
-    After You et al., 2020, arXiv:1904.00962, algorithm 2 with the identity for its function of the
-    weights' norm. As in the authors' code, what has no weight decay takes Adam's step as it is.
-    """
-
-    def __init__(
-        self,
-        groups: Iterable[dict[str, Any]],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-    ) -> None:
-        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Take a step with the gradients that have been computed."""
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
-            updates = self._adam(weights, group["betas"], group["eps"])
-            if group["weight_decay"]:
-                torch._foreach_add_(updates, weights, alpha=group["weight_decay"])
-                torch._foreach_mul_(updates, trust_ratios(weights, updates))
-            torch._foreach_add_(weights, updates, alpha=-group["lr"])
-
-    def _adam(self, weights: Tensors, betas: tuple[float, float], eps: float) -> Tensors:
-        gradients = [weight.grad for weight in weights if weight.grad is not None]
-        states: list[dict[str, Any]] = [self.state[weight] for weight in weights]
-        for weight, state in zip(weights, states, strict=True):
-            if not state:
-                state["step"] = 0
-                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(weight) for _ in range(2))
-            state["step"] += 1
-        means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        torch._foreach_lerp_(means, gradients, 1 - betas[0])
-        torch._foreach_mul_(squares, betas[1])
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - betas[1])
-        # By layer: those that were frozen at first have taken fewer steps than others.
-        unbiased = [[1 - beta ** state["step"] for state in states] for beta in betas]
-        roots = torch._foreach_sqrt(torch._foreach_div(squares, unbiased[1]))
-        torch._foreach_add_(roots, eps)
-        updates = torch._foreach_div(means, unbiased[0])
-        torch._foreach_div_(updates, roots)
-        return list(updates)
-
-
-def trust_ratios(weights: Tensors, updates: Tensors) -> Tensors:
-    """Return the norm of each layer's weights over that of its update; 1 where either is 0."""
-    of_weights = torch.stack(torch._foreach_norm(weights))
-    of_updates = torch.stack(torch._foreach_norm(updates))
-    moves = (of_weights > 0) & (of_updates > 0)
-    return list(torch.where(moves, of_weights / of_updates, 1.0).unbind())
 
 
 class LossScale:

@@ -58,9 +58,10 @@ def precheck(
     needed = () if config.synthetic else splits  # data may lack the split of a default
     _check_data(config, needed, typed)
     most, why_not_more = most_ranks(config)
+    needs_timm = config.model.startswith(TIMM) or config.optimizer == "lamb"
     parts = (config.model, config.optimizer, config.lr_schedule)
     return TaskNeeds(
-        packages=("timm",) if config.model.startswith(TIMM) else (),
+        packages=("timm",) if needs_timm else (),
         trackers=tuple(config.trackers),
         modules=tuple(dict.fromkeys(_elsewhere(parts))),
         weights=weights_file,
@@ -94,6 +95,7 @@ def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -
     manifest = open_source(config.data).manifest
     for name in named:
         class_number(name, manifest.classes)
+    _refuse_no_weight(config, manifest.classes)
     splits = [split.name for split in manifest.splits if split.samples]
     if why := why_no_splits(config.data, needed, splits):
         raise UsageError(why)
@@ -105,6 +107,17 @@ def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -
                 f"--extra-data {location}: has other classes than {config.data}: only folders with"
                 " the same classes can be mixed"
             )
+
+
+def _refuse_no_weight(config: Config, classes: tuple[str, ...]) -> None:
+    only = [name for name in config.only_classes.split(",") if name]
+    chosen = {class_number(name, classes) for name in only} or range(len(classes))
+    for option in ("--class-weights", "--loss-weights"):
+        text = getattr(config, option[2:].replace("-", "_"))
+        given = class_weights_in(option, text)
+        weights = {class_number(name, classes): weight for name, weight in given.items()}
+        if all(weights.get(number, 1.0) == 0 for number in chosen):
+            raise UsageError(f"{option} {text}: leaves no sample with a weight")
 
 
 def _weights_file(config: Config, is_here: bool) -> str:

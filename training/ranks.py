@@ -1,7 +1,7 @@
 """The ranks of a run: the identity and device of this process, and what all ranks exchange.
 
 Ranks exchange three things outside of DDP's gradients: counts that are summed, a request that the
-strongest decides (see training.run.stop_requests), and buffers. All live on the CPU
+strongest decides (see training.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
 """
 

@@ -18,10 +18,15 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--collective-timeout-seconds": "it is 20 minutes; a launcher notices hangs earlier, by"
         " --hang-seconds",
         "--credentials": "add a file with nginx's own lines: --include FILE",
+        "--decay-all": "--recipe torchvision-v1 decays norms and biases, too; for others, type"
+        " --optimizer MODULE:NAME",
         "--detach": "start it under tmux, nohup or systemd",
         "--drain": "as root, write the reason into /etc/rackrun/drained on that host",
+        "--dropout": "type --model-args dropout=0.2, as the model calls it (timm: drop_rate)",
         "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
+        "--first-batch-seconds": "it is 5 minutes; to fill caches before the first step, type"
+        " --cache FOLDER --prefetch",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
         "--grace-seconds": "ranks have 5 seconds to end after a failure; a run that you stop has"
@@ -48,6 +53,9 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
         "--start-seconds": "the agents of all hosts have 60 seconds to answer; torchrun has"
         " --rendezvous-seconds",
+        "--stochastic-depth": "type --model-args stochastic_depth_prob=0.1, as the model calls it"
+        " (timm: drop_path_rate)",
+        "--straggler-steps": "leave it out: ranks are compared after 20 steps, and then every 200",
         "--tiles": "add --short-side 256, which makes reading twice as fast",
         "--undrain": "as root, remove /etc/rackrun/drained on that host",
         "--val-shards": "leave it out: shards that are not of train have about 64 MiB",

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rackrun.signals import ended_by_a_signal, interruptible
-from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.stop_requests import StopRequests
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,9 @@ from rackrun.training.phases import begin, loss
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.resume import resumed
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.sync import uneven_inputs
 from rackrun.training.task import Task
 from rackrun.training.world import joined

@@ -23,8 +23,8 @@ from rackrun.training.loop import train
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.run.resume import resumed
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16

@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
-import torch
 from torch.optim import Adam
 
 Function = Callable[..., Any]
@@ -88,10 +87,6 @@ def _own_momenta(right: Function) -> Function:
     return hand_over
 
 
-def _as_drawn(right: Function) -> Function:
-    return lambda images, share: (right(images, share)[0], share)
-
-
 def _by_its_own_samples(right: Function) -> Function:
     return lambda outputs, *rest: right(outputs, *rest) * (6 / len(outputs))
 
@@ -121,9 +116,6 @@ MUTATIONS = (
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
     Mutation(
         "no warm-up of the average", "rackrun.training.state", "Average.update", _long_average
-    ),
-    Mutation(
-        "equal shares in mixup", "rackrun.imagenet.model", "_share", lambda right: lambda _: 0.5
     ),
     Mutation(
         "the learning rate a step late", "rackrun.training.schedule", "Schedule.lr", _a_step_late
@@ -161,14 +153,6 @@ MUTATIONS = (
         "Average.update",
         _at_every_step,
         recipe="adamw",
-    ),
-    Mutation("cutmix as drawn", "rackrun.imagenet.model", "_patched", _as_drawn, recipe="lamb"),
-    Mutation(
-        "no trust ratio",
-        "rackrun.training.optimizer",
-        "trust_ratios",
-        lambda right: lambda weights, updates: [torch.ones(())] * len(weights),
-        recipe="lamb",
     ),
     Mutation(
         "a whole step for the few samples of a tail",

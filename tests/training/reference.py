@@ -162,24 +162,19 @@ def mixed(parts: list[Samples], rank: int, step: int, recipe: Recipe) -> list[Sa
 
 def one_of(images: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> Samples:
     """Blend images with their neighbours by mixup, or paste a patch of them by cutmix."""
-    cuts = bool(recipe.cutmix) and (not recipe.mixup or float(torch.rand(())) < 0.5)
-    strength = recipe.cutmix if cuts else recipe.mixup
+    kinds = [kind for kind in ("mixup", "cutmix") if getattr(recipe, kind)]
+    kind = kinds[int(torch.multinomial(torch.ones(len(kinds)) / len(kinds), 1))]
+    strength = torch.tensor([getattr(recipe, kind)])
     share = float(Beta(strength, strength).sample())
-    if not cuts:
+    if kind == "mixup":
         return blended(images, share), blended(targets, share)
     side = images.shape[2]
+    half = int(side * math.sqrt(1 - share) / 2)
     patch = torch.zeros(side, side, dtype=torch.float64)
-    rows, columns = (pixels(float(centre) * side, share, side) for centre in torch.rand(2))
-    patch[rows, columns] = 1
+    across, down = (int(torch.randint(side, (1,))) for _ in range(2))
+    patch[max(down - half, 0) : down + half, max(across - half, 0) : across + half] = 1
     pasted = images * (1 - patch) + images.roll(1, 0) * patch
     return pasted, blended(targets, 1 - float(patch.mean()))
-
-
-def pixels(centre: float, share: float, side: int) -> slice:
-    """Return where a square is whose area is the rest of the image, as far as it lies inside."""
-    half = side * math.sqrt(1 - share) / 2
-    first, last = (math.floor(edge + 0.5) for edge in (centre - half, centre + half))
-    return slice(max(first, 0), min(last, side))
 
 
 def blended(values: torch.Tensor, share: float) -> torch.Tensor:

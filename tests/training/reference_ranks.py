@@ -24,8 +24,8 @@ from rackrun.training.device import set_up
 from rackrun.training.loop import train
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Numbers, Ranks
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 from tests.training import reference
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples

@@ -238,7 +238,7 @@ def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     (folder / str(SAMPLES)).symlink_to(make_shards(train=(500, SAMPLES - 500), val=(3, 2)))
     common = {
         "samples": SAMPLES, "delays": DELAYS, "noise": 0.0, "norm": False, "global_batch": BATCH,
-        "batch_size": 10, "balance": "auto", "straggler_steps": 20, "log_every_steps": 10,
+        "batch_size": 10, "balance": "auto", "log_every_steps": 10,
         "save_steps": 45, "keep_checkpoints": 9, "looks": LOOKS,
     }  # fmt: skip
     saved = RunFolder(folder / "runs" / "auto").checkpoint(45)

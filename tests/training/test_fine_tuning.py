@@ -124,7 +124,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path):
 
 
 STAGED: dict[str, Any] = {
-    "epochs": 24, "optimizer": "sgd", "lr": 0.3, "ema_decay": 0.0, "dropout": 0.2,
+    "epochs": 24, "optimizer": "sgd", "lr": 0.3, "ema_decay": 0.0,
     "head_epochs": 2, "head_lr": 1e-2, "freeze": "stem.0", "keep_checkpoints": 99,
     "lr_schedule": "plateau", "plateau_epochs": 1, "patience": 2, "final": "best",
 }  # fmt: skip

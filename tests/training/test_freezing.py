@@ -5,15 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torchvision.models.resnet import BasicBlock, ResNet
-from torchvision.ops import StochasticDepth
 
 from rackrun.errors import UsageError
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.layers import frozen_weights, head_of
-from rackrun.training.models.extended import with_dropout, with_stochastic_depth
 from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
 
@@ -134,41 +131,3 @@ def test_what_evaluations_came_to_survives_a_restart():
     assert other.improvement == state.improvement
     assert outcomes(other, (5, 1.0), (5, 1.0)) == outcomes(state, (5, 1.0), (5, 1.0))
     assert other.exhausted
-
-
-@pytest.mark.parametrize("is_ours", [True, False], ids=["the model's own", "none of its own"])
-def test_dropout_comes_before_the_last_layer(is_ours):
-    """In training mode only; names of weights stay."""
-    layers = [nn.Flatten(), nn.Dropout(0.1)][: 1 + is_ours]
-    model = nn.Sequential(*layers, nn.Linear(1000, 1000, bias=False))
-    names = list(model.state_dict())
-    assert list(with_dropout(model, 0.75, 1000).state_dict()) == names
-    nn.init.eye_(model[-1].weight)
-    torch.manual_seed(0)
-    assert int((model(torch.ones(1, 1000)) == 4).sum()) == pytest.approx(250, abs=50)
-    assert torch.equal(model.eval()(torch.ones(1, 1000)), torch.ones(1, 1000))
-
-
-def test_stochastic_depth_leaves_out_branches_of_late_blocks():
-    """Shares rise evenly from 0; in training mode only; names of weights stay."""
-    model = ResNet(BasicBlock, [1, 1, 1, 1])
-    names = list(model.state_dict())
-    assert list(with_stochastic_depth(model, 0.6).state_dict()) == names
-    torch.manual_seed(0)
-    kept = []
-    for name in ("layer1", "layer2", "layer3", "layer4"):
-        norm = model.get_submodule(f"{name}.0.bn2")
-        norm.eval()
-        nn.init.ones_(norm.bias)
-        images = torch.zeros(1000, norm.num_features, 1, 1)
-        assert bool((norm(images) == 1).all())
-        norm.training, norm.track_running_stats = True, False
-        kept.append(float((norm(images)[:, 0] != 0).float().mean()))
-    assert kept == pytest.approx([1, 0.8, 0.6, 0.4], abs=0.05)
-    ours = nn.Sequential(*(StochasticDepth(0.1, "row") for _ in range(3)))
-    with_stochastic_depth(ours, 0.5)
-    assert [module.p for module in ours] == [0.0, 0.25, 0.5]
-    with pytest.raises(
-        UsageError, match="--stochastic-depth 0.5: the model has no residual blocks"
-    ):
-        with_stochastic_depth(net(), 0.5)

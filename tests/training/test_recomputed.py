@@ -8,8 +8,8 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from rackrun.errors import UsageError
-from rackrun.training.models.extended import with_recomputed_blocks
 from rackrun.training.models.named import named_model
+from rackrun.training.models.recomputed import with_recomputed_blocks
 
 
 def stepped(model: nn.Module, images: torch.Tensor) -> tuple[float, int]:

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.stop_requests import NOTHING, SAVE
+from rackrun.training.stop_requests import NOTHING, SAVE
 from rackrun.training.sync.step_exchange import RECENT, StepExchange
 
 STOP = 143

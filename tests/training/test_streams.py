@@ -19,9 +19,9 @@ from rackrun.training.judge.evaluation import Tally
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.phases.step import train_step
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.sync.gradient_sync import GradientSync
 from rackrun.training.sync.step_exchange import StepExchange
 

@@ -35,6 +35,7 @@ from rackrun.training.ranks import Ranks, usual_workers
 from rackrun.training.settings.data import DataSettings
 
 Item = TypeVar("Item")
+FIRST_BATCH_SECONDS = 300.0
 NOTICED_SECONDS = 2.0  # until the end of a process is known
 REPORTED_SECONDS = 5.0  # of waiting for a batch
 
@@ -168,7 +169,9 @@ class Reporting(Protocol):
         """Report that another phase begins."""
 
 
-def first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Item:
+def first_batch(
+    batches: Iterator[Item], ranks: Ranks, seconds: float = FIRST_BATCH_SECONDS
+) -> Item:
     """Return this rank's first batch, once every rank has its own.
 
     A rank that has none after `seconds` raises DataError, which ends the others, too.
@@ -177,7 +180,7 @@ def first_batch(batches: Iterator[Item], ranks: Ranks, seconds: float) -> Item:
     def give_up() -> None:
         raise DataError(
             f"{socket.gethostname()}: the first batch was not read within {seconds:g} s; look at"
-            " the network and the server, or give it longer: --first-batch-seconds"
+            " the network and the server, or fill the caches first: --cache FOLDER --prefetch"
         )
 
     with _alarm(seconds, give_up):

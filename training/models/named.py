@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -25,24 +25,34 @@ from rackrun.user_code.imports import imported
 
 HALVES = ("googlenet", "inception_v3", "efficientnet_v2_l")
 """Models of torchvision whose published weights were trained on pixels from -1 to 1."""
+RESERVED = {"weights", "progress", "num_classes", "pretrained", "img_size", "image_size"}
+"""Arguments of builders that --weights, the data and --image-size decide on."""
 TIMM_FILES = ("model.safetensors", "pytorch_model.bin")  # in timm's repositories on Hugging Face
 
 
-def named_model(name: str, classes: int, size: int, task_models: Sequence[str] = ()) -> nn.Module:
+def named_model(
+    name: str,
+    classes: int,
+    size: int,
+    task_models: Sequence[str] = (),
+    args: Mapping[str, Any] = MappingProxyType({}),
+) -> nn.Module:
     """Return the model of a name, without weights; UsageError for a name that means none.
 
-    `task_models` are the names of the task's own models, for the message.
+    `task_models` are the names of the task's own models, for the message; `args` are further
+    arguments of the function that builds the model (--model-args).
     """
     if name.startswith(TIMM):
-        return timm_model(name.removeprefix(TIMM), classes, size)
+        return timm_model(name.removeprefix(TIMM), classes, size, args)
     if is_own(name):
         # Exceptions of the user's code pass through.
-        model = imported("--model", name, "Net", "num_classes")(num_classes=classes)
+        build = imported("--model", name, "Net", "num_classes", *args)
+        model = build(num_classes=classes, **args)
         if not isinstance(model, nn.Module):
             what = type(model).__name__
             raise UsageError(f"--model {name}: returns no torch.nn.Module, but {what}")
         return _with_sizes(model, size)
-    return torchvision_model(name, classes, size, task_models)
+    return torchvision_model(name, classes, size, task_models, args)
 
 
 def _with_sizes(model: nn.Module, size: int) -> nn.Module:
@@ -55,7 +65,11 @@ def _with_sizes(model: nn.Module, size: int) -> nn.Module:
 
 
 def torchvision_model(
-    name: str, classes: int, size: int, task_models: Sequence[str] = ()
+    name: str,
+    classes: int,
+    size: int,
+    task_models: Sequence[str] = (),
+    args: Mapping[str, Any] = MappingProxyType({}),
 ) -> nn.Module:
     """Return a classification model of torchvision by its name in the registry, without weights.
 
@@ -78,9 +92,23 @@ def torchvision_model(
         options["image_size"] = size
     if name.startswith(MAXVIT):
         options["input_size"] = (size, size)
-    model = builder(weights=None, **options)
+    model = _built(name, args, partial(builder, weights=None, **options))
     assert isinstance(model, nn.Module)
     return model
+
+
+def _built(name: str, args: Mapping[str, Any], build: Callable[..., nn.Module]) -> nn.Module:
+    if reserved := sorted(RESERVED & args.keys()):
+        raise UsageError(f"--model-args {reserved[0]}: other options decide on it; leave it out")
+    try:
+        return build(**args)
+    except (TypeError, ValueError) as error:
+        if not args:
+            raise
+        given = ",".join(f"{key}={value}" for key, value in args.items())
+        raise UsageError(
+            f"--model-args {given}: --model {name} does not take them: {one_line(str(error))[:200]}"
+        ) from None
 
 
 def normalised_for(model: str, transforms: Transforms) -> Transforms:
@@ -130,7 +158,9 @@ def is_own(name: str) -> bool:
     return ":" in name and not name.startswith(TIMM)
 
 
-def timm_model(name: str, classes: int, size: int) -> nn.Module:
+def timm_model(
+    name: str, classes: int, size: int, args: Mapping[str, Any] = MappingProxyType({})
+) -> nn.Module:
     """Return a model of timm's own registry, built for images of this size where it has to be.
 
     UsageError for a name that timm does not have, and for a size that the model cannot have.
@@ -138,9 +168,10 @@ def timm_model(name: str, classes: int, size: int) -> nn.Module:
     fixed = published(name).fixed_input_size
     options: dict[str, Any] = {"img_size": size} if fixed else {}
     try:
-        model: nn.Module = _timm().create_model(
-            name, pretrained=False, num_classes=classes, **options
+        build = partial(
+            _timm().create_model, name, pretrained=False, num_classes=classes, **options
         )
+        model = _built(f"{TIMM}{name}", args, build)
     except (AssertionError, RuntimeError, TypeError, ValueError) as error:
         if not fixed:
             raise

@@ -45,7 +45,7 @@ Mark = float | torch.cuda.Event
 
 PARTS = ("data", "compute", "exchange")
 MARKS = len(PARTS) + 1
-FIRST_STEPS = 20  # until the first look
+FIRST_STEPS, EVERY_STEPS = 20, 200  # until the first look, and between later ones
 UNREAD_STEPS = 8  # that a GPU may be behind
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
@@ -112,15 +112,13 @@ class StragglerMonitor:
 
     def __init__(
         self,
-        every: int,
         model: nn.Module,
         optimizer: Optimizer,
         ranks: Ranks,
         times_each_step: bool = False,
     ) -> None:
-        """Compare ranks after `every` steps, 0: never; `times_each_step` for --balance auto."""
-        self.every = every if ranks.world > 1 else 0
-        self._is_timing = ranks.world > 1 and (every > 0 or times_each_step)
+        """Watch from here on; `times_each_step`: also for --balance auto."""
+        self._is_timing = ranks.world > 1
         self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS if times_each_step else 0)
         self._ranks = ranks
         self._marks: list[Mark] = []  # of the current step
@@ -149,8 +147,7 @@ class StragglerMonitor:
             self._marks = [self._now()]
             for batch in remaining:
                 self._marks.append(self._now())
-                if self.every:
-                    self._steps.append(self._marks)  # complete once the optimiser begins
+                self._steps.append(self._marks)  # complete once the optimiser begins
                 self._newest.append(self._marks)
                 yield batch
                 break
@@ -170,8 +167,7 @@ class StragglerMonitor:
 
     def take(self) -> Waiting | None:
         """Return who waited for whom, after enough steps; a collective on all ranks."""
-        enough = min(self.every, FIRST_STEPS) if self._beginning else self.every
-        if not self.every or len(self._steps) < enough:
+        if len(self._steps) < (FIRST_STEPS if self._beginning else EVERY_STEPS):
             return None
         steps, self._steps = self._steps, []
         if self._beginning:

@@ -7,12 +7,8 @@ from dataclasses import asdict
 from rackrun.contract import phases
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.dry_step import require_copy
-from rackrun.training.models.extended import (
-    with_dropout,
-    with_recomputed_blocks,
-    with_stochastic_depth,
-)
 from rackrun.training.models.published import downloaded_weights
+from rackrun.training.models.recomputed import with_recomputed_blocks
 from rackrun.training.models.weights import load_weights
 from rackrun.training.phases import resolved
 from rackrun.training.phases.start import TrainingRun
@@ -29,10 +25,6 @@ def new_state(run: TrainingRun) -> TrainingState:
     """Return the state to train: the task's model on the device, optimizer, average of weights."""
     config, compute, classes = run.config, run.compute, len(run.data.classes)
     model = run.task.built(config, classes)
-    if config.dropout:
-        with_dropout(model, config.dropout, classes)
-    if config.stochastic_depth:
-        with_stochastic_depth(model, config.stochastic_depth)
     if config.gradient_checkpointing:
         with_recomputed_blocks(model)
     if config.ema_decay:

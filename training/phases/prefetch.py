@@ -12,7 +12,7 @@ import torch
 from rackrun.contract import phases
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.run.recorder import RunRecorder
-from rackrun.training.run.stop_requests import NOTHING, SAVE
+from rackrun.training.stop_requests import NOTHING, SAVE
 from rackrun.units import data_size, duration
 
 FETCHES = 8  # of a rank at once

@@ -24,8 +24,8 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.run.data_version import pinned
 from rackrun.training.run.progress import ProgressReporter, report_start
 from rackrun.training.run.resume import Earlier, earlier_run
-from rackrun.training.run.stop_requests import StopRequests
 from rackrun.training.schedule import Schedule, make_schedule
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 from rackrun.training.world import joined
 
@@ -60,7 +60,7 @@ class TrainingRun:
     def batches(self, step: int, progress: ProgressReporter) -> Generator[Batch]:
         """Return this rank's batches from a step on, once every rank has read its first one."""
         batches = self.data.training(step)
-        first = first_batch(batches, self.ranks, self.config.first_batch_seconds)
+        first = first_batch(batches, self.ranks)
         return waits_reported(first, batches, progress)
 
     def parts_in(self, step: int) -> int:

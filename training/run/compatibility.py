@@ -42,14 +42,15 @@ MOST_BYTES = 1 << 20  # of config.json
 STEPS = ("steps_per_epoch", "exact_epochs")
 """Settings that decide how many steps an epoch has."""
 FIXED = ("seed", "optimizer")  # of a run, from its beginning to its end
+OF_THE_MODEL = ("recipe", "model", "model_args")
 FREE = {
     *(field.name for field in fields(OutputSettings)),
-    *(field.name for field in fields(RunSettings) if field.name not in ("recipe", "model")),
-    *("data", "cache", "cache_size", "cache_peers", "prefetch", "workers", "first_batch_seconds"),
+    *(field.name for field in fields(RunSettings) if field.name not in OF_THE_MODEL),
+    *("data", "cache", "cache_size", "cache_peers", "prefetch", "workers"),
     *("global_batch", "numa_binding"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""
-NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model"}
+NOT_OF_MODELS = {field.name for field in fields(Config)} - {"model", "model_args"}
 
 
 def identity(

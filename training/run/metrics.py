@@ -22,7 +22,7 @@ from rackrun.terminal import one_line
 from rackrun.training.config import Config
 from rackrun.training.counts import TOP5_CLASSES, Counts, Scaling
 from rackrun.training.monitor.stragglers import Waiting
-from rackrun.training.run.stop_requests import StopRequests
+from rackrun.training.stop_requests import StopRequests
 from rackrun.training.track.lines import END_SECONDS, Line, hand_on, scalars, summary
 
 STOPPED_SECONDS = 5  # for the tracker of a run that is to end

@@ -13,7 +13,6 @@ from rackrun.training.settings import Slice, option
 
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""
-Patience = Annotated[float, Between(0.001, 1e6, "more than 0, and at most 1,000,000")]
 POLICIES = ("trivial_augment", "rand_augment")
 SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
 """Settings that choose samples, or have some come more often than others."""
@@ -70,8 +69,6 @@ class DataSettings(Slice):
     """Images in the shuffle buffer of each worker."""
     workers: Annotated[int, Between(-1, 256)] = -1
     """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
-    first_batch_seconds: Patience = 300.0
-    """Time limit for a rank to read its first batch; no rank takes a step before all have one."""
     seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
     """Seed of all random numbers."""
     eval_split: str = "val"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rackrun.commandline.options import Values
 from rackrun.commandline.ranges import Count, Positive, Share
@@ -30,11 +30,6 @@ class TuningSettings(Slice):
     """Epochs in which only the last layer trains, before all layers do."""
     head_lr: LearningRate = 1e-3
     """Peak learning rate during --head-epochs."""
-    dropout: Share = 0.0
-    """Dropout before the last layer, as a share of its inputs; 0: as the model has it."""
-    stochastic_depth: Share = 0.0
-    """Share of images for which training skips the last residual block, and earlier blocks for
-    linearly fewer; 0: as the model has it."""
     lr_schedule: Shape = "cosine"
     """How the learning rate falls after the warm-up; `polynomial`: with the square of the share of
     remaining steps; `plateau`: to a tenth when evaluations stop improving; your own as
@@ -54,8 +49,12 @@ class TuningSettings(Slice):
 class OptimSettings(Slice):
     """Optimizer, learning rate and loss."""
 
+    decays_all: ClassVar[bool] = False
+    """Whether a recipe decays norms, biases and the like, too."""
+
     optimizer: Optimizer = "sgd"
-    """Update rule, or your own as `my_optimizers:lion`, called with params and lr."""
+    """Update rule (lamb is timm's), or your own as `my_optimizers:lion`, called with params and
+    lr."""
     lr: LearningRate = 0.1
     """Peak learning rate."""
     scale_lr: bool = False
@@ -70,8 +69,6 @@ class OptimSettings(Slice):
     """Nesterov momentum; --no-nesterov: plain momentum."""
     weight_decay: Annotated[float, Between(0, 1e6, "0 or more")] = 5e-5
     """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
-    decay_all: bool = False
-    """Apply weight decay to norms, biases and the like, too."""
     layer_decay: Annotated[float, Between(0.01, 1)] = 1.0
     """Learning rate of each layer, as a share of the next layer's; 1: the same for all."""
     loss: Literal["ce", "bce"] = "ce"

@@ -1,8 +1,9 @@
 """What a run is of, where its files are, and what they hold."""
 
 import re
+from ast import literal_eval
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from rackrun.commandline.options import Hidden
 from rackrun.commandline.ranges import Count, Positive
@@ -23,6 +24,9 @@ class RunSettings(Slice):
     model: str = "resnet50"
     """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
     your own as `my_models:Net`, called with num_classes."""
+    model_args: str = ""
+    """Further arguments of the function that builds the model, comma-separated:
+    dropout=0.2,stochastic_depth_prob=0.1."""
     weights: str = ""
     """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
     none. A last layer of another size is reinitialized."""
@@ -34,12 +38,27 @@ class RunSettings(Slice):
     """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
     any node, if there is one. The launcher sets this after a failure."""
 
+    @property
+    def builder_args(self) -> dict[str, Any]:
+        """The arguments in --model-args: numbers, True, False and None as in Python, else text."""
+        pairs = (part.partition("=") for part in self.model_args.split(",") if part)
+        return {name.strip(): _value(text) for name, _, text in pairs}
+
     def problems(self) -> list[str]:
-        """Refuse two places to start from."""
+        """Refuse two places to start from, and what is no list of arguments."""
         problems = super().problems()
+        if not all(name.isidentifier() for name in self.builder_args):
+            problems.append(f"--model-args {self.model_args}: type NAME=VALUE,NAME=VALUE")
         if self.weights != type(self).weights and self.weights and self.resume:
             problems.append("--weights and --resume exclude each other: a checkpoint has weights")
         return problems
+
+
+def _value(text: str) -> object:
+    try:
+        return literal_eval(text.strip())
+    except (ValueError, SyntaxError):
+        return text.strip()
 
 
 @dataclass(frozen=True)
@@ -49,8 +68,6 @@ class OutputSettings(Slice):
     log_every_steps: Positive = 20
     """Steps between lines of metrics.jsonl; the last step of each epoch has one, too, and with the
     default the steps 1, 2, 5 and 10."""
-    straggler_steps: Count = 200
-    """Steps between checks for stragglers, ranks that others wait for; 0: none."""
     eval_every_epochs: Positive = 1
     """Epochs between evaluations; the last epoch always has one."""
     save_every_epochs: Positive = 1

@@ -107,7 +107,7 @@ WITHOUT_EFFECT = [
         ("catdog", "--step-epochs 3", ("--step-epochs 3", "--lr-schedule step")),
         ("catdog", "--model resnet18 --width 8", ("--width 8", "--model is resnet18")),
         ("imagenet", "--momentum 0 --nesterov", ("--nesterov", "--momentum is 0")),
-        ("imagenet", "--weight-decay 0 --decay-all", ("--decay-all", "--weight-decay is 0")),
+        ("imagenet", "--decay-all", ("--decay-all", "torchvision-v1")),
         ("imagenet", "--bce-threshold 0.2", ("--bce-threshold 0.2", "--loss bce")),
         ("imagenet", "--ema_steps 8", ("--ema-steps 8", "--ema-decay is 0")),
         ("imagenet", "--grow-from-epoch 3", ("--grow-from-epoch 3", "--image-size 224")),
@@ -330,6 +330,8 @@ CODE = [
         ("--lr-schedule my:square", "square"),
         ("--optimizer nomod:lion", ("nomod", "MODULE:NAME")),
         ("--optimizer net:bare", ("net:bare", "params and lr")),
+        ("--lr-schedule torch.optim:SGD", ("torch.optim:SGD", "step and steps")),
+        ("--model net:Net --model-args deep=2", ("net:Net", "num_classes and deep")),
     )
 ] + [
     Refusal(
@@ -349,15 +351,9 @@ CODE = [
             ("net:words", "'a half' at step"),
             "12 images in 2 classes",
         ),
-        (
-            "--model net:Net --lr-schedule torch.optim:SGD",
-            ("torch.optim:SGD", "step and steps"),
-            (),
-        ),
         ("--model net:Net --freeze bdy", "--freeze bdy", "12 images in 2 classes"),
         ("--model reference", ("reference", "--gray", "--image-size 128"), ()),
         ("--model resnet18 --gray", ("resnet18", "--gray"), ()),
-        ("--model net:Net --stochastic-depth 0.5", "--stochastic-depth 0.5", ()),
     )
 ]  # fmt: skip
 

@@ -23,7 +23,7 @@ def slow(descriptor):
     if "step-00000003" in os.readlink(f"/proc/self/fd/{descriptor}"):
         Path("saving").touch()
         while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            time.sleep(0.01)  # until training.run.stop_requests has noted a signal
+            time.sleep(0.01)  # until training.stop_requests has noted a signal
     fsync(descriptor)
 os.fsync = slow
 config = Config(

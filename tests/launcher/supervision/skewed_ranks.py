@@ -28,7 +28,7 @@ class Data(halves.Halves):
 
 
 config = Config(
-    epochs=1, lr=0.01, log_every_steps=5, straggler_steps=10, save_minutes=0.01, tensorboard=False,
+    epochs=1, lr=0.01, log_every_steps=5, save_minutes=0.01, tensorboard=False,
     device="cpu", run_folder=os.environ["RACKRUN_RUN_FOLDER"],
 )  # fmt: skip
 with joined(config) as ranks:

@@ -25,7 +25,7 @@ class Data(halves.Halves):
 
 halves.GLOBAL_BATCH = Data.batch = 15  # for three ranks
 config = Config(
-    epochs=1, lr=0.01, log_every_steps=5, straggler_steps=10, tensorboard=False, device="cpu",
+    epochs=1, lr=0.01, log_every_steps=5, tensorboard=False, device="cpu",
     run_folder=str(Path(os.environ["RACKRUN_RUN_FOLDER"])),
 )  # fmt: skip
 with joined(config) as ranks:

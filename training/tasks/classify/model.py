@@ -15,7 +15,7 @@ SYNTHETIC_CLASSES = 10
 
 def build(config: Classify, classes: int) -> nn.Module:
     """Build the model that the settings name."""
-    return named_model(config.model, classes, config.side)
+    return named_model(config.model, classes, config.side, args=config.builder_args)
 
 
 def resolve(config: Classify) -> Classify:
