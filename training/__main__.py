@@ -1,6 +1,6 @@
 """python -m rackrun.training TASK: train, `TASK predict`, `TASK check`;
 evaluate MODEL DATA; predict MODEL IMAGE...; export MODEL FILE;
-track wandb|mlflow RUN: follow a run for a tracker; deep-check: measure hosts and GPUs.
+deep-check: measure hosts and GPUs.
 """
 
 from importlib import import_module
@@ -14,7 +14,6 @@ COMMANDS = {
     "evaluate": "rackrun.training.judge.command",
     "predict": "rackrun.training.predict",
     "export": "rackrun.training.export.command",
-    "track": "rackrun.training.track.command",
     "deep-check": "rackrun.training.deep_check",
 }
 """Commands that belong to no task -> the module with their `main`."""

@@ -45,7 +45,6 @@ PLANNED, ENDED, SETTINGS = "the plan of a run", "the result of a run", "the sett
 METRICS = "metrics"
 MOST_JSON_BYTES = 1 << 25
 MOST_SETTINGS_BYTES = 1 << 20
-PIECE_BYTES = 1 << 20  # of metrics.jsonl, read at once while it grows; many times LINE_BYTES
 MOST_TRAINING_IMAGES = 64
 MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
 MOST_PREDICTION_BYTES = 1 << 28
@@ -301,35 +300,6 @@ def _line(path: Path, number: int, text: bytes, decoded: Callable[[str], T], kin
         return decoded(text.decode(errors="replace"))
     except (ValueError, KeyError, TypeError, OverflowError):
         raise DataError(f"{path}: line {number} is not a line of {kind}") from None
-
-
-class MetricsReader:
-    """Reads the lines that are appended to metrics.jsonl while a run writes it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._lines = 0
-
-    def next_lines(self) -> list[Line]:
-        """Return whole lines that came since the last call, a bounded number; [] for none.
-
-        Raises DataError for a malformed line, or a longer one than a run writes.
-        """
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self._offset)
-            piece = file.read(PIECE_BYTES)
-        *whole, rest = piece.split(b"\n")
-        if len(rest) > LINE_BYTES:
-            whole.append(rest)
-        first, self._lines = self._lines + 1, self._lines + len(whole)
-        self._offset += len(piece) - len(rest)
-        return [
-            _line(self.path, number, text, _metric_line, METRICS)
-            for number, text in enumerate(whole, first)
-        ]
 
 
 def _metric_line(text: str) -> Line:

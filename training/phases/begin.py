@@ -14,11 +14,11 @@ from rackrun.training.phases import resolved
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.run import compatibility
 from rackrun.training.run.folder import own_folder, writes_to
-from rackrun.training.run.metrics import check_trackers
 from rackrun.training.run.progress import compilation_reported
 from rackrun.training.run.recorder import RunRecorder
 from rackrun.training.schedule import check_scaled_lr
 from rackrun.training.state import TrainingState
+from rackrun.training.track.tracker import check_trackers
 
 
 def new_state(run: TrainingRun) -> TrainingState:

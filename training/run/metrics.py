@@ -5,27 +5,19 @@ the same weight.
 """
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from rackrun.atomic import translated_os_errors, write_whole
-from rackrun.errors import MissingPackage
 from rackrun.run_folder import RunFolder
-from rackrun.terminal import one_line
 from rackrun.training.config import Config
 from rackrun.training.counts import TOP5_CLASSES, Counts, Scaling
 from rackrun.training.monitor.stragglers import Waiting
-from rackrun.training.stop_requests import StopRequests
-from rackrun.training.track.lines import END_SECONDS, Line, hand_on, scalars, summary
-
-STOPPED_SECONDS = 5  # for the tracker of a run that is to end
+from rackrun.training.track.lines import Line, scalars, summary
+from rackrun.training.track.tracker import Tracker, hand_on
 
 
 class MetricsWriter:
@@ -36,21 +28,25 @@ class MetricsWriter:
         path: Path,
         lines: Sequence[str],
         config: Config,
+        settings: dict[str, Any],
         earlier: Path | None,
         say: Callable[[str], None],
     ) -> None:
-        """Write the lines so far, and start the loggers; `earlier`: the run that goes on."""
+        """Write the lines so far, and start the loggers.
+
+        `settings` are those of config.json; `earlier` is the folder of the run that goes on.
+        """
         self.path = path
         self._loggers: list[TensorBoard | Tracker] = []
         write_whole(self.path, "".join(f"{line}\n" for line in lines).encode())
         folder = RunFolder(self.path.parent)
+        kept = [json.loads(line) for line in lines]
         if config.tensorboard:
-            kept = [json.loads(line) for line in lines]
             self._loggers.append(TensorBoard(folder.tensorboard, asdict(config), kept))
         for name in config.trackers:
             if earlier:
                 hand_on(earlier, folder.path, name)
-            self._loggers.append(Tracker(name, folder.path, say))
+            self._loggers.append(Tracker(name, folder.path, settings, kept, say))
 
     def train(
         self,
@@ -166,75 +162,3 @@ class TensorBoard:
         ):
             self._events.add_images("predictions", predictions.images, dataformats="NHWC")
         self._events.close()
-
-
-class Tracker:
-    """Starts `python -m rackrun.training track`, and reports in one line when it fails."""
-
-    def __init__(self, name: str, folder: Path, say: Callable[[str], None]) -> None:
-        self._name = name
-        self._folder = folder
-        self._log = folder / f"tracker-{name}.log"
-        self._say = say
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
-            self._process = self._started()
-        except OSError as error:
-            self._warn(str(error.strerror))
-
-    def _started(self) -> "subprocess.Popen[bytes]":
-        command = ["-m", "rackrun.training", "track", self._name, str(self._folder)]
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *command],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # a Ctrl-C is for the ranks; this ends as the rank does
-            )
-
-    def log(self, line: Line) -> None:
-        """Look whether the process still lives; it reads the line from the file."""
-        if self._process and self._process.poll() is not None:
-            self._warn(self._last_words())
-
-    def end(self, verdict: str) -> None:
-        """Pass on how the run ended, and wait until all was sent, for a bounded time."""
-        if not (process := self._process):
-            return
-        assert process.stdin
-        with suppress(OSError):
-            process.stdin.write(verdict.encode())
-        with suppress(OSError):
-            process.stdin.close()
-        seconds = END_SECONDS if verdict == "finished" else STOPPED_SECONDS
-        deadline = time.monotonic() + seconds
-        with StopRequests(save_minutes=0) as requests:
-            while process.poll() is None and time.monotonic() < deadline and not requests.ending:
-                time.sleep(0.02)
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-            self._warn("did not end in time")
-        elif process.returncode:
-            self._warn(self._last_words())
-
-    def _last_words(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines() or ["no reason given"]
-        return one_line(lines[-1]).removeprefix("error: ")[:300]
-
-    def _warn(self, why: str) -> None:
-        # Once: the tracker is given up with it.
-        if self._process and self._process.stdin:
-            with suppress(OSError):
-                self._process.stdin.close()
-        self._process = None
-        rest = f"what it has not got is in {RunFolder(self._folder).metrics}"
-        self._say(f"--track {self._name}: {why}; {rest}")
-
-
-def check_trackers(names: list[str]) -> None:
-    """Raise MissingPackage for a tracker that is not installed here."""
-    for name in names:
-        if find_spec(name) is None:
-            raise MissingPackage(name, name)

@@ -1,6 +1,7 @@
 """The record of a run: its folder, its metrics, the lines it prints, and its results."""
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from rackrun.atomic import atomic_write, translated_os_errors, write_whole
-from rackrun.contract import phases
+from rackrun.contract import phases, variables
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
@@ -105,7 +106,14 @@ class RunRecorder:
         write_whole(self.folder.config, settings.encode())
         lines = lines_until(step, earlier.folder.metrics) if earlier else ()
         before = earlier.folder.path if earlier else None
-        self._metrics = MetricsWriter(self.folder.metrics, lines, self._config, before, self.say)
+        about = {
+            **recorded,
+            "run_id": os.environ.get(variables.RUN_ID, ""),
+            "git_commit": resolved["git_commit"],
+        }
+        self._metrics = MetricsWriter(
+            self.folder.metrics, lines, self._config, about, before, self.say
+        )
         self._metrics.start(step, self._schedule.epoch(step))
         if earlier:
             self.say(f"resumed after step {step} of {earlier.path}")

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it, the file
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
+from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from rackrun.training.track.lines import Line, Sent, files_of, scalars
+from rackrun.training.track.lines import Line, scalars
+from rackrun.training.track.tracker import Sent
 
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 500  # of a request; characters of a value
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -22,13 +25,22 @@ class MlflowRun:
     """The tracker's side of a run."""
 
     def __init__(self, folder: Path, settings: dict[str, Any], sent: Sent) -> None:
-        """Go on as the run that was sent before, in its place, or begin a new one."""
-        server = os.environ.get("MLFLOW_TRACKING_URI")
-        self.location = server or files_of(folder, sent, "mlruns")
-        self._client = MlflowClient(tracking_uri=self.location)
-        sent_id = sent.id if sent.location == self.location else ""
-        self.id = sent_id or self._begun(folder.name, settings)
+        """Go on as the run that this server has already, or begin a new one.
+
+        Without a server, its files are a run of their own.
+        """
+        self.server = os.environ.get("MLFLOW_TRACKING_URI", "")
+        location = self.server or (folder / "mlruns").absolute().as_uri()
+        self._client = MlflowClient(tracking_uri=location)
+        self.id = self._kept(sent) or self._begun(folder.name, settings)
         self._client.update_run(self.id, status="RUNNING")
+
+    def _kept(self, sent: Sent) -> str:
+        if not sent.id or sent.server != self.server:
+            return ""
+        with suppress(MlflowException):  # not there: files of another run's folder have it
+            return str(self._client.get_run(sent.id).info.run_id)
+        return ""
 
     def _begun(self, name: str, settings: dict[str, Any]) -> str:
         client, project = self._client, os.environ.get("MLFLOW_EXPERIMENT_NAME") or settings["name"]

@@ -6,22 +6,22 @@ from typing import Any
 
 import wandb
 
-from rackrun.training.track.lines import Line, Sent, scalars
+from rackrun.training.track.lines import Line, scalars
+from rackrun.training.track.tracker import Sent
 
-OF_A_RUN = ("plan.json", "metrics.jsonl")
+SERVER = "https://api.wandb.ai"
 
 
 class WandbRun:
     """The tracker's side of a run."""
 
-    location = ""
+    server = ""
 
     def __init__(self, folder: Path, settings: dict[str, Any], sent: Sent) -> None:
         """Go on as the run that was sent before, or begin a new one.
 
         Without a key in the environment it stays offline: a login would ask on a terminal.
         """
-        leave_runs(folder)
         is_online = "WANDB_MODE" in os.environ or "WANDB_API_KEY" in os.environ
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or settings["name"],
@@ -31,7 +31,13 @@ class WandbRun:
             dir=folder,
             config=settings,
             mode=None if is_online else "offline",
-            settings=wandb.Settings(console="off", git_commit=settings["git_commit"] or None),
+            settings=wandb.Settings(
+                # Named, or the file wandb/settings in the current folder, which a host may have
+                # written, could name another server: that would get the key.
+                base_url=os.environ.get("WANDB_BASE_URL", SERVER),
+                console="off",
+                git_commit=settings["git_commit"] or None,
+            ),
         )
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
@@ -50,19 +56,3 @@ class WandbRun:
             artifact.add_file(str(report))
             self._run.log_artifact(artifact)
         self._run.finish(exit_code=int(verdict != "finished"))
-
-
-def leave_runs(folder: Path) -> None:
-    """Go to a folder outside of runs: wandb obeys the file `wandb/settings` in the current one.
-
-    In the folder of a run, a host may have written it, and the key would go to the server that it
-    names.
-    """
-    current = Path.cwd()
-    runs = [
-        above
-        for above in (current, *current.parents)
-        if above == folder.resolve() or any((above / name).exists() for name in OF_A_RUN)
-    ]
-    if runs:
-        os.chdir(runs[-1].parent)
