@@ -97,12 +97,11 @@ class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
             raise AccessRefused(_revoked_key(keys, revoked[0], key))
         if same:
             return
-        if others := [line for line in self._known.at_port if not line.marker]:
-            raise AccessRefused(_changed_key(keys, others[0], key))
+        _refuse_other_keys(keys, self._known.at_port, key)
         if not keys.accept_new:
             raise AccessRefused(_unknown_key(keys, lines, key))
         try:
-            _record(keys.record_in, _line(keys.entry, key, keys.hash_names))
+            _record(keys, key)
         except OSError as error:
             reason = f"cannot be recorded in {keys.record_in}: {error.strerror}"
             raise AccessRefused(f"{keys.label}: its host key {reason}") from error
@@ -123,15 +122,26 @@ def _line(entry: str, key: paramiko.PKey, is_hashed: bool = False) -> str:
     return f"{entry} {key.get_name()} {key.get_base64()}"
 
 
-def _record(file: Path, line: str) -> None:
-    """Append a line to a known_hosts file, locked against other writers."""
+def _record(keys: HostKeys, key: paramiko.PKey) -> None:
+    """Append a host's key to its known_hosts file, unless another connection has just done so."""
+    file = keys.record_in
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with file.open("a+b") as appending:
         fcntl.flock(appending, fcntl.LOCK_EX)  # released when the file is closed
+        known = known_keys(keys.entry, [file])
+        if any(line.blob == key.asbytes() for line in known):
+            return
+        _refuse_other_keys(keys, known, key)
         size = appending.seek(0, os.SEEK_END)
         appending.seek(max(size - 1, 0))
         separator = "" if appending.read() in (b"", b"\n") else "\n"
+        line = _line(keys.entry, key, keys.hash_names)
         appending.write(f"{separator}{line}\n".encode())
+
+
+def _refuse_other_keys(keys: HostKeys, known: Sequence[KnownKey], key: paramiko.PKey) -> None:
+    if others := [line for line in known if not line.marker]:
+        raise AccessRefused(_changed_key(keys, others[0], key))
 
 
 def _unknown_key(keys: HostKeys, lines: Sequence[KnownKey], key: paramiko.PKey) -> str:

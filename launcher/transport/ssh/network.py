@@ -45,6 +45,9 @@ _OWN_FILES = 64  # of the launcher, besides its connections
 _PER_HOST = 4  # a ProxyCommand has three pipes
 _SPARE_FILES = 1024
 
+Target = tuple[str, str | None, int | None]
+"""A host or a gateway, as typed: name, user, port."""
+
 Failures = Mapping[int, Problem]
 """By the id of a route."""
 
@@ -65,6 +68,7 @@ class Network:
         # Fabric logs in; what it would read of ssh_config and known_hosts, ssh has read.
         login = {"authentication": {"strategy_class": PublicKeyLogin}}
         self._config = Config(overrides=login, ssh_config=SSHConfig(), lazy=True)
+        self._looked_up: dict[Target, ClientSettings] = {}
         self._gateways: dict[str, SshRoute | None] = {}
         self._routes: list[SshRoute] = []
 
@@ -93,9 +97,9 @@ class Network:
 
     def routes_to(self, hosts: Sequence[Host]) -> list[SshRoute]:
         """Return the routes to hosts by ssh_config, without contacting any of them."""
-        found = all_or_raise(
-            each(self._client, [(host.name, host.user, host.port) for host in hosts])
-        )
+        found = self._clients([(host.name, host.user, host.port) for host in hosts])
+        jumps = [client.first("proxyjump") for client in found]
+        self._clients([_hop(hop, jump) for jump in jumps if jump for hop in jump.split(",")])
         routes = [
             self._route(client, host.label) for host, client in zip(hosts, found, strict=True)
         ]
@@ -111,9 +115,12 @@ class Network:
         for gateway in self._hops():
             close_route(gateway)
 
-    def _client(self, wanted: tuple[str, str | None, int | None]) -> ClientSettings:
-        """Return what ssh would do for a host, by name, user and port."""
-        return client_settings(*wanted, self._ssh_arguments)
+    def _clients(self, wanted: Sequence[Target]) -> list[ClientSettings]:
+        """Return what ssh would do for hosts and gateways; each is looked up once, all at once."""
+        new = [target for target in dict.fromkeys(wanted) if target not in self._looked_up]
+        found = each(lambda target: client_settings(*target, self._ssh_arguments), new)
+        self._looked_up.update(zip(new, all_or_raise(found), strict=True))
+        return [self._looked_up[target] for target in wanted]
 
     def _route(
         self, client: ClientSettings, label: str, through: SshRoute | None = None
@@ -159,23 +166,23 @@ class Network:
         hops = jump.split(",") if jump else []
         through: SshRoute | None = None
         for number, hop in enumerate(hops, start=1):
-            user, name, port = _hop(hop, jump)
+            target = _hop(hop, jump)
             chain = ",".join(hops[:number])  # hosts with the same first hops share these
             if chain not in self._gateways:
                 self._gateways[chain] = None  # while its own ProxyJump is followed: see below
-                hop_client = self._client((name, user, port))
-                self._gateways[chain] = self._route(hop_client, f"gateway {name}", through)
+                (client,) = self._clients([target])
+                self._gateways[chain] = self._route(client, f"gateway {target[0]}", through)
             through = self._gateways[chain]
             if through is None:
                 raise UsageError(f"ProxyJump: {chain}: these gateways form a circle")
         return through
 
 
-def _hop(hop: str, jump: str) -> tuple[str | None, str, int | None]:
+def _hop(hop: str, jump: str) -> Target:
     match = _HOP.fullmatch(hop.strip())
     if match is None:
         raise UsageError(f"ProxyJump {jump}: a gateway is written user@host:22")
-    return match["user"], match["address"] or match["name"], int(match["port"] or 0) or None
+    return match["address"] or match["name"], match["user"], int(match["port"] or 0) or None
 
 
 def _failures(

@@ -14,6 +14,7 @@ import os
 import pwd
 import re
 import shlex
+import signal
 import socket
 import struct
 import subprocess
@@ -218,14 +219,23 @@ def _key_of(line: bytes, file: Path, match: re.Match[bytes]) -> KnownKey | None:
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[bytes]:
     try:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=SECONDS, check=False
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
         )
     except FileNotFoundError:
         hint = "it reads ssh_config and known_hosts; type: sudo apt-get install openssh-client"
         raise MissingProgram(f"{command[0]}: there is no such program here; {hint}") from None
-    except subprocess.TimeoutExpired:
-        raise UsageError(f"{' '.join(command)}: no answer within {SECONDS:g} s") from None
+    with process:
+        try:
+            out, errors = process.communicate(timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # the command of a `Match exec` as well
+            raise UsageError(f"{' '.join(command)}: no answer within {SECONDS:g} s") from None
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
 def _complaint(errors: bytes) -> str:

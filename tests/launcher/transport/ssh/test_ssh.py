@@ -22,7 +22,7 @@ from rackrun.errors import UsageError
 from rackrun.launcher.errors import AccessRefused, HostLost, HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.parallel import each
-from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network
+from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network, openssh
 from tests.lab.hosts import (
     Lab,
     Sshd,
@@ -237,12 +237,13 @@ def test_an_unknown_key_is_refused_with_its_fingerprint_and_the_line_to_type(sta
     "setting", ["", pytest.param("HashKnownHosts yes", marks=pytest.mark.long)]
 )
 def test_accept_new_records_new_keys_and_only_these(start_lab, network, setting):
-    """SSH-1: a new host is written down once; when its key changes later, it is refused."""
+    """SSH-1: launches at once write a new host down once; a key that changes later is refused."""
     lab = start_lab(2)
     lab.configure(setting)
     lab.known_hosts.write_text("# mine, without a newline at its end")
     hosts = [host.host for host in lab.hosts]
-    assert len(network(lab, accept_new=True).connect(hosts)) == 2
+    launches = [network(lab, accept_new=True) for _ in range(4)]
+    assert [len(machines) for machines in each(lambda at: at.connect(hosts), launches)] == [2] * 4
     written = lab.known_hosts.read_text()
     assert len(written.splitlines()) == 3
     assert ("127.0.0.2" in written) is not setting.startswith("Hash")
@@ -512,6 +513,18 @@ def test_ssh_config_is_read_with_includes_and_matches(start_lab, network):
     machines = network(lab).connect([Host("alias-one"), Host("alias-two")])
     assert [machine.address for machine in machines] == ["127.0.0.2", "127.0.0.3"]
     assert [machine.name for machine in machines] == ["alias-one", "alias-two"]
+
+
+def test_a_command_in_ssh_config_that_never_ends_is_ended_with_its_launch(tmp_path, monkeypatch):
+    """A `Match exec` has the time that ssh has, and nothing of it stays."""
+    monkeypatch.setattr(openssh, "SECONDS", 0.5)
+    pids = tmp_path / "pids"
+    config = tmp_path / "config"
+    config.write_text(f'Match exec "echo $$ >> {pids}; sleep 999; true"\n')
+    with pytest.raises(UsageError, match="ssh -G .* no answer within 0.5 s"):
+        Network(ConnectSettings(config=config)).routes_to([Host("a")])
+    (pid,) = map(int, pids.read_text().split())
+    until(lambda: not command_line(pid), "the command has ended", 10)
 
 
 def test_many_hosts_share_one_connection_to_their_gateway(start_lab, network):
