@@ -100,7 +100,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
             fill_environment(work, python)
         check_gpus(work, ranks, NAME, python, options.image, options.environment)
         if data_exist and is_here:
-            refuse_unready_data(work)
+            refuse_unready_data(work, options.environment)
             refuse_absent_run(work, options.runs)
         needs = refuse()
     if is_here:

@@ -133,16 +133,22 @@ def refuse_cache(needs: TaskNeeds) -> None:
         raise UsageError(f"--cache {needs.cache}: {why}; name another folder")
 
 
-def refuse_unready_data(work: Work) -> None:
+def refuse_unready_data(work: Work, environment: Iterable[tuple[str, str]] = ()) -> None:
     """Raise UsageError when a folder that a task is to read here is no folder of shards.
 
-    Likewise for a file of weights that is not there.
+    Likewise for a file of weights that is not there, and for one that is to identify the reader to
+    a server of shards. `environment` is set for the ranks over what is set here.
     """
     further = option_of(work, "--extra-data")  # FOLDER=WEIGHT,FOLDER=WEIGHT
     folders = [part.rpartition("=")[0] for part in further.split(",")]
     for data in filter(None, [data_of(work), *folders]):
         if "://" not in data and (reason := why_no_shards(data)):
             raise UsageError(reason)
+    if "://" in data_of(work):
+        variables_of_ranks = {**os.environ, **dict(environment)}
+        for name in variables.ACCESS:
+            if (file := variables_of_ranks.get(name)) is not None and not Path(file).is_file():
+                raise UsageError(f"{name}={file}: no such file")
     weights = option_of(work, "--weights")
     is_file = weights and weights != PUBLISHED and "://" not in weights
     if is_file and not Path(weights).is_file():

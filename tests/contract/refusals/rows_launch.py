@@ -98,6 +98,11 @@ ROWS = [
         )
         for way in ("", "--dry-run")
     ),
+    *(
+        Refusal("./run-local catdog --device cpu --data https://127.0.0.1:1/", 64,
+                f"{variable}=/no/such", env={variable: "/no/such"})
+        for variable in ("RACKRUN_CA", "RACKRUN_CREDENTIALS")
+    ),
     Refusal("./run-ssh --chek hosts.txt", 64, ("--chek", "--check?"), HOSTS),
     Refusal("./run-local --nprocs 2", 64, ("--nprocs", "--nproc?")),
     Refusal("./run-local --chek hosts.txt", 64, ("--chek", "./run-ssh --check"), HOSTS),
