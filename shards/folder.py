@@ -42,10 +42,13 @@ class FolderSource(Source):
         if self._tars:
             yield from self._tars.stream(shard)
             return
-        path = self._folder / shard.name
+        yield from self.blocks(self._folder / shard.name, shard)
+
+    @staticmethod
+    def blocks(path: Path, shard: Shard) -> Iterator[Stored]:
+        """Yield the bytes of a shard in a file; DataError at the end if size or digest differ."""
         with _opened(path) as file:
-            blocks = _blocks(file, path, shard.bytes + 1)
-            yield from verified(blocks, shard, str(path))
+            yield from verified(_blocks(file, path, shard.bytes + 1), shard, str(path))
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""

@@ -27,15 +27,15 @@ def sources_of(location: str) -> Iterator[Source]:
             yield source
 
 
-def open_source(location: str, cache: str = "", cache_bytes: int = 0) -> Source:
+def open_source(location: str, cache: str = "") -> Source:
     """Return the source at a folder's path or an http(s):// URL; UsageError for anything else.
 
-    With a folder as `cache`, blocks are kept there for all processes, up to `cache_bytes`.
+    With a folder as `cache`, shards that lie there whole are read from it.
     """
     if cache:
         from rackrun.shards.cache import CachedSource
 
-        return CachedSource(open_source(location), cache, cache_bytes)
+        return CachedSource(open_source(location), cache)
     if location.startswith(("http://", "https://")):
         from rackrun.shards.http.source import HttpSource
 

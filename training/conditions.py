@@ -76,7 +76,7 @@ CONDITIONS = (
         "--exact-epochs, --balance auto and chosen samples have a planned order",
     ),
     Condition(
-        ("cache_size", "cache_peers", "prefetch"),
+        ("cache_size", "prefetch"),
         lambda config: bool(config.cache),
         "no --cache",
         "--cache FOLDER",

@@ -41,7 +41,7 @@ def run(task: Task, config: Config) -> int:
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     state = new_state(run)
-    with begin(run, state) as log:
+    with begin(run, state) as log, run.data.cache.filling():
         try:
             # A signal while caches fill ends the run before a step is taken.
             if run.config.prefetch and (request := prefetch(run, log)):

@@ -8,7 +8,7 @@ belongs to a host of the plan, and to a rank of that host.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -103,9 +103,6 @@ class Ending:
     saved: events.Count = 0
     resume: str = ""
     """Never used: the machine that started the run knows the command itself."""
-    read: dict[Name, dict[Literal["cache", "peers", "origin"], events.Count]] = field(
-        default_factory=dict
-    )
 
 
 @dataclass(frozen=True)

@@ -118,11 +118,6 @@ def _network(host: HostView) -> Text:
     return Text(f"↓{usage.received / 1e6:,.0f} ↑{usage.sent / 1e6:,.0f} MB/s")
 
 
-def _data_sources(host: HostView) -> Text:
-    total = sum(host.read.values())
-    return Text("/".join(f"{count / total:.0%}" for count in host.read.values()) if total else "")
-
-
 def _gpus(host: HostView) -> Text:
     gpus = host.usage.gpus if host.usage else ()
     if not gpus:
@@ -165,5 +160,4 @@ COLUMNS = (
     HostColumn("heat", 12, 7, _heat),
     HostColumn("loss", 7, 8, lambda host: _number(host.loss, "{:.4f}")),
     HostColumn("network", 17, 9, _network),
-    HostColumn("cache/peers/origin", 18, 10, _data_sources),
 )

@@ -51,8 +51,6 @@ class HostView:
     share: float | None
     """Of the images of a step, if ranks get them by speed (--balance auto)."""
     usage: Usage | None
-    read: dict[str, int]
-    """Bytes of data by where they came from; empty where nothing is cached."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,6 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
         images_per_second=speed,
         share=sum(share or 0.0 for share in shares) if any(shares) else None,
         usage=host.usage,
-        read=run.bytes_read(host.plan.node),
     )
 
 

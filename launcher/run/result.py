@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,6 @@ class Result:
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
-    read: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """With --cache, by host: bytes of data from its own cache, from peers, and from the origin."""
 
     @property
     def port_was_taken(self) -> bool:

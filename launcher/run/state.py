@@ -37,7 +37,6 @@ from rackrun.launcher.run.stragglers import (
 )
 
 STEPS_REMEMBERED = 64
-READ_FIELDS = {"cache": "cache_bytes", "peers": "peer_bytes", "origin": "origin_bytes"}
 """Where a rank's data came from, and the field of its reports with the bytes."""
 
 
@@ -225,18 +224,6 @@ class RunState:
         plan = self.plan.host(node)
         first = plan.first_rank - self.plan.hosts[0].first_rank
         return self.ranks[first : first + plan.processes]
-
-    def bytes_read(self, node: int) -> dict[str, int]:
-        """Return the bytes that the ranks of a host have read, by where they came from.
-
-        Empty where nothing is cached.
-        """
-        fields = [rank.fields for rank in self.ranks_of(node)]
-        counts = {
-            source: sum(count for each in fields if isinstance(count := each.get(name), int))
-            for source, name in READ_FIELDS.items()
-        }
-        return counts if any(counts.values()) else {}
 
     def host(self, node: int) -> HostState:
         """Return the host with this node rank."""

@@ -52,11 +52,6 @@ def result_of(
         folder=job.folder.path,
         saved=saved,
         resume=shlex.join(job.resume) if saved and verdict != "done" else "",
-        read={
-            host.plan.name: counts
-            for host in run.hosts
-            if (counts := run.bytes_read(host.plan.node))
-        },
     )
 
 

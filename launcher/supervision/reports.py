@@ -62,7 +62,7 @@ def _is_seconds(value: object) -> bool:
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
-    **dict.fromkeys(("checkpoint", "cache_bytes", "peer_bytes", "origin_bytes"), _is_count),
+    **dict.fromkeys(("checkpoint",), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": lambda value: type(value) is int and -1 <= value <= _LARGEST,  # -1: none
     "share": lambda value: isinstance(value, int | float) and 0 <= value <= 1,

@@ -12,6 +12,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--augmix": "type --trivial-augment or --rand-augment 9",
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
+        "--cache-peers": "leave it out: with --cache, each host fetches from the server",
         "--certificate": "add a file with nginx's own lines: --include FILE",
         "--check": "leave it out: every image is decoded while it is converted",
         "--client-ca": "add a file with nginx's own lines: --include FILE",
@@ -43,6 +44,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--memory": "leave it out: the server takes as little as nginx does",
         "--newer-data": "a run stays on its version of the data; to train on a newer one, start a"
         " run with --weights runs/latest/final.pt",
+        "--no-cache-peers": "leave it out: with --cache, each host fetches from the server",
         "--no-blur-pool": "only --recipe ffcv16 blurs before strided convolutions",
         "--no-tiles": "leave it out: images keep their bytes",
         "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",

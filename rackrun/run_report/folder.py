@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
@@ -132,8 +132,6 @@ class RunEnd:
     saved: int = 0
     """The step of the newest checkpoint; 0: there is none."""
     hosts: dict[str, str] = field(default_factory=dict)
-    read: dict[str, dict[Literal["cache", "peers", "origin"], int]] = field(default_factory=dict)
-    """With --cache, by host: bytes by where they came from."""
     report: dict[str, Any] = field(default_factory=dict)
     """What ranks have reported last, by name."""
 

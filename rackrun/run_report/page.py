@@ -378,7 +378,6 @@ def hosts(story: Story) -> Iterator[dict[str, Any]]:
             "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
             "memory": data_size(max(line.memory for line in lines)) if lines else "–",
             "received": data_size(received) if lines else "–",
-            "read": [data_size(count) for count in story.end.read.get(host.name, {}).values()],
         }
 
 

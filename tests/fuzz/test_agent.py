@@ -47,7 +47,6 @@ REPORT = {
         "share": 0.5,
     },
     **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
-    **{"cache_bytes": 1, "peer_bytes": 2, "origin_bytes": 3},
 }
 
 

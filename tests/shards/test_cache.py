@@ -1,323 +1,166 @@
-"""The node cache: every block is fetched once, and damage is always found."""
+"""The cache of a host: whole shards, each fetched once, and damage is always found."""
 
-import itertools
-import logging
 import multiprocessing
 import os
-import random
-import resource
 import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from rackrun.errors import DataError, UsageError
-from rackrun.shards import block_store
-from rackrun.shards.block_store import BlockStore
+from rackrun.errors import UsageError
 from rackrun.shards.cache import CachedSource
+from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.folder import FolderSource
 from rackrun.shards.http.source import HttpSource
-from rackrun.shards.open import open_source
-from rackrun.shards.samples import samples
-from rackrun.shards.source import Source
-from tests.lab.data import Tiny, everything, write_tiny
-from tests.lab.servers import Answer, Proxy
+from tests.lab.data import everything, write_tiny
+from tests.lab.servers import Answer
 from tests.lab.waiting import until
-from tests.shards.conftest import TIMEOUTS, asked_for, files
+from tests.shards.conftest import TIMEOUTS, asked_for
 
 FORK = multiprocessing.get_context("fork")
-PLENTY = 1 << 30
 
 
-def cached(url: str, folder: Path, limit: int = PLENTY) -> CachedSource:
-    return CachedSource(HttpSource(url, TIMEOUTS), str(folder), limit)
+def cached(url: str, folder: Path) -> CachedSource:
+    return CachedSource(HttpSource(url, TIMEOUTS), str(folder))
 
 
-def test_the_second_epoch_fetches_nothing(large, large_proxy, tmp_path):
-    """Nor does another run: index and blocks are here, and only the manifest is asked for."""
-    first = cached(large_proxy.url, tmp_path)
-    assert everything(first) == large.all
-    fetched = sum(asked_for(large_proxy).values())
-    assert first.store.fetched == fetched == 1 + 2 * 3
-    assert everything(first) == large.all
-    second = cached(large_proxy.url, tmp_path)
-    assert everything(second) == large.all
-    assert sum(asked_for(large_proxy).values()) == fetched
-    assert (second.store.hits, second.store.fetched) == (fetched, 0)
+def filled(source: CachedSource, limit_bytes: int = 0) -> int:
+    """Fetch what is missing; return how many bytes were."""
+    filler = CacheFiller([source], ["train"], limit_bytes)
+    with filler.filling():
+        until(lambda: not filler.is_filling)
+    return filler.fetched_bytes
 
 
-def test_a_source_is_opened_with_its_cache(large, tmp_path):
-    """open_source opens caches, too."""
-    for _ in range(2):
-        source = open_source(str(large.folder), str(tmp_path), PLENTY)
-        assert everything(source) == large.all
-    assert isinstance(source, CachedSource)
-    assert source.store.fetched == 0
+def kept(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rackrun-cache-*/*/*.tar"))
 
 
-def test_processes_that_start_at_once_fetch_each_block_once(large, large_proxy, tmp_path):
-    """All ranks and workers of a node together, in whatever order they read."""
+def test_what_one_run_has_fetched_the_next_one_reads_here(large, large_proxy, tmp_path):
+    """Only manifest and index are asked for again."""
     source = cached(large_proxy.url, tmp_path)
-    with FORK.Pool(4) as pool:
-        counts = pool.map(count_right, [(source, large, seed) for seed in range(4)])
-    assert counts == [len(large.all)] * 4
-    assert set(asked_for(large_proxy).values()) == {1}
+    assert everything(source) == large.all  # by the origin, while nothing is here
+    assert filled(source) == sum(path.stat().st_size for path in large.folder.glob("*.tar"))
+    large_proxy.requests.clear()
+    again = cached(large_proxy.url, tmp_path)
+    assert everything(again) == large.all and filled(again) == 0
+    assert {name.split()[0] for name in asked_for(large_proxy)} == {"tiny-train.index.npy"}
+    assert len(kept(tmp_path)) == 2
 
 
-def count_right(work: tuple[Source, Tiny, int]) -> int:
-    source, large, seed = work
-    numbers = [0, 1]
-    random.Random(seed).shuffle(numbers)
-    return sum(
-        result == expected
-        for number in numbers
-        for result, expected in zip(
-            samples(source, "train", number), large.samples[number], strict=True
-        )
-    )
+def test_a_run_reads_on_while_shards_are_fetched(large, large_proxy, tmp_path):
+    """Each shard from here once it is whole, before that from the origin; portions too."""
+    source = cached(large_proxy.url, tmp_path)
+    filler = CacheFiller([source], ["train"])
+    with filler.filling():
+        while filler.is_filling:
+            assert everything(source) == large.all
+    assert everything(source) == large.all and filler.missing_bytes() == 0
 
 
-def test_ranges_of_any_size_are_cut_out_of_the_blocks(large, tmp_path):
-    """Within a piece, across pieces and across blocks, cold and warm; and nothing at all."""
-    source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
-    shard = source.manifest.split("train").shards[1]
-    data = (large.folder / shard.name).read_bytes()
-    dice = random.Random(3)
-    for _ in range(60):
-        low, high = sorted(dice.randrange(len(data) + 1) for _ in range(2))
-        assert source.read(shard, low, high - low) == data[low:high]
-    assert source.read(shard, 0, len(data)) == data
-    assert source.read(shard, 77, 0) == b""
+@pytest.mark.parametrize("spoil", [b"", b"noise", None], ids=["empty", "short", "flipped"])
+def test_a_file_that_is_damaged_here_is_read_from_the_origin(spoil, large, large_proxy, tmp_path):
+    """And fetched again by the next run."""
+    filled(cached(large_proxy.url, tmp_path))
+    path = kept(tmp_path)[0]
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    path.write_bytes(flipped if spoil is None else spoil)
+    source = cached(large_proxy.url, tmp_path)
+    assert everything(source) == large.all
+    filled(source)
+    assert path.read_bytes() == whole
 
 
-@pytest.mark.parametrize("requests", range(1, 8))
+@pytest.mark.parametrize("requests", [2, 5, 9])
 def test_a_process_that_is_killed_leaves_nothing_wrong(large, large_proxy, tmp_path, requests):
-    """kill -9 in the middle of any fetch: the next one goes on from there."""
-    stop_at(large_proxy, requests)
-    child = FORK.Process(target=everything, args=(cached(large_proxy.url, tmp_path),))
+    """kill -9 in the middle of a fetch: no file has a name that is not whole, and the next goes
+    on."""
+
+    def stop(reply: Answer) -> None:
+        if reply.number < requests:
+            reply.send()
+        else:
+            reply.send(body=reply.body[: len(reply.body) // 2])
+            reply.stall()
+
+    large_proxy.fault = stop
+    child = FORK.Process(target=filled, args=(cached(large_proxy.url, tmp_path),))
     child.start()
     until(lambda: len(large_proxy.requests) > requests)
     os.kill(child.pid or 0, signal.SIGKILL)
     child.join()
     large_proxy.fault = Answer.send
     source = cached(large_proxy.url, tmp_path)
+    filled(source)
+    large_proxy.requests.clear()
     assert everything(source) == large.all
-    assert source.store.fetched + source.store.hits == 1 + 2 * 3
+    assert {name.split()[0] for name in asked_for(large_proxy)} == {"tiny-train.index.npy"}
+    assert not [*tmp_path.glob("rackrun-cache-*/*/.*")]
 
 
-def stop_at(proxy: Proxy, number: int) -> None:
-    """Let the answer to that request and all later ones stop in the middle."""
-
-    def fault(reply: Answer) -> None:
-        if reply.number < number:
-            reply.send()
-        else:
-            reply.send(body=reply.body[: len(reply.body) // 2])
-            reply.stall()
-
-    proxy.fault = fault
-
-
-def test_a_spoilt_block_is_fetched_again(large, large_proxy, tmp_path):
-    """A flipped bit, a cut, an empty file: whatever a dying disk or a power cut makes of it."""
-    everything(cached(large_proxy.url, tmp_path))
-    dice = random.Random(5)
-    for path in files(tmp_path):
-        data = bytearray(path.read_bytes())
-        for spoilt in (flipped(data, dice), data[: dice.randrange(len(data))], b""):
-            path.write_bytes(spoilt)
-            source = cached(large_proxy.url, tmp_path)
-            assert everything(source) == large.all
-            assert source.store.fetched == 1
-    assert len(files(tmp_path)) == 1 + 2 * 3
-
-
-def flipped(data: bytearray, dice: random.Random) -> bytes:
-    other = bytearray(data)
-    other[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-    return bytes(other)
-
-
-def test_a_cache_survives_whatever_a_power_cut_makes_of_it(tmp_path):
-    """Every file of it cut anywhere, zeroed from anywhere, exchanged or full of noise, one or all.
-
-    The samples are right at once, from a source that is in order, and nothing is left of it.
-    """
-    tiny = write_tiny(tmp_path / "shards", samples=4)
-    folder = tmp_path / "cache"
-    assert read_through(tiny, folder) == 4
-    whole = {path: path.read_bytes() for path in [*files(folder), *folder.glob("*/usage")]}
-    assert len(whole) == 5
-    for spoilt in power_cuts(whole, random.Random(11)):
-        for path, data in whole.items():
-            path.write_bytes(spoilt.get(path, data))
-        changed = [path for path in spoilt if path.name != "usage" and spoilt[path] != whole[path]]
-        assert read_through(tiny, folder) == len(changed)
-        assert {path: path.read_bytes() for path in files(folder)} == {
-            path: whole[path] for path in whole if path.name != "usage"
-        }
-
-
-def read_through(tiny: Tiny, folder: Path) -> int:
-    """Read everything, and say how much of it had to be fetched."""
-    source = CachedSource(FolderSource(str(tiny.folder)), str(folder), PLENTY)
-    assert everything(source) == tiny.all
-    return source.store.fetched
-
-
-def power_cuts(whole: dict[Path, bytes], dice: random.Random) -> Iterator[dict[Path, bytes]]:
-    """Yield what some files hold after a power cut instead of what was written."""
-    for path, data in whole.items():
-        for end in {*range(min(len(data), 20)), *range(0, len(data), 512), len(data) - 1}:
-            yield {path: data[:end]}
-            yield {path: data[:end] + bytes(len(data) - end)}
-        yield {path: data + b"\0"}
-        yield {path: dice.randbytes(len(data))}
-        yield {path: b"\xff" * len(data)}
-    for first, second in itertools.permutations(whole, 2):
-        yield {first: whole[second], second: whole[first]}
-        yield {first: whole[second]}
-    yield {path: bytes(len(data)) for path, data in whole.items()}
-    yield {path: data[: len(data) // 2] for path, data in whole.items()}
-    yield {path: b"" for path in whole}
-
-
-def test_a_part_is_verified_by_the_checksums_of_its_pieces(tmp_path):
-    """Wherever it lies in a block, which stays where it is."""
-    kept, data = BlockStore(tmp_path, PLENTY), random.Random(3).randbytes(400_000)
-    obtained(kept, "00block", data)
-    for first in range(0, 400_000, 50_000):
-        part = slice(first + 1, first + 40_000)
-        assert kept.load("00block", len(data), part) == data[part]
-    (path,) = (path for path in files(tmp_path) if path.name == "00block")
-    stored = bytearray(path.read_bytes())
-    stored[-1] ^= 1
-    path.write_bytes(stored)
-    assert kept.load("00block", len(data), slice(0, 100)) == data[:100]
-    assert kept.load("00block", len(data), slice(399_900, 400_000)) is None
-
-
-@pytest.mark.parametrize("noted", [0, 2**63], ids=["nothing", "more than there is"])
-def test_what_is_used_is_counted_anew_where_the_note_is_no_good(tmp_path, monkeypatch, noted):
-    """Zeros or noise in `usage`, or a note of before the machine started: the limit holds."""
-    kept = BlockStore(tmp_path, 1_000_000)
-    for number in range(9):
-        obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
-    usage = next(tmp_path.glob("*/usage"))
-    usage.write_bytes(noted.to_bytes(8, "little") + bytes(4))
-    for number in range(9, 30):
-        obtained(kept, f"{number:02d}block", bytes([number]) * 90_000)
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
-    assert len(files(tmp_path)) == 10
-    usage.write_bytes(block_store._note(0))
-    monkeypatch.setattr(block_store, "boot_id", lambda: "that of another start of the machine")
-    obtained(kept, "99block", bytes(90_000))
-    assert len(files(tmp_path)) <= 11
-
-
-@pytest.mark.parametrize("kind", ["fifo", "folder", "link"])
-def test_what_is_no_file_is_no_block(tiny, tmp_path, kind):
-    """Nothing hangs and nothing is followed: such a block is fetched."""
-    read_through(tiny, tmp_path)
-    block = files(tmp_path)[0]
-    block.unlink()
-    if kind == "fifo":
-        os.mkfifo(block)
-    elif kind == "folder":
-        block.mkdir()
-    else:
-        block.symlink_to("/dev/zero")
-    assert read_through(tiny, tmp_path) == 1
-
-
-def test_the_same_bytes_are_the_same_block_and_others_never_are(tmp_path):
-    """Data sets of one name do not mix; a copy of one, wherever it is, is not fetched."""
-    first, second = (write_tiny(tmp_path / f"{seed}", seed=seed) for seed in (1, 2))
-    for tiny in (first, second, first):
-        source = CachedSource(FolderSource(str(tiny.folder)), str(tmp_path / "cache"), PLENTY)
-        assert everything(source) == tiny.all
-    assert source.store.fetched == 0
-
-
-def test_the_oldest_blocks_go_when_there_is_no_room(tmp_path):
-    """The limit holds at any time, and what was used last is still here."""
-    kept = BlockStore(tmp_path, 1_000_000)
-    for number in range(50):
-        key = f"{number:02d}block"
-        data = bytes([number]) * 90_000
-        assert obtained(kept, key, data) == data
-        assert sum(path.stat().st_size for path in files(tmp_path)) <= 1_000_000
-        assert obtained(kept, key, b"never asked for", 90_000) == data
-    assert [int(path.name[:2]) for path in files(tmp_path)] == list(range(40, 50))
-    assert obtained(kept, "99large", bytes(2_000_000)) == bytes(2_000_000)
-    assert len(files(tmp_path)) == 10
-
-
-def obtained(kept: BlockStore, key: str, data: bytes, length: int | None = None) -> bytes:
-    length = len(data) if length is None else length
-    return bytes(kept.get_or_fetch(key, length, slice(None), lambda: data, lambda _: True))
-
-
-def test_wrong_bytes_are_not_kept(large, large_proxy, tmp_path):
-    """A server that heals is believed again; a lie is not repeated by the cache."""
+def test_processes_that_start_at_once_fetch_each_shard_once(large, large_proxy, tmp_path):
+    """Two runs on a host: one fetches, and both read."""
     source = cached(large_proxy.url, tmp_path)
-    source.index("train")
-    large_proxy.fault = lambda reply: reply.send(body=bytes(len(reply.body)))
-    with pytest.raises(DataError, match="is damaged"):
-        everything(source)
-    large_proxy.fault = Answer.send
-    assert everything(source) == large.all
+    with FORK.Pool(3) as pool:
+        fetched = pool.map(filled, [source] * 3)
+    assert sum(fetched) == sum(path.stat().st_size for path in large.folder.glob("*.tar"))
 
 
-def test_damage_between_the_samples_is_not_kept_either(fresh, tmp_path):
-    """The digest of the whole shard sees the padding, and the shard is forgotten."""
-    source = CachedSource(FolderSource(str(fresh.folder)), str(tmp_path), PLENTY)
-    path = fresh.folder / source.manifest.split("train").shards[0].name
-    right = path.read_bytes()
-    path.chmod(0o644)
-    path.write_bytes(right[:-1] + b"x")
-    with pytest.raises(DataError, match="SHA-256"):
-        everything(source)
-    path.write_bytes(right)
-    assert everything(source) == fresh.all
+def test_the_data_set_longest_unused_makes_room(tmp_path, caplog):
+    """Never one that is in use: then the rest is read from the origin, and a line says so."""
+    sets = [write_tiny(tmp_path / f"set-{n}", shards=1, seed=n) for n in range(3)]
+    sources = [CachedSource(FolderSource(str(each.folder)), str(tmp_path / "c")) for each in sets]
+    limit = int(2.5 * max(path.stat().st_size for path in tmp_path.glob("set-*/*.tar")))
+    for source in sources[:2]:
+        assert filled(source, limit)
+        time.sleep(0.02)  # so that the times of use differ
+    assert filled(sources[2], limit)
+    assert [source.shard_folder.exists() for source in sources] == [False, True, True]
+    with CacheFiller(sources[1:], ["train"], limit).filling():
+        assert not caplog.records
+        assert filled(sources[0], limit) == 0
+    assert "is full" in caplog.text and "is read from" in caplog.text
+    assert everything(sources[0]) == sets[0].all
 
 
-def test_a_full_disk_costs_the_cache_and_not_the_run(large, tmp_path, caplog):
-    """What cannot be kept is fetched each time, and that is said once."""
-    source = CachedSource(FolderSource(str(large.folder)), str(tmp_path), PLENTY)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+def test_a_tenth_of_the_disk_stays_free(tmp_path, caplog):
+    """Of a file system of 1 MB, 0.9 are used; a larger --cache-size than the disk is no failure."""
+    tiny = write_tiny(tmp_path / "set", shards=4, samples=10, size=30_000)
+    with small_disk(tmp_path / "disk") as disk:
+        source = CachedSource(FolderSource(str(tiny.folder)), str(disk))
+        assert 0 < filled(source) <= 900_000 and "is full" in caplog.text
+        assert everything(source) == tiny.all
+        caplog.clear()
+        filled(source, 10**9)
+        assert "No space left on device" in caplog.text
+        assert everything(source) == tiny.all
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Path]:
+    """Yield a file system of 1 MB."""
+    folder.mkdir()
+    assert os.system(f"mount -t tmpfs -o size=1m tmpfs {folder}") == 0
     try:
-        with caplog.at_level(logging.WARNING):
-            assert everything(source) == large.all
+        yield folder
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [record.message.partition(": ")[2] for record in caplog.records] == [
-        "no help as a cache: File too large"
-    ]
-    assert everything(source) == large.all
-    assert len(files(tmp_path)) >= 2 * 3
+        os.system(f"umount {folder}")
 
 
-def test_a_process_that_is_stuck_with_a_block_does_not_hold_up_others(
-    tmp_path, monkeypatch, caplog
-):
-    """After a while the block is fetched without it."""
-    monkeypatch.setattr(block_store, "STUCK_SECONDS", 0.1)
-    kept = BlockStore(tmp_path, PLENTY)
-    (tmp_path / f"rackrun-cache-{os.getuid()}" / "aa").mkdir()
-    stuck = block_store._locked(kept._path("aablock.partial"))
-    assert obtained(kept, "aablock", b"bytes") == b"bytes"
-    assert "another process is stuck" in caplog.text
-    os.close(stuck)
-
-
-def test_a_place_that_is_not_ours_is_refused(tmp_path):
-    """A planted link, or a path where no folder can be made."""
+@pytest.mark.security("DATA-7")
+def test_a_folder_of_another_account_is_refused(tmp_path):
+    """A link, a file, or a folder that others own, in the place of ours."""
+    ours = tmp_path / f"rackrun-cache-{os.getuid()}"
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / f"rackrun-cache-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(UsageError, match="not a folder of this account"):
-        BlockStore(tmp_path, PLENTY)
-    with pytest.raises(UsageError, match="no place for a cache"):
-        BlockStore(Path("/dev/null/cache"), PLENTY)
+    for make in (lambda: ours.symlink_to(tmp_path / "elsewhere"), ours.touch, ours.mkdir):
+        make()
+        if ours.is_dir() and not ours.is_symlink():
+            os.chown(ours, 12345, 12345)
+        with pytest.raises(UsageError, match="no place for a cache|not a folder of this account"):
+            CachedSource(FolderSource(str(tmp_path)), str(tmp_path))
+        ours.rmdir() if ours.is_dir() and not ours.is_symlink() else ours.unlink()

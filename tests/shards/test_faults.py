@@ -25,7 +25,7 @@ def opened(request: pytest.FixtureRequest, fresh: Tiny, tmp_path: Path) -> Itera
         return
     with serving(Site(fresh.folder, port=0, native=True)) as server:
         source = HttpSource(server.url)
-        yield source if request.param == "http" else CachedSource(source, str(tmp_path), 1 << 30)
+        yield source if request.param == "http" else CachedSource(source, str(tmp_path))
 
 
 def damage(tiny: Tiny, shard: int, samples: list[int]) -> None:

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.resize import Resize
 from rackrun.training.data.exact import Assignment, Feed, StepPlan
 from rackrun.training.data.loader import loaded, on_device, worker_count
-from rackrun.training.data.node_cache import NodeCache
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.order.epoch import rows_by_label
 from rackrun.training.data.pool import (
@@ -61,8 +61,8 @@ class Data(ABC):
     """What the conversion changed in the images."""
     upright: bool = True
     """Whether it turned them upright by their EXIF."""
-    cache: NodeCache
-    """What is kept of the data on this node."""
+    cache: CacheFiller
+    """What fetches the data into the cache of this host."""
     lanes: int = 0
     """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
 
@@ -147,8 +147,8 @@ class StoredData(Data):
         for source in pool.sources:
             share_index(source, TRAIN, ranks)
         self._validation = Validation(config, ranks, transforms, pool.sources[0])
-        self.cache = NodeCache(pool.sources, (TRAIN, config.eval_split))
-        self.cache.meet(ranks)
+        sources = pool.sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
+        self.cache = CacheFiller(sources, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
         manifests = [source.manifest for source in pool.sources]
         self.classes, self.dataset = pool.classes, manifests[0].dataset
         self.conversion, self.upright = conversion_of(manifests[0]), manifests[0].upright
@@ -259,7 +259,7 @@ class Synthetic(Data):
         self.versions = {}
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = self.rows = config.global_batch or config.batch_size * ranks.world
-        self.cache = NodeCache((), ())
+        self.cache = CacheFiller((), ())
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (
             len(part_of(ranks, self.batch)),

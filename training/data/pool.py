@@ -12,7 +12,6 @@ from rackrun.errors import DataError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
-from rackrun.shards.peers.source import PeerSource
 from rackrun.shards.resize import Resize
 from rackrun.shards.samples import neighbours
 from rackrun.shards.source import Source
@@ -117,10 +116,7 @@ def conversion_of(manifest: Manifest) -> Resize:
 
 def opened(config: DataSettings, location: str = "") -> Source:
     """Return the data set at a location, by default that of the settings, read by its cache."""
-    location, limit_bytes = location or config.data, int(config.cache_size * 1e9)
-    if config.cache and config.cache_peers:
-        return PeerSource(open_source(location), config.cache, limit_bytes)
-    return open_source(location, config.cache, limit_bytes)
+    return open_source(location or config.data, config.cache)
 
 
 def training_pool(config: DataSettings) -> SamplePool:

@@ -43,7 +43,6 @@ def begin(run: TrainingRun, state: TrainingState) -> Iterator[RunRecorder]:
         _recorder(run, state) as log,
         compilation_reported(log.progress, run.compute.compile),
     ):
-        log.progress.reading = run.data.cache.report_fields
         if run.earlier:
             # Unnamed: this frame lasts as long as the run, and would keep the content in memory.
             state.load_state_dict(run.earlier.content["state"])

@@ -46,7 +46,7 @@ OF_THE_MODEL = ("recipe", "model", "model_args")
 FREE = {
     *(field.name for field in fields(OutputSettings)),
     *(field.name for field in fields(RunSettings) if field.name not in OF_THE_MODEL),
-    *("data", "cache", "cache_size", "cache_peers", "prefetch", "workers"),
+    *("data", "cache", "cache_size", "prefetch", "workers"),
     *("global_batch", "numa_binding"),
 }
 """Settings that change neither the model nor what it learns, or that the identity covers."""

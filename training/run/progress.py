@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,8 +25,6 @@ class ProgressReporter:
         self._report = self._reporter.fields
         self._epochs = epochs
         self._epoch_steps = schedule.epoch_steps
-        self.reading: Callable[[], dict[str, Any]] = dict
-        """Gives what this rank reports of its reading."""
         self._prints = ranks.first
         self._prints_steps = ranks.first and not self.launched
         self._live = self._prints_steps and sys.stdout.isatty()
@@ -43,7 +41,7 @@ class ProgressReporter:
 
     def phase(self, name: str, **fields: Any) -> None:
         """Report, at once, that another phase begins."""
-        self._report |= {"phase": name, **self.reading(), **fields}
+        self._report |= {"phase": name, **fields}
         self._reporter.send()
 
     def step(self, step: int) -> None:
@@ -60,9 +58,9 @@ class ProgressReporter:
         """Report the number of batches of an evaluation that are done."""
         self._report_within_phase(epoch_step=batches)
 
-    def prefetched(self, blocks: int, text: str) -> None:
-        """Report the blocks that this rank has stored; show what all have, if no launcher does."""
-        self._report_within_phase(epoch_step=blocks)
+    def prefetched(self, megabytes: int, text: str) -> None:
+        """Report what this rank has fetched; show what all have, if no launcher does."""
+        self._report_within_phase(epoch_step=megabytes)
         if self._prints_steps:
             self._show(text)
 
@@ -115,7 +113,7 @@ class ProgressReporter:
         sys.stdout.flush()
 
     def _report_within_phase(self, **fields: Any) -> None:  # at a limited rate
-        self._reporter.report(self._report["phase"], {**self.reading(), **fields})
+        self._reporter.report(self._report["phase"], fields)
 
 
 class Epoch(NamedTuple):

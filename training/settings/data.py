@@ -28,11 +28,11 @@ class DataSettings(Slice):
     data: str = ""
     """Folder or URL of the shards (`rackrun convert` makes them)."""
     cache: str = ""
-    """Folder on the node, on a disk or in /dev/shm, that caches what is read from --data."""
-    cache_size: Annotated[float, Between(0.001, description="more than 0")] = 50.0
-    """Size limit of --cache in GB on each host; the oldest entries are removed first."""
-    cache_peers: bool = True
-    """With --cache: hosts keep a part of the data each, and read the rest from each other."""
+    """Folder on each host, on a disk or in /dev/shm, that keeps whole shards of --data; they are
+    fetched while the run trains."""
+    cache_size: Annotated[float, Between(0, description="0 or more")] = 0.0
+    """Size limit of --cache in GB on each host; 0: leave a tenth of its disk free. The data set
+    that was unused for longest goes first."""
     prefetch: bool = False
     """Fill the caches of all hosts before the first step."""
     synthetic: bool = False

@@ -95,22 +95,6 @@ def test_a_row_shows_all_about_a_host(stage):
         assert text in shown
 
 
-def test_a_column_says_where_the_data_of_each_host_came_from(stage):
-    """Its cache, its peers and the origin, over all ranks of a host; nothing without --cache."""
-    display = stage(plan_of(2, 2), 200)
-    shown = display.play(
-        *(RankStarted(rank // 2, rank, 5) for rank in range(4)),
-        training(0, 0, step=7, cache_bytes=700, peer_bytes=0, origin_bytes=100),
-        training(0, 1, step=7, cache_bytes=0, peer_bytes=200, origin_bytes=0),
-        training(1, 2, step=7),
-    )
-    first, second = (line for line in shown.splitlines() if "●" in line)
-    assert "cache/peers/origin" in shown
-    assert "70%/20%/10%" in first and "%/" not in second
-    assert display.run.bytes_read(0) == {"cache": 700, "peers": 200, "origin": 100}
-    assert display.run.bytes_read(1) == {}
-
-
 def test_a_column_says_which_share_of_a_step_each_host_has(stage):
     """With --balance auto: the shares of a host's ranks, and its images per second by them."""
     display = stage(plan_of(2, 2), 200)

@@ -1,45 +1,20 @@
-"""Training through the node cache: the second epoch, and the second run, fetch nothing."""
+"""How a rank waits for its data."""
 
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from threading import Event
-from typing import Any
 
-import numpy as np
-import pytest
 import torch
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from rackrun.shards import source
-from rackrun.shards.index import Manifest, parse_index
 from rackrun.training.data.loader import waits_reported
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.ranks import Ranks
-from tests.lab.servers import access_log
-
-
-@pytest.mark.parametrize(
-    "exact",
-    [pytest.param(False, id="resampled", marks=pytest.mark.long), pytest.param(True, id="exact")],
-)
-def test_what_one_run_has_read_the_next_one_does_not_fetch(shapes, tmp_path, exact):
-    """Over HTTP only the manifest is asked for again, for training and for validation."""
-    shapes.chmod(0o755)
-    with access_log() as log, serving(log.site(shapes)) as server:
-        options = {"data": server.url, "image_size": 16, "batch_size": 8, "workers": 0}
-        config = CatDog(**options, cache=str(tmp_path), exact_epochs=exact)
-        read_everything(config)
-        before = Counter(path for path, _, _ in log.requests)
-        assert set(before) > {"/dataset.json", "/shapes-train.index.npy"}
-        read_everything(config)
-        again = Counter(path for path, _, _ in log.requests) - before
-    assert set(again) == {"/dataset.json"}
 
 
 def test_a_rank_waits_for_a_server_that_is_away_and_reports_it(shapes):
@@ -92,40 +67,8 @@ def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves():
         pool.submit(batches.close).result()
 
 
-def test_readers_of_a_pool_share_one_manifest_and_one_index(shapes, tmp_path, monkeypatch):
-    """All reader threads of a process read each file once, whether the cache is cold or warm."""
-    read = Counter[str]()
-
-    def counted(data: bytes, *args: Any) -> np.ndarray:
-        read["index"] += 1
-        return parse_index(data, *args)
-
-    def parsed(text: bytes, where: str) -> Manifest:
-        read["manifest"] += 1
-        return parse(text, where)
-
-    parse = Manifest.parse
-    monkeypatch.setattr(source, "parse_index", counted)
-    monkeypatch.setattr(Manifest, "parse", parsed)
-    options = {"data": str(shapes), "image_size": 16, "batch_size": 8, "workers": 0}
-    for _ in range(2):
-        read.clear()
-        config = CatDog(**options, cache=str(tmp_path), exact_epochs=True)
-        data = opened(config)
-        assert len(list(islice(data.training(0), 3 * data.epoch_steps))) > 10
-        assert read["index"] == 1
-        assert read["manifest"] <= 2  # of the cache, and of the folder below it
-
-
 def opened(config: CatDog) -> Data:
     """Return the data set, for one process."""
     transforms = partial(TASK.transforms, config)
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     return open_data(config, alone, transforms, TASK.name, TASK.synthetic_classes)
-
-
-def read_everything(config: CatDog) -> None:
-    """Read ten epochs, and the validation set."""
-    data = opened(config)
-    assert len(list(islice(data.training(0), 10 * data.epoch_steps))) > 100
-    assert len(list(data.evaluation())) > 1

@@ -1,1 +1,0 @@
-"""Blocks of the node cache from other hosts of the run."""
