@@ -19,8 +19,6 @@ from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.http.fetch import decoded, moved
 from rackrun.shards.images import too_large
 from rackrun.shards.index import Manifest, Shard, Split, parse_index, read_version
-from rackrun.shards.peers import protocol
-from rackrun.shards.peers.client import PeerClient, PeerError, PeerTimeouts
 from rackrun.terminal import clean
 from rackrun.training import checkpoint
 from rackrun.training.data import decode
@@ -88,30 +86,6 @@ def fuzz_answer(data: bytes) -> None:
     assert reply.pause_seconds >= 0 and not math.isnan(reply.pause_seconds)
     path = moved("http://host:80/a/b.tar", reply.location)
     assert path is None or (path.startswith("/") and path.isascii() and path.isprintable())
-
-
-def fuzz_peer_request(data: bytes) -> None:
-    """Fuzz what another host asks a cache for, with the right token at its begin."""
-    whole = (bytes(protocol.TOKEN_BYTES) + data)[: protocol.REQUEST_BYTES]
-    request = protocol.decoded(
-        bytes(protocol.TOKEN_BYTES), whole.ljust(protocol.REQUEST_BYTES, b"\0")
-    )
-    assert request is not None
-    assert len(request.sha256) == 64 and request.sha256.isalnum()
-    assert 0 <= request.offset < 1 << 64 and 0 <= request.length < 1 << 32
-    assert protocol.decoded(b"another token...", whole.ljust(protocol.REQUEST_BYTES)) is None
-
-
-def fuzz_peer_answer(data: bytes) -> None:
-    """Fuzz the answer of another host to a request for a few bytes."""
-    client = PeerClient(b"", (), PeerTimeouts())
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs:
-            theirs.sendall(data)
-        with contextlib.suppress(PeerError, OSError):
-            reply = client._received(ours, ours.recv(1), 5)
-            assert reply is None or len(reply) == 5
 
 
 def fuzz_checkpoint(data: bytes) -> None:

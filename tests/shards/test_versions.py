@@ -47,7 +47,7 @@ def data(three: Path, tmp_path: Path) -> Path:
 
 def keys(location: str, cache: str = "") -> set[str]:
     """Return the keys of all samples, each verified."""
-    source = open_source(location, cache, 10**8)
+    source = open_source(location, cache)
     return {
         sample.key
         for split in source.manifest.splits
@@ -91,7 +91,7 @@ def test_readers_of_an_old_version_see_nothing_of_a_new_one(data, tmp_path):
     """An append behind a running server: open readers read on, new ones read the new version."""
     with serving(Site(data, port=0, native=True)) as server:
         readers = [
-            open_source(location, cache, 10**8)
+            open_source(location, cache)
             for location in (str(data), server.url)
             for cache in ("", str(tmp_path / "cache"))
         ]

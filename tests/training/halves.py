@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from rackrun.run_folder import RunFolder
+from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
-from rackrun.training.data.node_cache import NodeCache
 from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
@@ -57,7 +57,7 @@ class Halves(Data):
     rows = 6 * GLOBAL_BATCH
     has_evaluation = True
     versions: dict[str, str] = {}
-    cache = NodeCache((), ())
+    cache = CacheFiller((), ())
 
     def __init__(self, ranks: Ranks, signalled: tuple[int, int] = (-1, -1)) -> None:
         super().__init__(ranks)

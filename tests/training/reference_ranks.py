@@ -14,9 +14,9 @@ from torch import nn
 from rackrun.imagenet.model import mixed
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.run_folder import RunFolder
+from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
-from rackrun.training.data.node_cache import NodeCache
 from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
@@ -102,7 +102,7 @@ class InMemory(Data):
     dataset = digest = "in memory"
     has_evaluation = True
     versions: dict[str, str] = {}
-    cache = NodeCache((), ())
+    cache = CacheFiller((), ())
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
         super().__init__(ranks)
