@@ -59,6 +59,13 @@ def why_no_shards(location: str) -> str:
     return f"{reason}; for shards of another program, type: {index}"
 
 
+def holds_images(folder: Path) -> bool:
+    """Return whether a folder that is none of shards has images in it, or in its folders."""
+    if (folder / MANIFEST_NAME).exists() or (folder / "shards" / MANIFEST_NAME).exists():
+        return False
+    return any(path.suffix.lower() in IMAGES for path in _sample(folder))
+
+
 def why_no_splits(location: str, needed: Sequence[str], splits: Sequence[str]) -> str:
     """Return that data have no samples in a split that is needed; empty if they have."""
     absent = [repr(split) for split in needed if split not in splits]

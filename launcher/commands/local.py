@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> int:
 
         return sweep("local", launcher_args, work, options, [""])
     from rackrun.launcher.commands.local_run import start
-    from rackrun.launcher.lifecycle.task_check import DEMO
+    from rackrun.launcher.lifecycle.data_preparation import DEMO
 
     return start(work, options, typed("local", launcher_args, work or DEMO))
 

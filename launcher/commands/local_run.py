@@ -10,13 +10,19 @@ from dataclasses import fields, replace
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.lifecycle.data_preparation import (
+    DEMO,
+    NotMade,
+    is_to_make,
+    make,
+    say_what_is_made,
+    with_shards,
+)
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.serving import served
 from rackrun.launcher.lifecycle.task_check import (
-    DEMO,
     check_gpus,
     check_task_options,
-    make_demo_data,
     refuse_absent_program,
     refuse_absent_run,
     refuse_cache,
@@ -45,17 +51,16 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
 
     `typed` is the command to type again.
     """
-    demo = work is None
     work = work or DEMO
-    jobs = options.jobs
-    planned = jobs.job(work, jobs.planned_folder(work))
-    plan_alone(planned, options.nproc, options.python)  # raises UsageError, before images are drawn
-    if options.dry_run:
-        _refuse_invalid(work, options, data_exist=not demo)
-        return show(work, options)
-    if demo and (code := make_demo_data()):
-        return code
-    return launch_local(work, options, typed).exit_code
+    if not options.dry_run:
+        try:
+            return launch_local(work, options, typed).exit_code
+        except NotMade as problem:  # the lines above say why
+            return problem.exit_code
+    ready = with_shards(work)
+    _refuse_invalid(ready, options, data_exist=not is_to_make(work, ready))
+    say_what_is_made(work, ready)
+    return show(ready, options)
 
 
 def show(work: Work, options: LocalOptions) -> int:
@@ -74,6 +79,10 @@ def show(work: Work, options: LocalOptions) -> int:
 def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = job_template("local", options, work, again)
+    typed, work = work, with_shards(work)
+    if is_to_make(typed, work):
+        _refuse_invalid(work, options, data_exist=False)
+    make(typed, work)
     needs = _refuse_invalid(work, options)
     with served(work, options.serving, [ADDRESS]) as served_work:
         if options.image:

@@ -50,7 +50,7 @@ def main(args: Sequence[str]) -> int:
         return sweep(
             "ssh", launcher_args, work, options, groups_of(listed(options), options.sweep_hosts)
         )
-    from rackrun.launcher.lifecycle.task_check import demo_for_hosts
+    from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
 
     if work is None:
         # --check without a task asks hosts about no data.
@@ -85,6 +85,6 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
     from rackrun.launcher.commands.ssh_run import launch_attached
-    from rackrun.launcher.lifecycle.task_check import demo_for_hosts
+    from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
 
     return launch_attached(work_of(args) or demo_for_hosts(), settings)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import job_template
 from rackrun.launcher.commands.reach import addresses, chosen, connected
 from rackrun.launcher.commands.settings import SshOptions
@@ -17,10 +17,17 @@ from rackrun.launcher.commands.show import check, deep_check, show_plan
 from rackrun.launcher.commands.upload import pending, planned_code, with_code
 from rackrun.launcher.detached.known_runs import forget, remember
 from rackrun.launcher.lifecycle.attempts import Attempt, Launch
+from rackrun.launcher.lifecycle.data_preparation import (
+    NotMade,
+    is_to_make,
+    make,
+    say_what_is_made,
+    with_shards,
+)
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.lifecycle.serving import folder_to_serve, served
-from rackrun.launcher.lifecycle.task_check import check_task_options, is_demo, make_demo_data
+from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.result import Result
@@ -34,14 +41,19 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
         if options.detach and not options.check:
             refuse_what_stays(spec, options)  # before images are drawn and code is copied
         is_launch = not (options.check or options.dry_run)
-        if is_launch and is_demo(work) and (failed := make_demo_data()):
-            return failed
+        if not is_launch:
+            say_what_is_made(work, spec.work)
+        else:
+            try:
+                make(work, spec.work)
+            except NotMade as problem:  # the lines above say why
+                return problem.exit_code
         if options.detach and is_launch:
             from rackrun.launcher.detached.start import start_detached
 
             seconds = options.detach_seconds if isinstance(spec.work, Command) else None
             return start_detached(with_code(spec, options), options.ssh_config, seconds)
-        pending_checks = pending(spec.work, options)  # by the folder of data, not by its URL
+        pending_checks = pending(spec.work, options, is_to_make(work, spec.work))
         with served(spec.work, options.serving, spec.addresses) as served_work:
             spec = replace(spec, work=served_work)
             if options.check:
@@ -73,8 +85,7 @@ def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:
 def launch_attached(work: Work, options: SshOptions) -> Result:
     """Launch in the foreground, and return the result."""
     with prepared(work, options) as spec:
-        if is_demo(work) and make_demo_data():
-            raise SaveError("the demo's images were not made; the lines above have the reason")
+        make(work, spec.work)
         with served(spec.work, options.serving, spec.addresses) as served_work:
             return attached(Launch(with_code(replace(spec, work=served_work), options)), options)
 
@@ -96,6 +107,7 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
     Only with --check, some of them may not be reached.
     """
     settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
+    work = with_shards(work)
     with (
         connected(options, settings.restarts) as (hosts, network),
         check_task_options(work, "ssh", str(options.hosts)) as refuse,

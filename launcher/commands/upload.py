@@ -21,7 +21,6 @@ from rackrun.launcher.files.working_tree import (
 )
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import code_here
-from rackrun.launcher.lifecycle.task_check import is_demo
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import ENVIRONMENT
 from rackrun.launcher.run.hosts import Host
@@ -30,8 +29,8 @@ from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
 
 
-def pending(work: Work, options: SshOptions) -> dict[str, str]:
-    """Return the checks that hosts need not pass yet because --sync will fix them, and how.
+def pending(work: Work, options: SshOptions, makes_data: bool) -> dict[str, str]:
+    """Return the checks that hosts need not pass yet because the launch will fix them, and how.
 
     --sync leaves the environment of a host alone if `python=` names an interpreter.
     """
@@ -40,8 +39,8 @@ def pending(work: Work, options: SshOptions) -> dict[str, str]:
         installed = (*ENVIRONMENT, *(["packages"] if isinstance(work, FunctionCall) else []))
         environment = () if options.python or options.image else installed
         fixes = dict.fromkeys(("code", "workdir", *environment), "--sync copies it there")
-    if is_demo(work):
-        fixes["shards"] = "drawn at the start"
+    if makes_data:
+        fixes["shards"] = "made at the start"
     return fixes
 
 

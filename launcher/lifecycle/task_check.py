@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -38,12 +37,6 @@ from rackrun.units import data_size
 from rackrun.user_code.tasks import why_no_task
 
 MOST_BYTES = 1 << 20  # of what a task needs
-DEMO_FOLDER = "data/demo"
-DEMO_SHARDS = f"{DEMO_FOLDER}/shards"
-DEMO = TaskWork("catdog", ("--recipe", "demo", "--data", DEMO_SHARDS))
-"""What a launch without a task trains."""
-
-
 RANK_BYTES = 500_000_000
 """What a rank of a task takes at least: torch alone takes 372 MiB, and its loader has processes."""
 CPU = "to train on the CPU type --device cpu"
@@ -191,33 +184,6 @@ def refuse_absent_program(work: Work) -> None:
     close = get_close_matches(program, [*PYTHONS, "bash"], n=1)
     meant = f"did you mean {close[0]}?" if close else "install it, or type its path"
     raise UsageError(f"{program}: no such program; {meant}")
-
-
-def demo_for_hosts() -> TaskWork:
-    """Return the demo for hosts, where the path of its data is that on this machine."""
-    return TaskWork("catdog", ("--recipe", "demo", "--data", str(Path(DEMO_SHARDS).absolute())))
-
-
-def is_demo(work: Work) -> bool:
-    """Return True for the demo on hosts, whose data may have to be made first."""
-    return work == demo_for_hosts()
-
-
-def make_demo_data() -> int:
-    """Draw the demo's images and convert them, unless that is done; return the exit code.
-
-    It reports a Ctrl-C itself, and gets it from here: from the terminal it would get it twice.
-    """
-    command = [sys.executable, "-m", "rackrun.catdog", "demo", DEMO_FOLDER]
-    with subprocess.Popen(command, start_new_session=True) as drawing:
-        while True:
-            try:
-                return drawing.wait()
-            except KeyboardInterrupt as interrupt:
-                if interrupt.args:  # SIGTERM or SIGHUP, to this process alone
-                    drawing.terminate()
-                    raise
-                os.killpg(drawing.pid, signal.SIGINT)
 
 
 def refuse_more_than_fit(work: Work, ranks: int) -> None:

@@ -13,8 +13,8 @@ from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.detached.entries import Ending
 from rackrun.launcher.detached.replay import resume_command
+from rackrun.launcher.lifecycle.data_preparation import DEMO
 from rackrun.launcher.lifecycle.launch_spec import LaunchSettings
-from rackrun.launcher.lifecycle.task_check import DEMO
 from rackrun.launcher.run.job import JobTemplate, TaskWork, Work, without_option
 from rackrun.launcher.run.settings import LocalOptions, Options
 from rackrun.training.config import from_command_line
