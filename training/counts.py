@@ -1,25 +1,18 @@
-"""Counts over batches, summed over ranks."""
+"""Counts over batches, and where training ends because of them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
 from rackrun.errors import Problem
 from rackrun.training.differences import short
 from rackrun.units import first_few, plural
 
-if TYPE_CHECKING:
-    from rackrun.training.ranks import Ranks
-
-MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
 MOST_NAMED = 5  # samples in a line
-LARGEST_LOSS = -math.log(torch.finfo(torch.float32).tiny)  # 87.3: of the least probability
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
 
@@ -119,7 +112,7 @@ class Counter:
         self._samples = self._skipped = 0
 
     def add(self, parts: Iterable[Iterable[torch.Tensor]], samples: int, skipped: int) -> None:
-        """Count a batch: in parts, the sums of loss, top-1 and, if there is a third one, top-5."""
+        """Count a batch: in parts, the sums of loss and of right answers."""
         for sums in parts:
             for field, value in zip(self._fields, sums, strict=False):
                 field.add_(value)
@@ -138,124 +131,7 @@ class Counter:
         self._samples = self._skipped = 0
 
 
-class Confusion:
-    """Counts evaluated samples by label and prediction, on the device."""
-
-    def __init__(self, classes: int, device: torch.device) -> None:
-        self.classes = classes if classes <= MOST_CONFUSED else 0
-        self.counts = torch.zeros(self.classes**2, dtype=torch.float64, device=device)
-
-    def add(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Count a batch, without images that have no answer."""
-        if self.classes:
-            cells = labels * self.classes + logits.argmax(1)
-            # Not by bincount, nor by the cells chosen by a mask: both wait for the device.
-            self.counts.index_add_(0, cells, answered(logits).double())
-
-
-class NoAnswers:
-    """Finds evaluated samples for which the model's output is not finite: no class is an answer."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.names: list[str] = []
-        self._last: tuple[torch.Tensor, Sequence[tuple[str, str]]] | None = None
-
-    def add(self, logits: torch.Tensor, keys: Sequence[tuple[str, str]]) -> None:
-        """Keep a batch, and look at the one before, while the device works on this one.
-
-        `keys` are shard and key of each sample, or none for noise.
-        """
-        self._look()
-        self._last = ~answered(logits), keys
-
-    def _look(self) -> None:
-        if not self._last:
-            return
-        (is_bad, keys), self._last = self._last, None
-        bad = is_bad.nonzero()[:, 0].tolist()
-        self.count += len(bad)
-        if keys and len(self.names) < MOST_NAMED:
-            self.names += [f"{shard}: {key}" for shard, key in (keys[index] for index in bad)]
-
-    def of_all(self, ranks: Ranks) -> str:
-        """Return a line about those of all ranks, or ""."""
-        self._look()
-        count = int(ranks.all_reduce_sum(torch.tensor([float(self.count)], dtype=torch.float64))[0])
-        if not count:
-            return ""
-        text = "\n".join(self.names[:MOST_NAMED]).encode()
-        parts = ranks.all_gather(np.frombuffer(text, np.uint8))
-        names = [name for part in parts for name in part.tobytes().decode().split("\n") if name]
-        others = f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
-        shown = ", ".join(map(short, names[:MOST_NAMED])) + others
-        return (
-            f"the model's output is not finite for {plural(count, 'image')}, counted as wrong:"
-            f" {shown or 'noise'}"
-        )
-
-
-class HighestLosses:
-    """Finds the evaluated samples that the model gets most wrong."""
-
-    def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
-        self._rows: list[torch.Tensor] = []
-
-    def add(self, logits: torch.Tensor, labels: torch.Tensor, rows: torch.Tensor | None) -> None:
-        """Keep the losses of a batch, on the device; of noise, which has no rows, none."""
-        if rows is not None:
-            self._losses.append(finite_losses(logits, labels))
-            self._rows.append(rows)
-
-    def rows_of_all(self, ranks: Ranks, count: int) -> list[int]:
-        """Return the index rows of `count` samples of all ranks, the highest loss first."""
-        table = torch.zeros(ranks.world, count, 2, dtype=torch.float64)  # a loss, its row
-        table[ranks.rank, :, 0] = -1
-        if self._losses:
-            losses = torch.cat(self._losses).double()
-            highest, positions = losses.topk(min(count, len(losses)))
-            this_rank = table[ranks.rank, : len(highest)]
-            this_rank[:, 0], this_rank[:, 1] = highest.cpu(), torch.cat(self._rows)[positions.cpu()]
-        candidates = ranks.all_reduce_sum(table).flatten(0, 1)
-        candidates = candidates[candidates[:, 0] >= 0]
-        order = candidates[:, 0].argsort(descending=True, stable=True)[:count]
-        rows: list[int] = candidates[order, 1].long().tolist()
-        return rows
-
-
 def as_counts(sums: torch.Tensor) -> Counts:
     """Return sums as Python numbers."""
     loss, top1, top5, samples, skipped = sums.tolist()
     return Counts(loss, int(top1), int(top5), int(samples), int(skipped))
-
-
-def answered(logits: torch.Tensor) -> torch.Tensor:
-    """Return whether there is a probability for each class: bool (B,) of float (B, classes)."""
-    return logits.float().softmax(1).isfinite().all(1)
-
-
-def finite_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of each sample, at most that of the least probability: float (B,)."""
-    losses = cross_entropy(logits.float(), labels, reduction="none")
-    return losses.nan_to_num(nan=LARGEST_LOSS).clamp(max=LARGEST_LOSS)
-
-
-@torch.no_grad()
-def correct_predictions(logits: torch.Tensor, labels: torch.Tensor, first: int) -> torch.Tensor:
-    """Return whether the label is among the `first` likeliest classes: bool (B,)."""
-    if first == 1:
-        return logits.argmax(1) == labels
-    return (logits.topk(first, dim=1).indices == labels[:, None]).any(1)
-
-
-def evaluation_sums(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return loss, top-1 and top-5 of a batch, as sums: float64 (3,).
-
-    A sample for which the output is not finite counts as wrong, with the largest loss.
-    """
-    has_answer = answered(logits)
-    sums = [finite_losses(logits, labels).double().sum()]
-    for first in (1, min(5, logits.shape[1])):
-        sums.append((correct_predictions(logits, labels, first) & has_answer).double().sum())
-    return torch.stack(sums)

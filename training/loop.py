@@ -160,7 +160,7 @@ def end_epoch(run: TrainingRun, state: TrainingState, log: RunRecorder) -> int:
         run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
     # One predicate for all that is due, true at the last step: no run ends without a result.
     evaluates = run.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
-    metrics = evaluate(run, state, log) if evaluates else None
+    metrics = evaluate(run, state, log).counts if evaluates else None
     request, is_best = run.agreed_request(), False
     if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
         is_best = state.finish_epoch(metrics)

@@ -22,10 +22,10 @@ from rackrun.shapes import AtMost, Misshapen, shaped
 from rackrun.terminal import clean, one_line, say
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
-from rackrun.training.counts import answered
 from rackrun.training.data.decode import Pixels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.differences import table_differences
+from rackrun.training.evaluation import answered
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
 from rackrun.training.settings.published import PublishedWeights

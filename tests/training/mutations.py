@@ -46,10 +46,6 @@ def _rankless(right: Function) -> Function:
     return lambda config, ranks, step: right(config, replace(ranks, rank=0), step)
 
 
-def _best_only(right: Function) -> Function:
-    return lambda outputs, labels, first: right(outputs, labels, 1)
-
-
 def _long_average(right: Function) -> Function:
     return lambda self, model, step: right(self, model, 10**9)
 
@@ -111,7 +107,6 @@ MUTATIONS = (
         "no mirror images in evaluations", "rackrun.training.device", "Compute.logits", _unflipped
     ),
     Mutation("no label smoothing", STEP, "summed_loss", _unsmoothed),
-    Mutation("top-5 is top-1", "rackrun.training.counts", "correct_predictions", _best_only),
     Mutation("ten times the clipping norm", STEP, "clip_grad_norm_", _ten_times),
     Mutation("the same chance on all ranks", STEP, "seed_step", _rankless, ranks=2),
     Mutation(

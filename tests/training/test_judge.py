@@ -25,8 +25,9 @@ from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training import checkpoint
 from rackrun.training.data.samples import Batch
+from rackrun.training.evaluation import Table
 from rackrun.training.judge.command import main
-from rackrun.training.judge.evaluation import Tally
+from rackrun.training.judge.evaluation import Evaluation
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import load_of_any_task
 from tests.lab import warm
@@ -119,9 +120,9 @@ def test_calibration_bins_are_closed_above():
     confidence = np.concatenate([random.uniform(0.5, 1.0, 2000), edges - 1e-4, edges + 1e-4])
     shares = torch.from_numpy(np.stack([confidence, 1 - confidence], 1))
     labels = torch.from_numpy((random.random(len(confidence)) > confidence**2).astype(np.int64))
-    tally = Tally(2, CPU)
-    tally.add(shares.log(), Batch(torch.zeros(len(labels), 3, 1, 1), labels))
-    evaluations = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["disc", "box"])
+    table = Table(2)
+    table.add(shares.log(), Batch(torch.zeros(len(labels), 3, 1, 1), labels))
+    evaluations = table.scores(Ranks(0, 1, 0, 1, CPU))
 
     right = labels.numpy() == 0
     members = [(confidence > m / 15) & (confidence <= (m + 1) / 15) for m in range(15)]
@@ -154,12 +155,12 @@ def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp
 def test_a_table_computed_on_paper():
     """Four answers of two classes: each number below was computed by hand."""
     shares = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
-    tally = Tally(2, CPU)
+    table = Table(2)
     labels = torch.tensor([0, 1, 1, 0])
-    tally.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
-    tally.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], left_out=("a", "b")))
-    evaluations = tally.judgement(Ranks(0, 1, 0, 1, CPU), ["a", "b"])
-    assert evaluations.confusion == [[2, 0], [1, 1]]
+    table.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
+    table.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], left_out=("a", "b")))
+    evaluations = table.scores(Ranks(0, 1, 0, 1, CPU))
+    assert evaluations.confusion.tolist() == [[2, 0], [1, 1]]
     assert (evaluations.counts.samples, evaluations.counts.top1, evaluations.counts.skipped) == (
         4,
         3,
@@ -173,7 +174,21 @@ def test_a_table_computed_on_paper():
     ]
     assert evaluations.bins[8].samples == 1
     assert evaluations.calibration_error == pytest.approx((0.5 + 0.4 + 2 * 0.4) / 4)
-    assert evaluations.confusions(5) == [(1, "b", "a")]
+    whole = Evaluation(evaluations, evaluations.by_class(["a", "b"]), b"", first=True)
+    assert whole.mistakes(5) == [(1, "b", "a")]
+
+
+def test_the_highest_losses_come_first_with_their_rows():
+    """A loss that is no number is the highest; of equal ones, the first; noise has no rows."""
+    losses = [0.5, 2.0, math.nan, 1.0, 0.0]
+    logits = torch.tensor([[-math.log(math.expm1(loss)) if loss else 99.0, 0] for loss in losses])
+    table, images = Table(2), torch.empty(5)
+    labels = torch.zeros(5, dtype=torch.long)
+    table.add(logits, Batch(images, labels, rows=torch.arange(10, 15)))
+    table.add(logits, Batch(images, labels))
+    scores = table.scores(Ranks(0, 1, 0, 1, CPU))
+    assert scores.hardest(3) == [12, 11, 13] and scores.hardest(9) == [12, 11, 13, 10, 14]
+    assert scores.remark.endswith("not finite for 2 images, counted as wrong: noise")
 
 
 def test_two_ranks_count_what_one_does(evaluate, final, three, tmp_path):

@@ -12,9 +12,9 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,11 +30,9 @@ from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import mean_speed, read
 from rackrun.training import checkpoint, loop
 from rackrun.training.checkpoint import pack
-from rackrun.training.counts import HighestLosses
 from rackrun.training.data.open import Resampled
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.ranks import Ranks
 from rackrun.training.run import resume
 from rackrun.training.state import TrainingState
 from rackrun.training.task import Task
@@ -109,32 +107,6 @@ def test_the_images_with_the_highest_loss_are_kept_in_order(whole):
     page = folder.report.read_text()
     assert "24 validation images with the highest loss" in page
     assert page.count(f"<code>{next(iter(hardest))}</code>") == 1
-
-
-def test_the_highest_losses_are_those_of_all_ranks():
-    """Each rank has a part, one of them less than is asked for, one nothing; the order is one."""
-    losses = {0: [0.5, 3.0, 0.25], 1: [2.0], 2: [], 3: [9.0, 0.125, math.nan]}
-    tables = []
-
-    @dataclass
-    class Rank:
-        rank: int
-        world: int = 4
-
-        def all_reduce_sum(self, table: torch.Tensor) -> torch.Tensor:
-            tables.append(table)
-            return torch.stack(tables).sum(0)
-
-    for rank, values in losses.items():
-        result = HighestLosses()
-        for number, value in enumerate(values):
-            logits = torch.tensor([[0.0, math.log(math.expm1(value))]])  # loss of class 0: value
-            batch = Batch(
-                torch.empty(0), torch.tensor([0]), rows=torch.tensor([10 * rank + number])
-            )
-            result.add(logits, batch.labels, batch.rows)
-        rows = result.rows_of_all(cast(Ranks, Rank(rank)), 3)
-    assert rows == [32, 30, 1]
 
 
 def test_metrics_have_a_line_per_interval_and_evaluation(whole):

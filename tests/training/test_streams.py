@@ -10,12 +10,12 @@ import torch
 
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import RECIPES
-from rackrun.training.counts import Confusion, Counter, HighestLosses, as_counts, evaluation_sums
+from rackrun.training.counts import Counter, as_counts
 from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import Compute
-from rackrun.training.judge.evaluation import Tally
+from rackrun.training.evaluation import Table
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.phases.step import train_step
 from rackrun.training.ranks import Ranks
@@ -107,7 +107,4 @@ def test_counting_a_batch_of_an_evaluation_asks_the_device_for_nothing():
     logits = torch.empty((4, 10), device=NUMBERLESS)
     labels = torch.empty(4, dtype=torch.int64, device=NUMBERLESS)
     batch = Batch(torch.empty((4, 3, 8, 8), device=NUMBERLESS), labels)
-    Counter(NUMBERLESS).add([evaluation_sums(logits, labels)], 4, 0)
-    Confusion(10, NUMBERLESS).add(logits, labels)
-    HighestLosses().add(logits, labels, torch.arange(4))
-    Tally(10, NUMBERLESS).add(logits, batch)
+    Table(10).add(logits, batch)

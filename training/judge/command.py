@@ -89,9 +89,9 @@ def main(args: Sequence[str]) -> int:
         if given.csv:
             write_whole(Path(given.csv), result.table)
         if given.json:
-            sys.stdout.write(json.dumps(result.judgement.plain(), indent=1, allow_nan=False) + "\n")
+            sys.stdout.write(json.dumps(result.plain(), indent=1, allow_nan=False) + "\n")
         else:
-            from rackrun.training.judge.output import print_judgement
+            from rackrun.training.judge.output import print_evaluation
 
-            print_judgement(result.judgement)
+            print_evaluation(result)
     return 0

@@ -29,11 +29,11 @@ from torch.nn.functional import cross_entropy
 from rackrun.contract.suspects import Question, SuspectLabel
 from rackrun.errors import UsageError
 from rackrun.training.config import Config
-from rackrun.training.counts import answered
 from rackrun.training.data.pool import TRAIN, opened
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.worker_server import start_worker_server
 from rackrun.training.device import Compute, set_up
+from rackrun.training.evaluation import answered
 from rackrun.training.judge.evaluation import open_split, refuse_other_classes, settings
 from rackrun.training.layers import heads_of
 from rackrun.training.ranks import Ranks

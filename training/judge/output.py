@@ -1,4 +1,4 @@
-"""The tables of a judgement on a terminal."""
+"""The tables of an evaluation on a terminal."""
 
 import sys
 from collections.abc import Sequence
@@ -9,34 +9,35 @@ from rich.text import Text
 
 from rackrun.terminal import clean
 from rackrun.training.counts import TOP5_CLASSES
-from rackrun.training.judge.evaluation import ClassScore, Judgement
+from rackrun.training.evaluation import ClassScore
+from rackrun.training.judge.evaluation import Evaluation
 
 MOST_CLASSES = 20  # rows; of more classes, the worst are shown
 MOST_COLUMNS = 10  # of a confusion matrix
 MOST_CONFUSIONS = 10
 
 
-def print_judgement(judgement: Judgement) -> None:
+def print_evaluation(evaluation: Evaluation) -> None:
     """Print the sums, the classes, and what was taken for what."""
     console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
-    console.print(_summary(judgement))
+    console.print(_summary(evaluation))
     console.print()
-    console.print(_classes(judgement.classes))
-    if judgement.confusion:
+    console.print(_classes(evaluation.classes))
+    if evaluation.confusion:
         console.print()
-        small = len(judgement.classes) <= MOST_COLUMNS
-        console.print(_matrix(judgement) if small else _confusions(judgement))
+        small = len(evaluation.classes) <= MOST_COLUMNS
+        console.print(_matrix(evaluation) if small else _confusions(evaluation))
 
 
-def _summary(judgement: Judgement) -> Table:
-    counts = judgement.counts
+def _summary(evaluation: Evaluation) -> Table:
+    counts = evaluation.scores.counts
     table = _table(("samples", "right"), ("loss", "right"), ("top-1", "right"))
     row = [f"{counts.samples:,}", f"{counts.mean_loss:.4f}", f"{counts.accuracy:.2%}"]
-    if len(judgement.classes) > TOP5_CLASSES:
+    if len(evaluation.classes) > TOP5_CLASSES:
         table.add_column("top-5", justify="right")
         row.append(f"{counts.accuracy5:.2%}")
     table.add_column("calibration error", justify="right")
-    row.append(f"{judgement.calibration_error:.2%}")
+    row.append(f"{evaluation.scores.calibration_error:.2%}")
     if counts.skipped:
         table.add_column("left out", justify="right")
         row.append(f"{counts.skipped:,}")
@@ -60,12 +61,12 @@ def _classes(classes: Sequence[ClassScore]) -> Table:
     return table
 
 
-def _matrix(judgement: Judgement) -> Table:
-    names = [_name(each.name) for each in judgement.classes]
+def _matrix(evaluation: Evaluation) -> Table:
+    names = [_name(each.name) for each in evaluation.classes]
     table = _table(("label ↓ predicted →", "left"))
     for name in names:
         table.add_column(name, justify="right")
-    for label, (name, row) in enumerate(zip(names, judgement.confusion, strict=True)):
+    for label, (name, row) in enumerate(zip(names, evaluation.confusion, strict=True)):
         cells = (
             Text(f"{count:,}", style="bold" if label == predicted else "dim" if not count else "")
             for predicted, count in enumerate(row)
@@ -74,9 +75,9 @@ def _matrix(judgement: Judgement) -> Table:
     return table
 
 
-def _confusions(judgement: Judgement) -> Table:
+def _confusions(evaluation: Evaluation) -> Table:
     table = _table(("mistakes", "right"), ("label", "left"), ("predicted", "left"))
-    for count, label, predicted in judgement.confusions(MOST_CONFUSIONS):
+    for count, label, predicted in evaluation.mistakes(MOST_CONFUSIONS):
         table.add_row(f"{count:,}", _name(label), _name(predicted))
     return table
 

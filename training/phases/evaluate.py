@@ -6,15 +6,7 @@ from typing import Any
 import torch
 
 from rackrun.contract import phases
-from rackrun.training.counts import (
-    Confusion,
-    Counter,
-    Counts,
-    HighestLosses,
-    NoAnswers,
-    answered,
-    evaluation_sums,
-)
+from rackrun.training.evaluation import Scores, Table, answered
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.run.recorder import RunRecorder
 from rackrun.training.state import TrainingState
@@ -23,34 +15,26 @@ GRID_IMAGES = 24  # in each grid of predictions in the report
 
 
 @torch.no_grad()
-def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Counts:
-    """Return the counts of all ranks over the validation set; incomplete if a rank is to stop."""
+def evaluate(run: TrainingRun, state: TrainingState, log: RunRecorder) -> Scores:
+    """Return the scores of the validation set; incomplete if a rank is to stop."""
     log.progress.phase(phases.EVALUATE)
     transforms = run.task.transforms(run.config, state.epoch)
-    model = state.evaluated
-    model.eval()
-    counter = Counter(run.ranks.device)
-    confusion = Confusion(len(run.data.classes), run.ranks.device)
-    losses, no_answers = HighestLosses(), NoAnswers()
+    model, table = state.evaluated.eval(), Table(len(run.data.classes))
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             flip = run.config.eval_flip
             logits = run.compute.logits(model, transforms.normalised, batch.images, flip)
-            counter.add([evaluation_sums(logits, batch.labels)], len(batch.labels), batch.skipped)
-            confusion.add(logits, batch.labels)
-            losses.add(logits, batch.labels, batch.rows)
-            no_answers.add(logits, batch.keys)
+            table.add(logits, batch)
+        else:
+            table.skip(batch)
         log.progress.evaluated(number)
         if run.requests.ending:  # a stop does not wait for the rest of the validation set
             break
     state.train()
-    log.remark(no_answers.of_all(run.ranks))
-    log.results.evaluated(
-        run.ranks.all_reduce_sum(confusion.counts),
-        confusion.classes,
-        losses.rows_of_all(run.ranks, GRID_IMAGES),
-    )
-    return run.sum_over_ranks(counter.sums)
+    scores = table.scores(run.ranks)
+    log.remark(scores.remark)
+    log.results.evaluated(scores.confusion, scores.hardest(GRID_IMAGES))
+    return scores
 
 
 @torch.no_grad()

@@ -13,10 +13,11 @@ from torch.nn.functional import interpolate
 from torch.nn.utils import clip_grad_norm_
 
 from rackrun.terminal import say
-from rackrun.training.counts import Counter, answered, correct_predictions, not_finite
+from rackrun.training.counts import Counter, not_finite
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
+from rackrun.training.evaluation import answered
 from rackrun.training.phases.loss import summed_loss
 from rackrun.training.phases.start import TrainingRun
 from rackrun.training.state import TrainingState
@@ -67,7 +68,7 @@ def train_step(
                 require_finite(run, state, batch, transforms, loss)
             state.loss_scale.backward(loss * share)
         # By the labels from before mixing: of a mixed image only one class counts as right.
-        step_sums.append((loss.detach(), correct_predictions(logits, labels, 1).sum()))
+        step_sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
     # The last wait for another rank: from here on the step is taken as a whole, or not at all.
     exchange.complete()
     if config.clip_grad:

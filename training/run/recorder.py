@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rackrun.atomic import atomic_write, translated_os_errors, write_whole
@@ -263,11 +262,9 @@ class Results:
         self.hardest_rows: list[int] = []
         """Rows of the validation images with the highest loss."""
 
-    def evaluated(self, confusion: torch.Tensor, classes: int, hardest_rows: list[int]) -> None:
+    def evaluated(self, confusion: NDArray[np.int64] | None, hardest_rows: list[int]) -> None:
         """Keep the counts of images by label and prediction, if there are some, and these rows."""
-        self.hardest_rows = hardest_rows
-        if classes:
-            self._confusion = confusion.long().reshape(classes, classes).cpu().numpy()
+        self._confusion, self.hardest_rows = confusion, hardest_rows
 
     def write(
         self,
