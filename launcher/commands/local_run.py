@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import fields, replace
+from functools import partial
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
@@ -20,6 +21,7 @@ from rackrun.launcher.lifecycle.data_preparation import (
 )
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.lifecycle.starter import controlled, may_leave
 from rackrun.launcher.lifecycle.task_check import (
     check_gpus,
     check_task_options,
@@ -53,14 +55,19 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     """
     work = work or DEMO
     if not options.dry_run:
-        try:
-            return launch_local(work, options, typed).exit_code
-        except NotMade as problem:  # the lines above say why
-            return problem.exit_code
+        begin = partial(_launched, work, options, typed)
+        return controlled(begin) if may_leave(os.environ) else begin()
     ready = with_shards(work)
     _refuse_invalid(ready, options, data_exist=not is_to_make(work, ready))
     say_what_is_made(work, ready)
     return show(ready, options)
+
+
+def _launched(work: Work, options: LocalOptions, typed: tuple[str, ...]) -> int:
+    try:
+        return launch_local(work, options, typed).exit_code
+    except NotMade as problem:  # the lines above say why
+        return problem.exit_code
 
 
 def show(work: Work, options: LocalOptions) -> int:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -27,6 +28,7 @@ from rackrun.launcher.lifecycle.data_preparation import (
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.lifecycle.serving import folder_to_serve, served
+from rackrun.launcher.lifecycle.starter import controlled, may_leave
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Command, Work
@@ -37,6 +39,12 @@ from rackrun.units import first_few
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
+    is_launch = not (options.check or options.dry_run or options.detach)
+    begin = partial(_start, work, options, typed)
+    return controlled(begin) if is_launch and may_leave(os.environ) else begin()
+
+
+def _start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     with prepared(work, options, typed) as spec:
         if options.detach and not options.check:
             refuse_what_stays(spec, options)  # before images are drawn and code is copied

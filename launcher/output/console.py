@@ -32,7 +32,7 @@ def say(text: str) -> None:
     """Print a line of our own outside any display; the reader may have left."""
     try:
         sys.stderr.write(f"rackrun: {clean_lines(text)}\n")
-    except BrokenPipeError:
+    except OSError:  # a broken pipe, a terminal that has hung up
         discard(sys.stderr)
 
 

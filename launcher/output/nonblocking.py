@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import stat
+import threading
 import time
 
 CHUNK_BYTES = 1 << 16
@@ -12,6 +13,19 @@ SURE_BYTES = 4096  # what a pipe takes at once when poll reports that it is writ
 FILE_BYTES = 1 << 18  # of what a file takes at once: more does not stay in the processor's cache
 BACKLOG_BYTES = 1 << 22
 STALL_SECONDS = 1.0
+
+_LEFT = threading.Event()
+"""The terminal is gone, and the run goes on without it."""
+
+
+def nobody_reads() -> None:
+    """Write nothing to a terminal or pipe from now on: that it has no reader ends no run."""
+    _LEFT.set()
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a file goes on to be written
+            os.dup2(null, descriptor)
+    os.close(null)
 
 
 class NonBlockingWriter:
@@ -29,14 +43,19 @@ class NonBlockingWriter:
         self.waiting = bytearray()
         self.dropped = 0
         """Lines that were not read in time."""
-        self.closed = False
-        """The reader has closed its end."""
+        self.is_file = is_file
+        self.reader_left = False
         self.lagging = False
         """The reader was too slow; writes do not wait for it until it has caught up."""
         sure = CHUNK_BYTES if self.descriptor != descriptor else SURE_BYTES
         self.chunk = FILE_BYTES if is_file else sure
         self.poll = select.poll()
         self.poll.register(descriptor, select.POLLOUT)
+
+    @property
+    def closed(self) -> bool:
+        """Return True once the reader has closed its end, and the run was not left by it."""
+        return self.reader_left and not _LEFT.is_set()
 
     def fileno(self) -> int:
         """Return the descriptor that is written to."""
@@ -56,7 +75,9 @@ class NonBlockingWriter:
         if len(self.waiting) > BACKLOG_BYTES and not self.lagging:
             self.flush_within(STALL_SECONDS)
             self.lagging = len(self.waiting) > BACKLOG_BYTES // 2
-        if self.lagging or self.closed:
+        if _LEFT.is_set() and not self.is_file:
+            self.waiting.clear()
+        elif self.lagging or self.reader_left:
             self.dropped += data.count(b"\n")
         else:
             self.waiting += data
@@ -68,7 +89,7 @@ class NonBlockingWriter:
     def flush_within(self, seconds: float) -> None:
         """Write what waits, for that long at most."""
         deadline = time.monotonic() + seconds
-        while self.waiting and not self.closed:
+        while self.waiting and not self.reader_left:
             milliseconds = max(0.0, deadline - time.monotonic()) * 1000
             if not self.poll.poll(min(milliseconds, 1e6)) or not self._write_chunk():
                 return
@@ -80,8 +101,10 @@ class NonBlockingWriter:
                 written = os.write(self.descriptor, waiting[: self.chunk])
         except BlockingIOError:
             pass
-        except OSError:  # a broken pipe, a terminal that was closed
-            self.closed = True
+        except BrokenPipeError:
+            self.reader_left = True
+            self.waiting.clear()
+        except OSError:  # a terminal that has hung up, of which a signal tells
             self.waiting.clear()
         del self.waiting[:written]
         self.lagging = self.lagging and bool(self.waiting)

@@ -38,7 +38,7 @@ from rackrun.launcher.supervision.outcome import describe, final_cause, result_o
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.root_cause import Cause, FailureLog
 from rackrun.launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from rackrun.launcher.supervision.signals import TIME_LIMIT, SignalQueue
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
@@ -47,7 +47,8 @@ EVENTS_PER_TURN = 128  # or two per host: ranks report once a second, and a turn
 _GATHER_SECONDS = 0.05  # a turn looks at every host, and hundreds of hosts report all the time
 _STACK_SECONDS = 5.0  # for ranks that hang to write their stacks
 _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was suspended
-_REPEAT_SECONDS = 1.0  # schedulers may send the same signal twice, by two ways
+_REPEAT_SECONDS = 1.0  # an order to stop may come twice, by two ways
+_READER_SECONDS = 1.0  # a terminal that hangs up ends `| tee` first, and lets the run go on then
 HOW_TO_REPORT = (
     "call report() of rackrun after each step, see docs/howto/own-script.md, or type"
     " --silent-minutes 30 if it prints more often"
@@ -89,6 +90,8 @@ class Supervisor:
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
+        self.read_at = self.now
+        """When the output was last seen to have a reader."""
         self.slow: tuple[int, str] | None = None
         """The straggler that was reported last, and why."""
         self.stalled = False
@@ -188,7 +191,9 @@ class Supervisor:
         limit = self.job.template.time_limit_seconds
         if not self.shutdown.ordered:
             # As any command would end in `| head`: the output has no reader, but ranks may save.
-            if self.display.closed:
+            if not self.display.closed:
+                self.read_at = self.now
+            elif self.now - self.read_at > _READER_SECONDS:
                 self.signals.add(signal.SIGPIPE)
             if 0 < limit < self.now - self.run.started_at:
                 self.signals.add(TIME_LIMIT)
@@ -201,7 +206,9 @@ class Supervisor:
                     self.peers.send_stop(number)
                 self.display.note(stopping_line(number))
                 self.shutdown.order(signal.SIGTERM, self.limits.checkpoint_seconds, self.now)
-            elif number == signal.SIGINT or self.now - self.interrupted_at > _REPEAT_SECONDS:
+            elif number == signal.SIGINT or (
+                number == STOP_SIGNAL and self.now - self.interrupted_at > _REPEAT_SECONDS
+            ):  # TERM comes from whatever ends a machine or a job, to each process and repeatedly
                 self.display.note("killing every process of the run")
                 self.shutdown.force(self.now)
 

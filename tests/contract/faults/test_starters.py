@@ -21,9 +21,6 @@ OUTCOMES = {
     "launch()": STOPS,
     "notebook": ("saves", "saves", "saves", "saves", "saves", "goes on"),
 }
-TODAY = {("terminal", "HUP"): "129 saves"}
-"""Outcomes that change with one controller for every run: a terminal that hangs up leaves it."""
-
 SHORT = {
     *(("terminal", how) for how in ENDS),
     *((start, how) for start in ("no terminal", "launch()") for how in ("TERM", "HUP", "KILL")),
@@ -36,7 +33,6 @@ CELLS = [
         marks=[
             pytest.mark.slurm if start == "srun" else pytest.mark.root,
             *([] if (start, how) in SHORT else [pytest.mark.long]),
-            *([pytest.mark.xfail(strict=True)] if (start, how) in TODAY else []),
         ],
     )
     for start, outcomes in OUTCOMES.items()
