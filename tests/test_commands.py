@@ -25,11 +25,11 @@ import rackrun.nginx.__main__ as nginx
 from bench.messy import write_messy
 from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
+from rackrun.cli.doctor import Doctor
 from rackrun.commandline import parser
 from rackrun.commands import LAUNCHES, is_command
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.convert.commands import read as read_convert
-from rackrun.convert.doctor.command import Doctor
 from rackrun.launcher.commands.parse import (
     RENAMED,
     names_of,

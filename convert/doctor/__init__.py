@@ -1,1 +1,1 @@
-"""A look at what is in a data set: copies, odd images, classes, and labels that a model doubts."""
+"""A look at the images of a data set: copies, leaks and odd images, as cleanvision finds them."""

@@ -11,86 +11,56 @@ import numpy as np
 from PIL import Image
 
 from rackrun.atomic import write_whole
-from rackrun.convert.doctor.checks import DROP, PROBLEMS, RELABEL, Finding
-from rackrun.convert.doctor.fingerprints import UNREADABLE, Fingerprints, ImagePosition, opened
-from rackrun.errors import DataError
+from rackrun.convert.doctor.images import DROP, PROBLEMS, RELABEL, Finding, Images
 from rackrun.run_report.template import data_url, rendered
-from rackrun.shards.resize import in_mode
 from rackrun.terminal import one_line
 
 MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all
 PICTURE = 160  # pixels of the longer side
 
 
-def write_page(
-    path: Path, fingerprints: Fingerprints, findings: Sequence[Finding], table: Path
-) -> None:
+def write_page(path: Path, images: Images, findings: Sequence[Finding], table: Path) -> None:
     """Write the page, whole or not at all, with the digest of the table that belongs to it."""
     sections = []
     for problem, meaning in PROBLEMS.items():
-        of_problem = [each for each in findings if each.problem == problem]
-        if of_problem:
-            shown = [_shown(fingerprints, each) for each in of_problem[:MOST_SHOWN]]
+        found = [each for each in findings if each.problem == problem]
+        if found:
+            shown = [_shown(images, each) for each in found[:MOST_SHOWN]]
             sections.append(
-                {"title": problem, "meaning": meaning, "count": len(of_problem), "shown": shown}
+                {"title": problem, "meaning": meaning, "count": len(found), "shown": shown}
             )
-    manifest = fingerprints.source.manifest
-    counts = {split.name: split.samples for split in manifest.splits}
+    manifest = images.source.manifest
+    splits = ", ".join(split.name for split in manifest.splits)
     page = rendered(
         "doctor.html",
-        name=one_line(fingerprints.source.location),
+        name=one_line(images.source.location),
         headlines=[
-            (f"{sum(counts.values()):,}", "images in " + ", ".join(counts)),
+            (f"{len(images):,}", f"images in {splits}"),
             (f"{len(manifest.classes):,}", "classes"),
             (f"{sum(each.action == DROP for each in findings):,}", "to drop"),
             (f"{sum(each.action == RELABEL for each in findings):,}", "to relabel"),
         ],
         sections=sections,
         table=one_line(table.name),
-        digest=_digest(table),
+        digest=sha256(table.read_bytes()).hexdigest(),
     )
     write_whole(path, page.encode())
 
 
-def is_unchanged(table: Path, page: Path) -> bool:
-    """Return True if a table is still the one that its page was written with."""
-    return page.exists() and _digest(table).encode() in page.read_bytes()
-
-
-def _digest(path: Path) -> str:
-    return sha256(path.read_bytes()).hexdigest()
-
-
-def _shown(fingerprints: Fingerprints, finding: Finding) -> dict[str, Any]:
-    pictures = [
-        _picture(fingerprints, position)
-        for position in (finding.position, finding.other)
-        if position
-    ]
-    name = fingerprints.source.manifest.classes[finding.label]
-    where = (
-        f"{finding.position.split}: {fingerprints.named(finding.position).key}"
-        if finding.position
-        else ""
-    )
+def _shown(images: Images, finding: Finding) -> dict[str, Any]:
+    both = [number for number in (finding.image, finding.other) if number is not None]
+    name = images.source.manifest.classes[images.label(finding.image)]
     return {
-        "pictures": [picture for picture in pictures if picture],
+        "pictures": [_picture(images, each) for each in both if each not in images.damaged],
         "class": one_line(name),
-        "where": one_line(where),
+        "where": one_line(f"{images.split(finding.image)}: {images.key(finding.image)}"),
         "reason": one_line(finding.reason),
-        "score": "" if finding.score in (None, 1.0) else f"{finding.score:.3f}",
+        "score": f"{finding.score:.3f}" if finding.score < 1 else "",
         "action": finding.action,
     }
 
 
-def _picture(fingerprints: Fingerprints, position: ImagePosition) -> str:
-    source = fingerprints.source
-    row = source.index(position.split)[position.row]
-    shard = source.manifest.split(position.split).shards[int(row["shard"])]
-    try:
-        data = bytes(source.read(shard, int(row["image_offset"]), int(row["image_length"])))
-        image = in_mode(opened(data, PICTURE), "RGB")
-    except (*UNREADABLE, DataError):
-        return ""
+def _picture(images: Images, number: int) -> str:
+    image = images[number][0].convert("RGB")
     image.thumbnail((PICTURE, PICTURE), Image.Resampling.BILINEAR)
     return data_url(np.asarray(image))

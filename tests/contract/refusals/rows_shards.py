@@ -250,7 +250,6 @@ APPENDS = [
 DOCTOR = [
     Refusal("rackrun doctor nowhere", 64, "nowhere"),
     Refusal("rackrun doctor", 64, "DATA"),
-    Refusal("rackrun doctor data --workers -1", 64, "--workers", DATA),
     Refusal("rackrun doctor data --out nowhere", 64, "mkdir -p nowhere", DATA),
     Refusal("rackrun doctor data runs/none", 64, "runs/none", DATA),
 ]
