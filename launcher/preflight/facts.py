@@ -271,6 +271,11 @@ class HostProbe:
         requirements, host = self.requirements, self.host
         self._measure_clock()
         basics, image = self.replies["look"], requirements.image
+        command = [
+            *host.setup_words,
+            *([basics["workdir"]] if host.setup else ()),
+            basics["python"],
+        ]
         if image is not None and not basics["workdir_problem"]:
             command = [*image.docker_run(basics), basics["python"]]
             packages = requirements.task.imports
@@ -284,10 +289,12 @@ class HostProbe:
         if requirements.code is not None:
             files = dict(requirements.code.files)
             questions["code"] = {"root": basics["workdir"], "files": files}
-        if requirements.data:
+        is_startable = not basics["workdir_problem"] and "error" not in basics["interpreter"]
+        if requirements.data and is_startable:
             environment = (*requirements.environment, *host.env)
             questions["shards"] = {
                 "data": requirements.data,
+                "command": command,
                 "workdir": basics["workdir"],
                 "every_shard": requirements.full,
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},

@@ -221,9 +221,9 @@ class OccupancyReply(HostReply):
 
 @dataclass(frozen=True)
 class ShardsReply:
-    """The data set that was found, and its splits with samples."""
+    """The data set that was found, and its splits with samples; nothing where it was not read."""
 
-    dataset: Name
+    dataset: Name = ""
     splits: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
 
 

@@ -40,6 +40,7 @@ from rackrun.launcher.remote.waiting import within
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
 INTERPRETER_SECONDS = 20.0
 DOCKER_SECONDS = 30.0
+SHARDS_SECONDS = 30.0  # for a manifest and a shard; a server that drips would never end
 SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 NAMED_FILES = 5
@@ -455,11 +456,40 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def shards(**options: Any) -> dict[str, Any]:
-    """Read the manifest of the shards, and some of them; see `shard_access`."""
-    from rackrun.launcher.remote import shard_access
+def shards(
+    data: str, command: list[str], workdir: str, every_shard: bool, environment: dict[str, str]
+) -> dict[str, Any]:
+    """Return name and splits of a data set, as the reader of the ranks finds them.
 
-    return shard_access.shards(**options)
+    `command` starts their interpreter; where that has no rackrun, nothing is returned. Their
+    environment names the files that identify them to a server.
+    """
+    there = ["env", f"--chdir={workdir}", *(f"{name}={file}" for name, file in environment.items())]
+    asked = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.check", data]
+    seconds = SHARDS_SECONDS * (1 + 2 * every_shard)
+    try:
+        done = within(
+            seconds + FOLDER_SECONDS,  # a process that waits for a dead file server stays
+            lambda: subprocess.run(
+                [*asked, *(["--every-shard"] if every_shard else [])],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+            ),
+        )
+    except (TimeoutError, subprocess.TimeoutExpired):
+        return {"error": f"{data}: does not answer in time"}
+    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if "No module named" in said and "rackrun" in said:
+        return {}
+    if done.returncode:
+        return {"error": said[len("error: ") :] if said.startswith("error: ") else said}
+    try:
+        found = json.loads(done.stdout.strip().rpartition(b"\n")[2])
+    except (ValueError, RecursionError):
+        found = None
+    no_answer = {"error": f"{data}: {command[-1]} gives no answer"}
+    return found if isinstance(found, dict) and found else no_answer
 
 
 # -- locks, which last until this program ends

@@ -383,29 +383,44 @@ def everything(source: Source, split: str = "train") -> list[Sample]:
 
 
 def write_tiny(
-    folder: Path, shards: int = 3, samples: int = 10, size: int = 2000, seed: int = 0
+    folder: Path,
+    shards: int = 3,
+    samples: int = 10,
+    size: int = 2000,
+    seed: int = 0,
+    splits: tuple[str, ...] = ("train",),
 ) -> Tiny:
     """Write a folder of random "images" of about this many bytes, readable by everyone."""
     dice = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    made, entries, rows = [], [], []
+    made: list[list[Sample]] = []
+    parts = tuple(_write_split(folder, name, dice, shards, samples, size, made) for name in splits)
+    (folder / "dataset.json").write_bytes(Manifest("tiny", ("cat", "dog"), parts).serialise())
+    return Tiny(folder, made)
+
+
+def _write_split(
+    folder: Path,
+    split: str,
+    dice: random.Random,
+    shards: int,
+    samples: int,
+    size: int,
+    made: list[list[Sample]],
+) -> Split:
+    entries, rows = [], []
     for number in range(shards):
-        name = shard_name("tiny", "train", number)
         inside = [_sample(dice, f"s{number}_{location}", size) for location in range(samples)]
-        with write_shard(folder / name) as writer:
+        with write_shard(folder / shard_name("tiny", split, number)) as writer:
             for sample in inside:
                 position = writer.add(sample.key, sample.label, sample.image)
                 rows.append(_row(number, position, sample))
             entries.append(writer.close())
         made.append(inside)
-    index = serialise_index(pack_rows(rows))
-    (folder / index_name("tiny", "train")).write_bytes(index)
-    part = Split(
-        "train", len(rows), index_name("tiny", "train"), sha256(index).hexdigest(), tuple(entries)
-    )
-    (folder / "dataset.json").write_bytes(Manifest("tiny", ("cat", "dog"), (part,)).serialise())
-    return Tiny(folder, made)
+    index, name = serialise_index(pack_rows(rows)), index_name("tiny", split)
+    (folder / name).write_bytes(index)
+    return Split(split, len(rows), name, sha256(index).hexdigest(), tuple(entries))
 
 
 def _sample(dice: random.Random, key: str, size: int) -> Sample:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.remote import network, probe, shard_access
+from rackrun.launcher.remote import network, probe
 from tests.lab.hosts import free_port
 from tests.launcher.preflight.silent_disk import silent_disk
 
@@ -92,21 +93,29 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(start_lab,
     assert code == 69, err
     assert f"127.0.0.3: reachable: cannot look around there: {folder}/work does not answer" in err
     assert "127.0.0.2" not in err
-    assert shard_access.FOLDER_SECONDS <= took < 55
+    assert probe.FOLDER_SECONDS <= took < 55
 
 
 def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(tmp_path, monkeypatch):
     """The folder of --data, or the file with the password."""
-    monkeypatch.setattr(shard_access, "FOLDER_SECONDS", 0.5)
-    monkeypatch.setattr(shard_access, "SHARDS_SECONDS", 0.5)
+    monkeypatch.setattr(probe, "SHARDS_SECONDS", 1.0)
     with silent_disk(tmp_path / "gone") as folder:
-        values = {"error": f"{folder}: does not answer in time"}
-        assert shard_access.shards(str(folder), "/", False, {}) == values
-        secret = {"RACKRUN_CREDENTIALS": str(folder / "secret")}
-        url = "http://127.0.0.1:9"
-        assert shard_access.shards(url, "/", False, secret) == {
-            "error": f"{url}: does not answer in time"
-        }
+        for data, environment in (
+            (str(folder), {}),
+            ("http://127.0.0.1:9", {"RACKRUN_CREDENTIALS": f"{folder}/secret"}),
+        ):
+            reply = probe.shards(data, [sys.executable], "/", False, environment)
+            assert reply == {"error": f"{data}: does not answer in time"}
+
+
+@pytest.mark.parametrize("prints", ["[]", "x", "[" * 100_000])
+def test_an_interpreter_that_says_nothing_of_the_data_is_named(tmp_path, prints):
+    """It may be anything that python= names; one without rackrun is refused for that."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{prints}'\n")
+    python.chmod(0o755)
+    reply = probe.shards("data", [str(python)], "/", False, {})
+    assert reply == {"error": f"data: {python} gives no answer"}
 
 
 def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path):

@@ -1,0 +1,44 @@
+"""Check that the ranks of this machine can read a data set: the preflight runs it on each host.
+
+    python -m rackrun.shards.check DATA [--every-shard]
+
+Prints its name and its splits as JSON; a Problem where the manifest or a shard cannot be read. A
+byte of the first shard is read, or of each.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from rackrun.commandline.program import run
+from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http.source import HttpSource
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Source
+
+TIMEOUTS = Timeouts(stall_seconds=5.0, total_seconds=15.0, first_seconds=1.0)
+"""Somebody waits for the answer, and a launch may be typed again."""
+MOST_SPLITS = 16
+
+
+def main(args: list[str]) -> None:
+    """Read the manifest, and a byte of the first shard or of all."""
+    location, *every_shard = args
+    source = _source(location)
+    splits = [split for split in source.manifest.splits if split.shards]
+    shards = [shard for split in splits for shard in split.shards]
+    for shard in shards if every_shard else shards[:1]:
+        source.read(shard, 0, 1)
+    names = [split.name for split in splits[:MOST_SPLITS]]
+    sys.stdout.write(json.dumps({"dataset": source.manifest.dataset, "splits": names}) + "\n")
+
+
+def _source(location: str) -> Source:
+    if location.startswith(("http://", "https://")):
+        return HttpSource(location, TIMEOUTS)
+    return open_source(location)
+
+
+if __name__ == "__main__":
+    run(main)
