@@ -164,32 +164,46 @@ def basics(
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     shared = facts_of_host(lock, parts)
     interpreter = (python or "python3") if contained else facts["python"]
-    described = (interpreter, workdir)
-    # A launch that waits for hosts to choose from asks again and again.
-    if not contained and not (chooses and described in DESCRIBED):
+    described: dict[str, Any] = {}
+    if not contained:
         before = [*setup, workdir] if setup and not facts["workdir_problem"] else []
-        DESCRIBED[described] = describe([*before, interpreter], packages, workdir)
-    gpus_of_ranks = None
-    if visible is not None and shared["gpus"]:
-        gpus_of_ranks = gpus.visible_gpus({**os.environ, **visible})
+        described = _described([*before, interpreter], packages, workdir, again=not chooses)
     address = (own_endpoint() or [""])[0]
     return {
         **facts,
         **shared,
-        "gpus": shared["gpus"] if gpus_of_ranks is None else len(gpus_of_ranks),
+        "gpus": _gpus_of_ranks(shared["gpus"], visible),
         "machine": machine(),
         "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
         "lock": lock,
         **holder_of(lock, parts, turn),
         "workdir": workdir,
         "python": interpreter,
-        "interpreter": {} if contained else DESCRIBED[described],
+        "interpreter": described,
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
         "shared_memory_problem": shared_memory_problem(),
         "locked_memory_problem": locked_memory_problem(),
     }
+
+
+def _described(
+    command: list[str], packages: Sequence[str], workdir: str, again: bool
+) -> dict[str, Any]:
+    """Return what `describe` does, or did: a launch that waits to choose hosts asks on and on."""
+    key = (command[-1], workdir)
+    if again or key not in DESCRIBED:
+        DESCRIBED[key] = describe(command, packages, workdir)
+    return DESCRIBED[key]
+
+
+def _gpus_of_ranks(count: int, visible: dict[str, str] | None) -> int:
+    """Return how many of a host's GPUs these variables leave to ranks; None: all of them."""
+    if visible is None or not count:
+        return count
+    named = gpus.visible_gpus({**os.environ, **visible})
+    return count if named is None else len(named)
 
 
 def disk_facts(
