@@ -72,16 +72,10 @@ ROWS = [
     Refusal("rackrun --plain", 64, ("--plain", "rackrun COMMAND --help")),
     Refusal("./run-local completion fish", 64, ("fish", "./run-local completion bash|zsh")),
     Refusal("./run-local completion", 64, "./run-local completion bash|zsh"),
-    # The launcher's options go before the task, the task's behind it.
+    # A task's options go behind it; the launcher's stand anywhere.
     Refusal("./run-local --epochs 3", 64, ("--epochs", "./run-local catdog --epochs")),
     Refusal("./run-ssh --data out hosts.txt catdog", 64,
             ("--data", "./run-ssh hosts.txt catdog --data"), HOSTS),
-    Refusal("./run-local catdog --nproc 2", 64, "./run-local --nproc 2 catdog"),
-    Refusal("./run-local catdog --nproc_per_node=2 --lr 1", 64,
-            "./run-local --nproc_per_node=2 catdog --lr 1"),
-    Refusal("./run-ssh hosts.txt catdog --max-restarts 2", 64,
-            "./run-ssh --max-restarts 2 hosts.txt catdog", HOSTS),
-    Refusal("./run-ssh hosts.txt catdog --check", 64, "./run-ssh --check hosts.txt catdog", HOSTS),
     Refusal("./run-ssh --check hosts.txt catdog --epohcs 2", 64, ("--epohcs", "--epochs?"), HOSTS),
     # Names of options, and what was meant.
     Refusal("./run-local catdog --epohcs 2", 64, ("--epohcs", "--epochs?")),
