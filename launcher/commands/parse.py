@@ -143,12 +143,12 @@ def read(
     file: SettingsFile | None = context.obj
     typed = frozenset(_typed_in(context))
     with _naming(file, typed):
-        words = tuple(words_in(context))
+        words = tuple(words_in(context, left_out="config"))
         _answer_help(launch, context, (*called(name).split(), *words))
         hosts, rest = _host_file(settings, context, words, command)
         options = parser.built(settings, {**parser.values_of(context), **hosts})
         host_words = tuple(map(str, hosts.values()))
-        rest = [*_with_task(rest, again, name), *command]
+        rest = [*_with_task(rest, again), *command]
         if rest and rest[0] != "--" and rest[0].startswith("-"):
             raise parser.no_such_option(rest[0].partition("=")[0], launch, hints_of(settings, name))
         rest = work_words(file, rest) if file else rest
@@ -193,11 +193,11 @@ def _use_file(context: click.Context, param: click.Parameter, name: str | None) 
     return name
 
 
-def words_in(context: click.Context) -> Iterator[str]:
-    """Yield the options that were typed, or that the settings file has, as words."""
+def words_in(context: click.Context, left_out: str = "") -> Iterator[str]:
+    """Yield the options that were typed, or that the settings file has, as words, but for one."""
     for param in context.command.params:
         value = context.params.get(param.name or "")
-        if value is None or value == () or param.name == "config":
+        if value is None or value == () or param.name == left_out:
             continue
         if value is True or value is False:
             yield param.opts[0] if value else f"--no-{param.opts[0].removeprefix('--')}"
@@ -243,17 +243,11 @@ def _host_file(
     return {(HOSTS,): Path(in_file)} if in_file else {}, rest
 
 
-def _with_task(rest: list[str], again: SettingsFile | None, name: str) -> list[str]:
+def _with_task(rest: list[str], again: SettingsFile | None) -> list[str]:
     # Options behind a run to start again are those of its task.
-    if not again or not rest or not rest[0].startswith("-"):
-        return rest
-    if again.tasks:
+    if again and again.tasks and rest and rest[0].startswith("-"):
         return [next(iter(again.tasks)), *rest]
-    whole = shlex.join([*again.command, *rest])
-    raise UsageError(
-        f"{rest[0]}: no option of {called(name)}; to change the run's own command, type it whole:"
-        f" -- {whole}"
-    )
+    return rest
 
 
 def _work(

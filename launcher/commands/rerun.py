@@ -5,6 +5,8 @@ They are in run.toml of its folder. No host supplies that file: results come wit
 
 from __future__ import annotations
 
+import itertools
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +21,7 @@ from rackrun.launcher.output.console import say
 from rackrun.launcher.settings_file import SettingsFile, parsed_settings, read_settings
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
+from rackrun.user_code.tasks import find_task
 
 ABOUT = """\
 usage: {prog} RUN [options] [TASK] [task options]
@@ -40,18 +43,20 @@ def main(args: Sequence[str]) -> int:
         sys.stdout.write(ABOUT.replace("{prog}", called("rerun")))
         return 0
     run, file, typed = read(args)
+    module = import_module(f"rackrun.launcher.commands.{file.launch}")
+    if not file.tasks:
+        _refuse_options(file, split(_before_dashes(typed), module.OPTIONS, file.launch)[1])
     tables = (file.launcher, *file.tasks.values())
     resumes = any(table.keys() & {"auto-resume", "resume"} for table in tables)
     say(f"{run} again" + (", from its beginning" if resumes else ""))
-    module = import_module(f"rackrun.launcher.commands.{file.launch}")
     code: int = module.main(typed, as_a_new_run(file))
     return code
 
 
 def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     """Return the run that is meant, its settings, and the other arguments."""
-    count = args.index("--") if "--" in args else len(args)
-    words, rest = split(args[:count], SshOptions, "rerun")
+    before = _before_dashes(args)
+    words, rest = split(before, SshOptions, "rerun")
     if not rest or rest[0].startswith("-"):
         raise UsageError(f"rerun of which run? type for example: {called('rerun')} latest")
     run = find_run(rest[0])
@@ -60,7 +65,23 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     file = _settings_of(run)
     if not file.launch:
         raise UsageError(f"{file.path}: launch: missing; type: --config {file.path}")
-    return run, file, [*words, *rest[1:], *args[count:]]
+    return run, file, [*words, *rest[1:], *args[len(before) :]]
+
+
+def _before_dashes(args: Sequence[str]) -> list[str]:
+    return list(itertools.takewhile(lambda arg: arg != "--", args))
+
+
+def _refuse_options(file: SettingsFile, rest: Sequence[str]) -> None:
+    # A command of the run's own has no options that could be changed here.
+    if option := next((arg for arg in rest[:2] if arg.startswith("-")), ""):
+        if find_task(rest[0]):
+            return
+        whole = shlex.join([*file.command, *rest[rest.index(option) :]])
+        raise UsageError(
+            f"{option}: no option of {called(file.launch)}; to change the run's own command, type"
+            f" it whole: -- {whole}"
+        )
 
 
 def _settings_of(run: Run) -> SettingsFile:

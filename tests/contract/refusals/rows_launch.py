@@ -5,6 +5,20 @@ from tests.lab.refusal import Refusal
 HOSTS = {"hosts.txt": "gpu01\ngpu02\ngpu03\ngpu04\n"}
 PROGRAM = {"train.py": "print('trains')\n"}
 BOTH = {**HOSTS, **PROGRAM}
+OWN = {
+    "own.py": """\
+from dataclasses import dataclass
+from rackrun.training.config import Config
+
+@dataclass(frozen=True)
+class Settings(Config):
+    name: str = "net18"
+
+TASK = None
+RECIPES = {"default": Settings}
+"""
+}
+"""A task with an option that launches have, too."""
 DEMO = {"demo/shards/dataset.json": "{}"}
 LONG = "n" * 300
 """More than the name of a file may have."""
@@ -76,6 +90,14 @@ ROWS = [
     Refusal("./run-local --epochs 3", 64, ("--epochs", "./run-local catdog --epochs")),
     Refusal("./run-ssh --data out hosts.txt catdog", 64,
             ("--data", "./run-ssh hosts.txt catdog --data"), HOSTS),
+    Refusal("./run-local --lr 0.1 catdog", 64, ("--lr", "./run-local catdog --lr")),
+    Refusal("./run-ssh --lr 0.1 hosts.txt catdog", 64, ("--lr", "hosts.txt catdog --lr"), HOSTS),
+    Refusal("./run-local ./own.py --synthetic --name net50", 64, ("own:", "--name"), OWN),
+    # An option stands once, with its value.
+    Refusal("./run-local --nproc 2 catdog --nproc 3", 64, "--nproc: given twice"),
+    Refusal("./run-local catdog --lr 1 --lr 2 --synthetic", 64, "--lr: given twice"),
+    Refusal("rackrun convert folder a b --seed 1 --seed 2", 64, "--seed: given twice"),
+    Refusal("./run-local --name --plain catdog", 64, "--name: needs a value"),
     Refusal("./run-ssh --check hosts.txt catdog --epohcs 2", 64, ("--epohcs", "--epochs?"), HOSTS),
     # Names of options, and what was meant.
     Refusal("./run-local catdog --epohcs 2", 64, ("--epohcs", "--epochs?")),
