@@ -135,7 +135,7 @@ def read(
     process; --help before a task prints ours and exits.
     """
     count = args.index("--") if "--" in args else len(args)
-    before, command = list(args[:count]), list(args[count:])
+    before, command = list(map(_with_its_value, args[:count])), list(args[count:])
     name = "check" if "--check" in before else way
     launch = command_of(settings, name, head)
     known = {"default_map": launcher_values(again, settings), "obj": again} if again else {}
@@ -166,10 +166,15 @@ def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]
         raise with_place(error, file, typed) if file else error from None
 
 
+def _with_its_value(word: str) -> str:
+    # -H=gpu01, which click knows of longer names only
+    return f"--host-list={word.removeprefix('-H=')}" if word.startswith("-H=") else word
+
+
 def split(args: Sequence[str], settings: type[Options], name: str) -> tuple[list[str], list[str]]:
     """Return the options of a launch among words, and the other words."""
     launch = SettingsCommand(settings, called(name), Head("", "", ()), SPELLINGS, has_work=True)
-    context = parser.context_of(launch, args, hints_of(settings, name))
+    context = parser.context_of(launch, list(map(_with_its_value, args)), hints_of(settings, name))
     return list(words_in(context)), context.args
 
 

@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
 import click
-from click.core import ParameterSource
 
 from rackrun.commandline.help_page import MOST_COLUMNS, WHOLE, Head, Page, write_page
 from rackrun.commandline.options import Option, groups, options
@@ -66,7 +66,14 @@ class SettingsCommand(click.Command):
         self.base, self.heading = base, heading
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; raise click.UsageError for an option that is there twice."""
+        """Parse the words; raise click.UsageError for options that stand twice or lack a value."""
+        valued = [
+            each for each in self.params if isinstance(each, click.Option) and not each.is_flag
+        ]
+        names = {name for option in valued for name in option.opts}
+        for word, following in pairwise(args):
+            if word.replace("_", "-") in names and _LIKE_AN_OPTION.fullmatch(following):
+                raise click.BadOptionUsage(word, "", ctx)
         _, _, order = self.make_parser(ctx).parse_args(list(args))
         for param, count in Counter(order).items():
             if count > 1 and isinstance(param, SettingOption) and not param.multiple:
@@ -97,16 +104,6 @@ class SettingOption(click.Option):
             hidden=row.is_hidden,
         )
         self.row = row
-
-    def consume_value(
-        self, ctx: click.Context, opts: Mapping[str, Any]
-    ) -> tuple[Any, ParameterSource]:
-        """Return the value; an option that follows at once is none."""
-        value, source = super().consume_value(ctx, opts)
-        values = value if isinstance(value, tuple | list) else (value,)
-        if source is ParameterSource.COMMANDLINE and any(map(_is_like_an_option, values)):
-            raise click.BadOptionUsage(self.opts[0], "", ctx)
-        return value, source
 
 
 class SettingArgument(click.Argument):
@@ -177,7 +174,3 @@ def described(row: Option) -> tuple[str, str]:
     if default and "(default:" not in text:
         text = f"{text} (default:{WHOLE}{default})"
     return name, text
-
-
-def _is_like_an_option(value: object) -> bool:
-    return isinstance(value, str) and bool(_LIKE_AN_OPTION.fullmatch(value))

@@ -94,11 +94,14 @@ def context_of(
 def values_of(context: click.Context) -> Values:
     """Return the values that were typed, or that a settings file has, in the order of the words."""
     rows = {param.name: param.row for param in _settings_params(context.command)}
-    return {
-        rows[name].whole: value
-        for name, value in context.params.items()
-        if name in rows and context.get_parameter_source(name) is not ParameterSource.DEFAULT
-    }
+    values: Values = {}
+    for name, value in context.params.items():
+        if name not in rows:
+            continue
+        is_given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if is_given or (rows[name].is_repeatable and rows[name].default is MISSING):
+            values[rows[name].whole] = value
+    return values
 
 
 def no_such_option(name: str, command: SettingsCommand, hints: Hints = _EMPTY) -> UsageError:
