@@ -73,15 +73,8 @@ COMMANDS = {
     "relabel": Subcommand(
         VERSIONS, "Give samples another class.", "rackrun.convert.versions.edit", "Relabel"
     ),
-    "log": Subcommand(VERSIONS, "List versions.", "rackrun.convert.versions.log", "Log"),
-    "squash": Subcommand(
-        VERSIONS,
-        "Write a version as a folder of its own.",
-        "rackrun.convert.versions.squash",
-        "Squash",
-    ),
-    "prune": Subcommand(
-        VERSIONS, "Remove versions that no run needs.", "rackrun.convert.versions.prune", "Prune"
+    "shards": Subcommand(
+        VERSIONS, "Write a version as a plain new folder.", "rackrun.convert.shards", "Shards"
     ),
     "finish": Subcommand(
         SHARDS,

@@ -6,8 +6,9 @@ from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.images.info import KEPT, LEFT_OUT
+from rackrun.shard_folder import folder_and_version
 from rackrun.shards.index import Manifest, Split, brace_name
-from rackrun.shards.open import open_source
+from rackrun.shards.open import open_source, sources_of
 from rackrun.shards.source import Source
 from rackrun.terminal import clean
 from rackrun.units import plural
@@ -41,6 +42,7 @@ class Summary:
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
             report = ((count, kinds[k]) for k, count in manifest.report.items() if k in kinds)
             lines += [f"{done}: {count:,} {text}" for count, text in report]
+        lines += _version_lines(self.location)
         sys.stdout.write("\n".join((*map(clean, lines), "")))
 
 
@@ -48,6 +50,23 @@ def _options(manifest: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
     preset += [] if manifest.upright else ["exif ignore"]
     return f"{', '.join(preset) or 'original bytes'}, seed {manifest.seed}"
+
+
+def _version_lines(location: str) -> list[str]:
+    """Return a line for each version that is there, the newest first, if there are several."""
+    manifests = [source.manifest for source in sources_of(location)]
+    if manifests[0].number == 1 or folder_and_version(location)[1]:
+        return []
+    return [
+        f"version {manifest.number}: {_change(manifest)}"
+        f"{plural(sum(split.samples for split in manifest.splits), 'sample')}"
+        f"{f'; {manifest.made}: {manifest.command}' if manifest.made else ''}"
+        for manifest in manifests
+    ]
+
+
+def _change(manifest: Manifest) -> str:
+    return "".join(f"{count:,} {what}, " for what, count in manifest.change.items())
 
 
 def _split_lines(source: Source, split: Split) -> list[str]:

@@ -1,7 +1,7 @@
 """Reading a whole shard folder again, from disk or over HTTP, to name what is wrong.
 
-Of all its versions: a tar that several versions have is read once, and must have the same rows in
-all their indexes.
+Of all its versions: a tar that several versions have is read once, and later versions must have
+rows of the earlier ones, with other classes at most.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.packing.copies import SplitRows, copies
-from rackrun.convert.packing.output_folder import Target, shard_files
+from rackrun.convert.packing.output_folder import shard_files
 from rackrun.convert.packing.quality_report import report_lines
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
@@ -21,7 +21,6 @@ from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
-from rackrun.shards.index import Shard
 from rackrun.shards.open import sources_of
 from rackrun.shards.samples import sample_of, stored_samples
 from rackrun.shards.source import Source
@@ -95,11 +94,9 @@ class Verify:
 
 
 def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
-    """Return each shard once, as the newest version has it, and the faults of the indexes."""
-    import numpy as np
-
-    shards, faults = dict[Shard, StoredShard](), list[str]()
-    for source in versions:
+    """Return each shard once, as the oldest version has it, and the faults of the indexes."""
+    shards, faults = dict[str, StoredShard](), list[str]()
+    for source in reversed(versions):
         readable = set[str]()
         for split in source.manifest.splits:
             try:
@@ -112,24 +109,34 @@ def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
         for stored in shards_of(source):
             if stored.split not in readable:
                 continue
-            newer = shards.setdefault(stored.shard, stored)
-            rows = stored.rows.copy()
-            rows["shard"] = newer.number  # which may change from one version to the next
-            if not np.array_equal(rows, newer.rows):
+            older = shards.setdefault(stored.shard.name, stored)
+            if not _follows(stored, older):
                 faults.append(
-                    f"{stored.where}: its rows differ from those in {newer.source.location}"
+                    f"{stored.where}: its rows differ from those in {older.source.location}"
                 )
     return list(shards.values()), faults
 
 
+def _follows(newer: StoredShard, older: StoredShard) -> bool:
+    """Return True if a version has rows of an older one, with other classes at most."""
+    import numpy as np
+
+    rows, before = newer.rows.copy(), older.rows
+    places = np.searchsorted(before["offset"], rows["offset"])
+    if newer.shard.sha256 != older.shard.sha256 or np.any(places >= len(before)):
+        return False
+    rows["shard"] = older.number  # which may change from one version to the next
+    rows["label"] = before["label"][places]
+    return np.array_equal(rows, before[places])
+
+
 def strangers(versions: Sequence[Source]) -> Iterator[str]:
-    """Yield shards and indexes in a local folder that no version lists, nor an unfinished one."""
+    """Yield shards and indexes in a local folder that no version lists."""
     location, only = folder_and_version(versions[0].location)
     if "://" in location or only:
         return
     folder, dataset = Path(location), versions[0].manifest.dataset
     listed = set[str]().union(*(version.manifest.files() for version in versions))
-    listed |= Target(folder).unfinished()
     for name in sorted(shard_files(folder, dataset) - listed):
         yield f"{folder / name}: not a part of this data set"
 

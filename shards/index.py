@@ -3,8 +3,11 @@
 cats-train-000000.tar ...   plain tars; a sample is `<key>.cls` and, next to it, `<key>.jpg`
 cats-train.index.npy        one row per sample, in the order of the tars
 dataset.json                the manifest, written last: a folder with a manifest is complete
-dataset.v1.json ...         the manifests of earlier versions (`python -m rackrun.convert append`)
-cats-train.v2.index.npy     the index of a later version; tars that versions share exist once
+dataset.v1.json ...         the manifests of earlier versions (`rackrun convert append`, `drop`)
+cats-train.v2.index.npy     the index of a later version; the tars are those of all versions
+
+The index is the truth: a sample that no row names is not part of the version, and its class is that
+of its row, whatever its .cls says.
 
 Tars of other programs can be adopted: they keep their names and bytes, and get an index and a
 manifest (`rackrun convert index`). Their samples may have additional members in any order.
@@ -49,6 +52,7 @@ NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number 
 HEADER_BYTES = 512  # before the image, with its name
 
 MOST_VERSIONS = 10_000
+LONGEST_COMMAND = 500  # letters
 MOST_PARTS = 1000  # of a name with braces
 
 Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
@@ -132,6 +136,10 @@ class Manifest:
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
     """The number of samples added, adopted (in other programs' tars), dropped and relabelled."""
+    made: Annotated[str, AtMost(40)] = ""
+    """When a later version than the first was made, as 2026-11-26 12:00 UTC."""
+    command: Annotated[str, AtMost(LONGEST_COMMAND)] = ""
+    """What was typed for it."""
 
     @property
     def number(self) -> int:
@@ -250,7 +258,7 @@ def is_manifest(name: str) -> bool:
 
 
 class MissingVersion(DataError):
-    """A version whose manifest is not there any more: `prune` removes versions."""
+    """A version whose manifest is not there."""
 
 
 def read_version(newest: Manifest, number: int, read_file: ReadFile, folder: str) -> Manifest:
@@ -261,7 +269,7 @@ def read_version(newest: Manifest, number: int, read_file: ReadFile, folder: str
     """
     if number == newest.number:
         return newest
-    log = f"type: {called('convert')} log {folder}"
+    log = f"type: {called('convert')} summary {folder}"
     if number > newest.number:
         raise UsageError(f"{folder}: no version {number}; the newest is {newest.number}; {log}")
     name = manifest_name(number)
@@ -270,7 +278,7 @@ def read_version(newest: Manifest, number: int, read_file: ReadFile, folder: str
     except Unavailable:
         raise
     except DataError as error:
-        why = f"version {number} may have been pruned; {log}"
+        why = f"version {number} is not here any more; {log}"
         raise MissingVersion(f"{error}; {why}") from None
     manifest = Manifest.parse(text, f"{folder.rstrip('/')}/{name}")
     # Neither a circle nor a fork can have these digests, so the chain between need not be walked.

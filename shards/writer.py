@@ -63,13 +63,6 @@ class ShardWriter:
         self.samples += 1
         return SamplePosition(offset, self.bytes - offset, offset + len(head))
 
-    def copy(self, members: bytes) -> int:
-        """Append a sample as it stands in another tar; return its position."""
-        offset = self.bytes
-        self._write(members)
-        self.samples += 1
-        return offset
-
     def close(self) -> Shard:
         """Write the end of the archive; return the shard as the manifest lists it."""
         self._write(END)
@@ -102,13 +95,6 @@ def write_shard(path: Path) -> Iterator[ShardWriter]:
     """
     with atomic_write(path) as file:
         yield ShardWriter(path, file)
-
-
-def resized_header(header: bytes, size: int) -> bytes:
-    """Return a member's header with another size; the rest stays as it is."""
-    resized = header[:124] + b"%011o\0" % size + header[136:]
-    checksum = sum(resized[:148]) + 8 * ord(" ") + sum(resized[156:])
-    return resized[:148] + b"%06o\0 " % checksum + resized[156:]
 
 
 def tar_header(name: str, size: int) -> bytes:

@@ -28,10 +28,8 @@ from rackrun.shards.index import (
     Shard,
     Split,
     index_name,
-    manifest_name,
     serialise_index,
 )
-from rackrun.shards.source import Source
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
@@ -40,17 +38,9 @@ FEW, MANY = 10, 100  # images that may be left out of the smallest and of middli
 
 
 def close_folder(
-    target: Target,
-    plan: ShardPlan,
-    allowed: int | None,
-    allow: Sequence[str] = (),
-    parent: Source | None = None,
+    target: Target, plan: ShardPlan, allowed: int | None, allow: Sequence[str] = ()
 ) -> None:
-    """Turn a folder in which every planned shard is finished into a complete one.
-
-    With the `parent` that the plan is made from, into the next version, which becomes the newest at
-    the last step: until its manifest takes the place of the parent's, the folder is as it was.
-    """
+    """Turn a folder in which every planned shard is finished into a complete one."""
     results = list[ShardResult]()
     for shard in plan.shards:
         if not (result := target.result(plan, shard)):
@@ -59,48 +49,33 @@ def close_folder(
     findings = [*plan.findings, *(finding for each in results for finding in each.findings)]
     stored = sum(each.shard.samples for each in results)
     wrong = objection(target, plan, results, allowed)
-    parts = _parts(plan, results, parent)
-    if not wrong and not plan.copied:
+    parts = _parts(plan, results)
+    if not wrong:
         duplicates = list(_copies(target, plan, parts))
         findings += duplicates
         # Nobody can mend a published set, and its accuracy is compared as it is.
         if "leaks" not in allow and not plan.as_published and (leaks := leaks_refused(duplicates)):
             wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
-    report = target.report(plan.version)
-    if not plan.copied:
-        save_report(report, findings, stored)
+    report = target.report()
+    save_report(report, findings, stored)
     if wrong:
         raise DataError(f"{target.folder}: {wrong}; all names: {report}")
     counts = Counter(finding.kind for finding in findings)
-    before = parent.manifest if parent else None
-    if before:
-        counts.update(before.report)
-    manifest = _manifest(target, plan, parts, counts, stored, before)
-    if before:
-        # A copy first: whatever ends this now, dataset.json is the parent's or the new one, whole.
-        write_whole(target.folder / manifest_name(before.number), target.manifest.read_bytes())
-    write_whole(target.manifest, manifest.serialise())
+    write_whole(target.manifest, _manifest(target, plan, parts, counts).serialise())
     target.clear_work()
-    if not plan.copied:
-        print_report(report, findings, stored)
-    _say_what_is_lacking(parts, plan.classes)
-    print_use(target.folder, plan.dataset)
+    print_report(report, findings, stored)
+    if not plan.joins:
+        _say_what_is_lacking(parts, plan.classes)
+        print_use(target.folder, plan.dataset)
 
 
 def _manifest(
-    target: Target,
-    plan: ShardPlan,
-    parts: Sequence["_Part"],
-    counts: Counter[str],
-    stored: int,
-    before: Manifest | None,
+    target: Target, plan: ShardPlan, parts: Sequence["_Part"], counts: Counter[str]
 ) -> Manifest:
-    """Write the indexes; return the manifest, in which the version `before` is the parent."""
-    splits = []
-    for name, shards, rows, _, unchanged in parts:
-        splits.append(
-            unchanged or write_split(target.folder, plan.dataset, name, rows, shards, plan.version)
-        )
+    """Write the indexes; return the manifest."""
+    splits = [
+        write_split(target.folder, plan.dataset, name, rows, shards) for name, shards, rows in parts
+    ]
     return Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
@@ -108,13 +83,10 @@ def _manifest(
         seed=plan.seed,
         preset=asdict(plan.preset),
         # Of a published set, no orientation is applied, and yet photos to predict are turned.
-        upright=before.upright if before else plan.upright or plan.as_published,
+        upright=plan.upright or plan.as_published,
         sources=plan.origins,
         report=dict(sorted(counts.items())),
         plan_sha256=plan.digest,
-        adopted=plan.adopted,
-        parents=(*before.parents, before.digest) if before else (),
-        change=plan.change or ({"added": stored} if before else {}),
     )
 
 
@@ -155,7 +127,7 @@ def objection(
         )
     labels = {row[LABEL] for each in results for row in PACKED_ROW.iter_unpack(each.rows)}
     missing = [label for label in range(len(plan.classes)) if label not in labels]
-    if missing and lost and not plan.indexed:
+    if missing and lost:
         records = chain.from_iterable(records_of(target.plan, shard) for shard in plan.shards)
         planned = {record.label for record in records}
         missing = [label for label in missing if label in planned]  # a table may name others
@@ -177,57 +149,30 @@ class _Part(NamedTuple):
     name: str
     shards: tuple[Shard, ...]
     rows: bytes
-    kept: int
-    """How many of its shards the parent has as well; they come first."""
-    unchanged: Split | None
 
 
-def _parts(plan: ShardPlan, results: Sequence[ShardResult], parent: Source | None) -> list[_Part]:
-    """Return the splits: what stays of the parent, then the planned shards."""
+def _parts(plan: ShardPlan, results: Sequence[ShardResult]) -> list[_Part]:
     results_by_split = defaultdict[str, list[ShardResult]](list)
     for shard, result in zip(plan.shards, results, strict=True):
         results_by_split[shard.split].append(result)
-    before = {split.name: split for split in parent.manifest.splits} if parent else {}
-    parts = []
-    for name in sorted(results_by_split | before.keys()):
-        split, shards, rows = before.get(name), list[Shard](), b""
-        if split and parent:
-            shards = [shard for shard in split.shards if shard.name not in plan.replaced]
-            rows = _kept_rows(parent, split, plan.replaced)
-        kept, new = len(shards), results_by_split.get(name, [])
-        shards += [result.shard for result in new]
-        rows += b"".join(result.rows for result in new)
-        is_unchanged = split is not None and tuple(shards) == split.shards
-        if shards:
-            parts.append(_Part(name, tuple(shards), rows, kept, split if is_unchanged else None))
-    return parts
-
-
-def _kept_rows(parent: Source, split: Split, replaced: Sequence[str]) -> bytes:
-    import numpy as np
-
-    is_kept = np.array([shard.name not in replaced for shard in split.shards])
-    rows = parent.index(split.name)
-    rows = rows[is_kept[rows["shard"]]].copy()
-    rows["shard"] = (np.cumsum(is_kept) - 1)[rows["shard"]]  # the shards that stay move up
-    return bytes(rows.tobytes())
+    return [
+        _Part(name, tuple(each.shard for each in made), b"".join(each.rows for each in made))
+        for name, made in sorted(results_by_split.items())
+    ]
 
 
 def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator[ImageDefect]:
-    """Yield the exact copies among the images of finished shards, by their names in the source.
-
-    Those of an earlier version are called SHARD/KEY.
-    """
+    """Yield the exact copies among the images of finished shards, by their names in the source."""
     import numpy as np
 
-    planned = {shard.name: shard for shard in plan.shards if not plan.indexed}
+    planned = {shard.name: shard for shard in plan.shards}
 
     @lru_cache(1)  # copies are named shard by shard
     def names(shard: str) -> dict[str, str]:
         return {record.key: record.name for record in records_of(target.plan, planned[shard])}
 
     def name_image(split: str, shard: Shard, key: str) -> str:
-        return names(shard.name)[key] if shard.name in planned else f"{shard.name}/{key}"
+        return names(shard.name)[key]
 
     return copies(
         [
@@ -237,7 +182,6 @@ def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator
         plan.classes,
         local_files(target.tar),
         name_image,
-        {part.name: part.kept for part in parts},
     )
 
 

@@ -189,42 +189,6 @@ class Target:
             self.work.mkdir(exist_ok=True)
         return True
 
-    def begin_version(self, plan: ShardPlan, force: bool) -> None:
-        """Make a finished folder ready for the next version that a plan describes.
-
-        What an interrupted run of the same command has finished is kept. Another unfinished one is
-        refused, or with `force` given up.
-        """
-        if self.plan.exists() and head_of(self.plan) != plan.head():
-            if not force:
-                raise UsageError(
-                    f"{self.folder}: another change of it was interrupted; run that command again "
-                    "to complete it, or add --force to give it up"
-                )
-            self.give_up()
-        with translated_os_errors(self.work):
-            self.work.mkdir(exist_ok=True)
-
-    def give_up(self) -> None:
-        """Remove what an unfinished version has written so far."""
-        planned = self.written()
-        used = set[str]().union(*(manifest.files() for manifest in self.versions()))
-        for name in planned - used:
-            if OURS.fullmatch(name):
-                (self.folder / name).unlink(missing_ok=True)
-        self._clear_work(planned)
-
-    def unfinished(self) -> set[str]:
-        """Return the files of an unfinished version, whether they are there yet or not."""
-        return load_plan(self.plan).files() if self.plan.exists() else set()
-
-    def written(self) -> set[str]:
-        """Return those of them that are ours, not the tars of other programs that it indexes."""
-        names = self.unfinished()
-        if not self.plan.exists() or not load_plan(self.plan).indexed:
-            return names
-        return {name for name in names if not name.endswith(".tar") or self.tar(name).is_symlink()}
-
     def versions(self) -> Iterator[Manifest]:
         """Yield the manifests of all versions that are here, the newest first."""
         newest = self.read()

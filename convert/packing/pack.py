@@ -7,7 +7,7 @@ A data set's file in convert/ yields the listing; all that follows is the same f
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -25,23 +25,14 @@ from rackrun.convert.progress import metered
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import Container, RecordListing
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.source import Source
 from rackrun.terminal import say
 from rackrun.units import first_few
 
 NAMED = 5  # missing shards that a message names
 
 
-def pack(
-    listing: RecordListing,
-    packing: Packing,
-    out: Path,
-    planned: Callable[[ShardPlan], ShardPlan] = lambda plan: plan,
-) -> None:
-    """Convert a data set into the folder `out`, or a task's share of it.
-
-    `planned` returns the plan with what the listing does not know of it.
-    """
+def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
+    """Convert a data set into the folder `out`, or a task's share of it."""
     refuse_inside(out, listing.containers)
     target = Target(out)
     is_share = packing.task_index is not None
@@ -50,7 +41,6 @@ def pack(
         say(f"{out}: listing the images of {listing.dataset}")
         counted = replace(listing, records=metered(listing.records, "listed"))
         plan, lines = make_plan(counted, packing)
-        plan = planned(plan)
         if target.adopt(plan, packing.force):
             # An interrupted conversion left the same plan: what it has finished is kept.
             if not target.plan.exists():
@@ -62,7 +52,8 @@ def pack(
                 close_folder(target, plan, packing.allow_left_out, packing.allow)
         else:
             say(f"{out}: holds this data set already")
-            print_use(out, plan.dataset)
+            if not plan.joins:
+                print_use(out, plan.dataset)
             is_share = False
     if is_share:
         close = f"{called('convert')} finish {shlex.quote(str(out))}"
@@ -92,7 +83,7 @@ class Finish:
         with target.locked():
             if target.manifest.exists():  # a folder that is finished already stays as it is
                 say(f"{out}: is finished already")
-                if target.plan.exists() and not load_plan(target.plan).parent:
+                if target.plan.exists():
                     target.clear_work()
                 print_use(out, target.read().dataset)
                 return
@@ -113,25 +104,6 @@ def refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
     for container in containers:
         if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
             raise UsageError(f"{out}: lies inside {container.root}; choose a folder outside it")
-
-
-def write_version(
-    target: Target,
-    plan: ShardPlan,
-    lines: list[bytes],
-    packing: Packing,
-    parent: Source,
-    write: Callable[[], None],
-) -> None:
-    """Make the next version of a finished folder, which is locked, from its plan.
-
-    `write` makes the shards that are not there yet, and their results.
-    """
-    target.begin_version(plan, packing.force)
-    if not target.plan.exists():
-        save_plan(target.plan, plan, lines)
-    write()
-    close_folder(target, plan, packing.allow_left_out, packing.allow, parent)
 
 
 def write_shards(

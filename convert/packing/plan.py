@@ -10,12 +10,11 @@ import heapq
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b, sha256
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.convert.images.resize import Preset
@@ -79,17 +78,8 @@ class ShardPlan:
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
     lines_sha256: str
-    version: int = 1
-    parent: str = ""
-    """The digest of the version that this one is made from; empty for the first one."""
-    replaced: tuple[str, ...] = ()
-    """Shards of the parent that the new ones take the place of."""
-    copied: bool = False
-    """True if records are stored samples, which are copied as they are, but for their labels."""
-    adopted: bool = False
-    indexed: bool = False
-    """True if the shards are tars of other programs, there already or links to them."""
-    change: dict[str, int] = field(default_factory=dict)
+    joins: bool = False
+    """True for images that join a finished folder, and need not have all its classes and splits."""
 
     @cached_property
     def digest(self) -> str:
@@ -124,7 +114,6 @@ class ShardPlan:
                     "origins": tuple(Origin(**origin) for origin in fields["origins"]),
                     "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
                     "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
-                    "replaced": tuple(fields["replaced"]),
                 }
             )
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -134,33 +123,20 @@ class ShardPlan:
 
     def files(self) -> set[str]:
         """Return the names of all shards and indexes."""
-        indexes = {index_name(self.dataset, shard.split, self.version) for shard in self.shards}
+        indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
         return indexes | {shard.name for shard in self.shards}
 
 
-class Start(NamedTuple):
-    """Where the shards of a split begin in a version that has a parent."""
-
-    position: int  # among the split's shards
-    number: int  # in the names, from the first free one on
-    shards: int  # how many are to be written; 0: about 64 MiB each
-
-
-def make_plan(
-    listing: RecordListing, packing: Packing, starts: Mapping[str, Start] | None = None
-) -> tuple[ShardPlan, list[bytes]]:
-    """Return the plan, and the lines of its records in the order of the shards.
-
-    `starts` has the splits of the version that the plan goes on from, if there is one.
-    """
+def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
+    """Return the plan, and the lines of its records in the order of the shards."""
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
     if listing.group_of:
         grouped = _held_out_by_group(listing.records, listing.group_of, packing)
         listing = replace(listing, records=grouped)
-    parts, mean_bytes = _parts(listing, packing, starts is not None)
-    _refuse_duplicates(parts, listing.copied)
-    if VAL not in parts and packing.val_percent and starts is None:
+    parts, mean_bytes = _parts(listing, packing)
+    _refuse_duplicates(parts)
+    if VAL not in parts and packing.val_percent and not listing.joins:
         why = "all images are of one group" if listing.group_of else "no class has two images"
         what = listing.no_val or f"{why}, so none can be held out"
         raise UsageError(
@@ -171,7 +147,7 @@ def make_plan(
             "--test-percent: there is nothing to hold out for testing: the splits are given, or no "
             "class has three images"
         )
-    shards, lines = _shards(listing.dataset, parts, mean_bytes, packing, starts)
+    shards, lines = _shards(listing, parts, mean_bytes, packing)
     digest = sha256()
     for block in lines:
         digest.update(block)
@@ -188,7 +164,7 @@ def make_plan(
         findings=tuple(sorted(listing.findings)),
         shards=tuple(shards),
         lines_sha256=digest.hexdigest(),
-        copied=listing.copied,
+        joins=listing.joins,
     )
     return plan, lines
 
@@ -223,7 +199,7 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
             yield Record.parse(file.readline())
 
 
-def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tuple[Parts, float]:
+def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
     groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
     total = 0
     for record in listing.records:
@@ -232,12 +208,12 @@ def _parts(listing: RecordListing, packing: Packing, may_be_empty: bool) -> tupl
         # objects: there may be millions of them.
         entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
         groups[record.split, record.label].append(entry)
-    if not groups and not may_be_empty:
+    if not groups:
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
     is_given = not listing.group_of and any(split == TEST for split, _ in groups)
     if packing.test_percent and is_given:
         raise UsageError("--test-percent: the source has a test split; leave the option out")
-    is_new = not (may_be_empty or listing.copied or listing.as_published)
+    is_new = not (listing.joins or listing.as_published)
     if is_new and "unique-labels" not in packing.allow:
         refuse_unique_labels(_images_by_class(groups, listing.classes))
     parts: Parts = defaultdict(list)
@@ -329,51 +305,44 @@ def _key(entry: bytes) -> str:
     return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
 
 
-def _refuse_duplicates(parts: Parts, may_be_in_two_splits: bool) -> None:
+def _refuse_duplicates(parts: Parts) -> None:
     # Equal keys have equal hashes, so in the merged order they are neighbours.
-    series = parts.values() if may_be_in_two_splits else [heapq.merge(*parts.values())]
-    for this, following in chain.from_iterable(map(pairwise, series)):
+    for this, following in pairwise(heapq.merge(*parts.values())):
         if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
             first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
             raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")
 
 
 def _shards(
-    dataset: str,
-    parts: Parts,
-    mean_bytes: float,
-    packing: Packing,
-    starts: Mapping[str, Start] | None,
+    listing: RecordListing, parts: Parts, mean_bytes: float, packing: Packing
 ) -> tuple[list[PlannedShard], list[bytes]]:
     """Return the shards, and the lines of each as one block."""
     shards, lines, offset = list[PlannedShard](), list[bytes](), 0
     # Sorted: the plan's bytes are its identity, by which an interrupted conversion is known again.
     for split in sorted(parts):
-        images, (position, number, fixed) = len(parts[split]), Start(0, 0, 0)
-        if starts is None:
-            count = _shard_count(split, images, mean_bytes, packing)
-        else:
-            position, number, fixed = starts.get(split, Start(0, 0, 0))
-            count = min(fixed, images) or _by_size(images, mean_bytes)
+        images = len(parts[split])
+        count = _by_size(images, mean_bytes)
+        if not listing.joins:
+            count = _shard_count(split, images, count, packing)
         # Runs of images whose lengths differ by one at most.
         bounds = [shard * images // count for shard in range(count + 1)]
-        for shard, (low, high) in enumerate(pairwise(bounds)):
+        for number, (low, high) in enumerate(pairwise(bounds)):
             block = b"".join(entry[HASH_BYTES:] for entry in parts[split][low:high])
-            name, extent = shard_name(dataset, split, number + shard), (offset, len(block))
-            shards.append(PlannedShard(name, split, position + shard, high - low, *extent))
+            name, extent = shard_name(listing.dataset, split, number), (offset, len(block))
+            shards.append(PlannedShard(name, split, number, high - low, *extent))
             lines.append(block)
             offset += len(block)
     return shards, lines
 
 
-def _shard_count(split: str, images: int, mean_bytes: float, packing: Packing) -> int:
+def _shard_count(split: str, images: int, by_size: int, packing: Packing) -> int:
     asked = packing.shards if split == TRAIN else 0
     if asked > images:
         raise UsageError(
             f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"
         )
     fewest = min(FEWEST.get(split, 1), images // FEWEST_SAMPLES)
-    return asked or max(_by_size(images, mean_bytes), fewest)
+    return asked or max(by_size, fewest)
 
 
 def _by_size(images: int, mean_bytes: float) -> int:

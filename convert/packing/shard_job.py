@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from rackrun.convert.images.info import LEFT_OUT, findings
 from rackrun.convert.packing.output_folder import ShardResult, Target
 from rackrun.convert.packing.plan import PlannedShard, ShardPlan, records_of
-from rackrun.convert.packing.stored_samples import StoredSamples
 from rackrun.convert.packing.workers import ReportProgress, working_on
 from rackrun.convert.progress import Progress
 from rackrun.convert.readers.records import Container, Defect, ImageDefect, Record
@@ -28,10 +27,7 @@ def write_one(
         for record in records_of(target.plan, shard):
             working_on(f"{shard.name}: {record.name}")
             container = containers[record.container]
-            if isinstance(container, StoredSamples):
-                filler.copy(record, container)
-            else:
-                filler.add(record, container)
+            filler.add(record, container)
             report(Progress(1, record.size))
         working_on(shard.name)
         if not writer.samples:
@@ -78,13 +74,4 @@ class _ShardFiller:
             crc=image.crc,
             format=image.info.extension.encode(),
         )
-        self.rows += PACKED_ROW.pack(*row)
-
-    def copy(self, record: Record, samples: StoredSamples) -> None:
-        """Append a stored sample, with the label of its record."""
-        # All members, also those that nothing here reads: a mask belongs to its sample.
-        row, members = samples.labelled(record)
-        offset = self.writer.copy(members)
-        image_offset = row.image_offset - row.offset + offset
-        row = row._replace(shard=self.shard.number, offset=offset, image_offset=image_offset)
         self.rows += PACKED_ROW.pack(*row)

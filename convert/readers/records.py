@@ -123,8 +123,8 @@ class RecordListing:
     """True for a published set, of which no image may be missing."""
     as_published: bool = False
     """True for a published set, whose baselines ignore EXIF orientation and keep its copies."""
-    copied: bool = False
-    """True for stored samples, which are copied as they are, but for their labels."""
+    joins: bool = False
+    """True for images that join a finished folder, and need not have all its classes and splits."""
     usual: tuple[str, ...] = ()
     """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""

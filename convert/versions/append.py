@@ -1,39 +1,45 @@
-"""More images for a finished shard folder: a conversion whose plan begins where the last one ended.
+"""More images for a finished shard folder, or more tars for a folder of other programs' tars.
 
-    listing -> what no version has yet -> plan -> shards -> copies, leaks -> next version
+    listing -> what no version has yet -> converted into DATA/.appending -> its shards get the next
+    free numbers in DATA -> copies, leaks -> next version
 
-No file that a version has is written again. More tars of other programs are added by append_tars.
+No file that a version has is written again.
 """
 
-import shlex
+from __future__ import annotations
+
+import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from rackrun.atomic import translated_os_errors
 from rackrun.commandline.options import Examples, Positional
-from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.folder import listing as listing_of_folder
+from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import image_marks
-from rackrun.convert.packing.pack import refuse_inside, write_shards, write_version
-from rackrun.convert.packing.plan import VAL, make_plan
-from rackrun.convert.packing.stored_samples import StoredSamples, keys_of
+from rackrun.convert.packing.output_folder import report_name
+from rackrun.convert.packing.pack import pack, refuse_inside
+from rackrun.convert.packing.plan import VAL
+from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
 from rackrun.convert.progress import Progress, metered
 from rackrun.convert.readers.names import free_key
 from rackrun.convert.readers.records import Container, Defect, Record, RecordListing
 from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.convert.table import Columns, ImageTable
-from rackrun.convert.versions.append_tars import append_tars, holds_tars
-from rackrun.convert.versions.parent import Parent
-from rackrun.errors import UsageError
+from rackrun.convert.versions.append_tars import append_tars, holds_tars, listing_of_tars
+from rackrun.convert.versions.version import NewestVersion, SplitChange
+from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import Manifest, shard_name
+from rackrun.shards.open import open_source
+from rackrun.shards.source import Source
 from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import say
 from rackrun.units import plural
@@ -43,6 +49,7 @@ DEFAULT_VAL_PERCENT = 10.0
 OF_IMAGES = ("test_percent", "exif", "follow_links")
 """Options that tars of other programs do not have."""
 COMPARED_AT_ONCE = 64  # images
+WORK = ".appending"  # the folder of a conversion whose shards join DATA at its end
 
 
 @dataclass(frozen=True)
@@ -86,51 +93,31 @@ class Append:
     workers: int = 0
     """Number of processes; 0: one per core."""
     force: bool = False
-    """Give up another change of DATA that was interrupted."""
+    """Give up another append to DATA that was interrupted."""
 
     def run(self) -> None:
         """Append; what is interrupted goes on with the same command."""
-        with Parent.locked(self.data) as parent:
-            packing = self._packing(parent)
-            if holds_tars(self.source):
-                self._check_tars(parent)
-                packing = replace(packing, val_percent=self.val_percent or 0.0)
-                takes_dropped = "dropped" in self.allow
-                append_tars(
-                    parent, self.source, self.split, self.label_field, packing, takes_dropped
-                )
+        with NewestVersion.locked(self.data) as newest:
+            packing = self._packing(newest.manifest)
+            command = ("append", str(self.source), self.data)
+            takes_dropped = "dropped" in self.allow
+            if not holds_tars(self.source):
+                append_images(newest, self._listing(), packing, takes_dropped, command)
                 return
-            if not StoredSamples(parent.source).has_numbers:
-                say(
-                    f"{self.data}: other programs will find the class of new images as a number in"
-                    " a .cls, that of the samples here in another form"
-                )
-            append_images(parent, self._listing(), packing, "dropped" in self.allow)
+            for name in OF_IMAGES:
+                if getattr(self, name) != getattr(Append, name):
+                    option = name.replace("_", "-")
+                    raise UsageError(f"--{option}: tars are added as they are; leave it out")
+            packing = replace(packing, val_percent=self.val_percent or 0.0)
+            listing = listing_of_tars(newest, self.source, self.split)
+            append_tars(newest, listing, self.label_field, packing, takes_dropped, command)
 
-    def _check_tars(self, parent: Parent) -> None:
-        if not parent.manifest.adopted and (self.source / MANIFEST_NAME).exists():
-            raise UsageError(
-                f"{self.source}: a folder of shards; append the images that it was made from, or "
-                "train on both with --extra-data"
-            )
-        if not parent.manifest.adopted:
-            raise UsageError(
-                f"{self.source}: tars of samples, and {self.data} was converted from images; index "
-                f"them on their own: {called('convert')} index {shlex.quote(str(self.source))} "
-                "--out FOLDER, and train on both with --extra-data FOLDER"
-            )
-        for name in OF_IMAGES:
-            if getattr(self, name) != getattr(Append, name):
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option}: tars are added as they are; leave it out")
-
-    def _packing(self, parent: Parent) -> Packing:
+    def _packing(self, manifest: Manifest) -> Packing:
         """Return the options of the conversion that made the folder, with those of this one."""
-        manifest = parent.manifest
         holds_out = any(split.name == VAL for split in manifest.splits)
         default = min(DEFAULT_VAL_PERCENT, 90 - self.test_percent) if holds_out else 0.0
         return Packing(
-            preset=parent.preset,
+            preset=Preset.of(manifest),
             seed=manifest.seed,
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,
@@ -156,18 +143,22 @@ class Append:
 
 
 def append_images(
-    parent: Parent, listing: RecordListing, packing: Packing, takes_dropped: bool
+    newest: NewestVersion,
+    listing: RecordListing,
+    packing: Packing,
+    takes_dropped: bool,
+    command: Sequence[str],
 ) -> None:
     """Make the next version; what is interrupted goes on with the same arguments.
 
     `takes_dropped`: also images that an earlier version has dropped.
     """
-    folder, manifest = parent.target.folder, parent.manifest
+    folder, manifest = newest.target.folder, newest.manifest
     refuse_inside(folder, listing.containers)
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
     records = list(metered(listing.records, "listed"))
-    kept, counts = _new_records(parent, records, container, packing, takes_dropped)
+    kept, counts = _new_records(newest, records, container, packing, takes_dropped)
     for status, count in counts.items():
         if status is not ImageStatus.NEW:
             say(f"{folder}: {plural(count, 'image')}: {status.value}")
@@ -175,11 +166,26 @@ def append_images(
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
     merged = _with_classes_of(manifest.classes, listing, kept)
-    plan, lines = make_plan(replace(merged, dataset=manifest.dataset), packing, parent.starts())
-    plan = parent.planned(plan)
-    write = partial(write_shards, parent.target, plan, (container,), packing)
-    write_version(parent.target, plan, lines, packing, parent.source, write)
-    parent.say_added(plan)
+    pack(replace(merged, dataset=manifest.dataset, joins=True), packing, folder / WORK)
+    added = open_source(str(folder / WORK))
+    changes, moves = _numbered(newest, added)
+    classes, joined = added.manifest.classes, newest.joined(changes)
+    found = newest.refuse_leaks(joined, classes, packing, moves)
+    for name, path in moves.items():
+        _move(path, folder / name)
+    report = Counter(manifest.report) + Counter(added.manifest.report)
+    report.update(finding.kind for finding in found)
+    version = newest.publish(
+        joined,
+        {"added": sum(split.samples for split in added.manifest.splits)},
+        command,
+        classes=classes,
+        sources=tuple(dict.fromkeys((*manifest.sources, *added.manifest.sources))),
+        report=dict(sorted(report.items())),
+    )
+    (folder / WORK / report_name(1)).replace(folder / report_name(version.number))
+    shutil.rmtree(folder / WORK)
+    newest.say_added(version)
 
 
 class ImageStatus(Enum):
@@ -192,7 +198,7 @@ class ImageStatus(Enum):
 
 
 def _new_records(
-    parent: Parent,
+    newest: NewestVersion,
     records: Sequence[Record],
     container: Container,
     packing: Packing,
@@ -200,7 +206,8 @@ def _new_records(
 ) -> tuple[list[Record], Counter[ImageStatus]]:
     """Return the records that no version has yet, with keys that no version has."""
     # A name alone proves nothing: what would be stored of an image is compared with what is stored.
-    marks, current = _marks(parent, packing.processes)
+    current = _marks(shards_of(newest.source))
+    marks = _marks(newest.earlier_shards()) | current
     doubtful = [record for record in records if record.key.lower() in marks]
     compared = _marks_of(doubtful, container, packing) if doubtful else []
     to_store = dict(zip(doubtful, compared, strict=True))
@@ -219,7 +226,7 @@ def _new_records(
 
 
 def _status(
-    record: Record, mark: int | None, marks: Mapping[str, int], current: set[str]
+    record: Record, mark: int | None, marks: dict[str, int], current: dict[str, int]
 ) -> tuple[ImageStatus, str]:
     if mark is None:
         return ImageStatus.NEW, record.key
@@ -231,16 +238,13 @@ def _status(
     return ImageStatus.OTHER, marked
 
 
-def _marks(parent: Parent, workers: int) -> tuple[dict[str, int], set[str]]:
-    """Return the mark of each sample of all versions by its key, and the keys of the newest."""
-    stored = dict(parent.stored())
-    marks, current = dict[str, int](), set[str]()
-    for shard, keys in keys_of(list(stored), workers).items():
-        lower = [key.lower() for key in keys]
-        marks.update(zip(lower, image_marks(shard.rows).tolist(), strict=True))
-        if stored[shard]:
-            current.update(lower)
-    return marks, current
+def _marks(shards: Iterator[StoredShard] | list[StoredShard]) -> dict[str, int]:
+    """Return checksum and length of each stored sample, as one number, by its key."""
+    marks = dict[str, int]()
+    for stored in shards:
+        keys = (key.lower() for key in stored.sample_keys())
+        marks.update(zip(keys, image_marks(stored.rows).tolist(), strict=True))
+    return marks
 
 
 def _marks_of(records: Sequence[Record], container: Container, packing: Packing) -> list[int]:
@@ -277,3 +281,30 @@ def _with_classes_of(
     numbers = {name: number for number, name in enumerate(merged)}
     labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
     return replace(listing, classes=merged, records=labelled)
+
+
+def _numbered(
+    newest: NewestVersion, added: Source
+) -> tuple[dict[str, SplitChange], dict[str, Path]]:
+    """Return the shards of a converted folder under free names, and by name where they lie."""
+    dataset, numbers = newest.manifest.dataset, newest.free_numbers()
+    changes, moves = dict[str, SplitChange](), dict[str, Path]()
+    for split in added.manifest.splits:
+        shards = []
+        for number, shard in enumerate(split.shards, numbers[split.name]):
+            name = shard_name(dataset, split.name, number)
+            shards.append(replace(shard, name=name))
+            moves[name] = newest.target.folder / WORK / shard.name
+        changes[split.name] = SplitChange(shards, added.index(split.name))
+    return changes, moves
+
+
+def _move(source: Path, target: Path) -> None:
+    """Give a tar its place; an interrupted append may have done so already."""
+    if source.exists() and target.exists():
+        raise UsageError(f"{target}: no conversion here has made it; move it elsewhere")
+    if source.exists():
+        with translated_os_errors(target):
+            source.rename(target)
+    elif not target.exists():
+        raise DataError(f"{source}: has vanished; type the command again with --force")

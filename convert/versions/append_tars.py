@@ -6,15 +6,14 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from hashlib import sha256
 from itertools import chain, islice
 from pathlib import Path
 
 from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.indexing.split_index import (
     Splits,
     by_split,
@@ -26,19 +25,17 @@ from rackrun.convert.indexing.split_index import (
 from rackrun.convert.indexing.tar_index import TarIndex, index_tars
 from rackrun.convert.indexing.tar_listing import TarListing, list_tars
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.output_folder import ShardResult
-from rackrun.convert.packing.pack import write_version
-from rackrun.convert.packing.plan import PlannedShard, ShardPlan, Start, make_plan
-from rackrun.convert.packing.stored_samples import keys_of
-from rackrun.convert.readers.records import RecordListing
+from rackrun.convert.packing.finalize import may_be_lost
+from rackrun.convert.packing.quality_report import report_lines
+from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import Label, label_member, samples_in
-from rackrun.convert.versions.parent import Parent
-from rackrun.errors import DataError
+from rackrun.convert.versions.version import NewestVersion, SplitChange
+from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import INDEX_FIELDS
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
-ADOPTED = "adopted"  # what has become of samples, in the manifest of their version
 LOOKED_AT = 100  # samples of a tar whose layout is sought
 
 
@@ -53,95 +50,102 @@ def holds_tars(source: Path) -> bool:
 
 
 def append_tars(
-    parent: Parent,
-    source: Path,
-    split: str,
+    newest: NewestVersion,
+    listing: TarListing,
     label_field: str,
     packing: Packing,
     takes_dropped: bool,
+    command: Sequence[str],
 ) -> None:
-    """Make the next version of a folder of other programs' tars, with those of `source`.
+    """Make the next version of a folder of other programs' tars, with more of them.
 
-    `split`: that of all these tars; empty to take it from their names. `takes_dropped`: also take
-    samples that an earlier version has dropped.
+    `takes_dropped`: also samples that an earlier version has dropped.
     """
-    target, manifest = parent.target, parent.manifest
-    listing = _listing(parent, source, split)
-    indexed = index_tars(listing, target.folder, label_field, packing.processes)
+    folder, manifest = newest.target.folder, newest.manifest
+    indexed = index_tars(listing, folder, label_field, packing.processes)
     # A tar under another name whose bytes the newest version has.
     stored = {shard.sha256 for split in manifest.splits for shard in split.shards}
     is_new = [contents.sha256 not in stored for contents in indexed]
     indexed = [contents for contents, keep in zip(indexed, is_new, strict=True) if keep]
-    listing = _kept(parent, listing, is_new)
+    listing = _kept(newest, listing, is_new)
     if not listing.tars:
-        say(f"{target.folder}: nothing to add; the newest version is {manifest.number}")
+        say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
     if packing.val_percent:
         listing = hold_out(listing, indexed, packing.val_percent)
     refuse_duplicates(listing, indexed)
-    _refuse_stored_keys(parent, listing, indexed, packing.processes, takes_dropped)
-    starts = parent.starts()
-    splits = by_split(
-        listing, indexed, target.folder, {name: start.number for name, start in starts.items()}
+    _refuse_stored_keys(newest, listing, indexed, takes_dropped)
+    findings = [finding for each in indexed for finding in each.findings]
+    lost, samples = sum(each.is_loss for each in findings), sum(each.samples for each in indexed)
+    limit = (
+        may_be_lost(samples + lost) if packing.allow_left_out is None else packing.allow_left_out
     )
+    if lost > limit:
+        raise DataError(
+            f"{folder}: {lost:,} of {samples + lost:,} images cannot be used, and {limit:,} may be"
+            f" missing; if they are to be left out, add --allow-left-out {lost}"
+        )
+    splits = by_split(listing, indexed, folder, newest.free_numbers())
     classes, numbers = _grown_classes(manifest.classes, indexed)
-    nothing = RecordListing(manifest.dataset, classes, (), iter(()))
-    contents = [tar.contents for tar in chain.from_iterable(splits.values())]
-    plan = replace(
-        parent.planned(make_plan(nothing, packing, starts)[0]),
-        indexed=True,
-        shards=tuple(_planned(splits, starts)),
-        lines_sha256=sha256("".join(each.sha256 for each in contents).encode()).hexdigest(),
-        change={ADOPTED: sum(each.samples for each in contents)},
-    )
-    write = partial(_link, parent, plan, splits, numbers)
-    write_version(target, plan, [], packing, parent.source, write)
-    parent.say_added(plan)
+    link(splits, folder)
+    changes = newest.joined(_added(splits, numbers))
+    newest.refuse_leaks(changes, classes, packing)
+    for line in report_lines(findings):
+        say(line.strip())
+    version = newest.publish(changes, {"adopted": samples}, command, classes=classes)
+    newest.say_added(version)
 
 
-def _listing(parent: Parent, source: Path, split: str) -> TarListing:
-    folder = parent.target.folder
-    listed = {(folder / stored.shard.name).resolve() for stored, _ in parent.stored()}
+def listing_of_tars(newest: NewestVersion, source: Path, split: str) -> TarListing:
+    """Return the tars of a source that no version lists; `split`: of all, empty: by their names.
+
+    UsageError where the folder has images that were converted.
+    """
+    folder, typed = newest.target.folder, shlex.quote(str(source))
+    if not newest.manifest.adopted:
+        if (source / MANIFEST_NAME).exists():
+            raise UsageError(
+                f"{source}: a folder of shards; append the images that it was made from, or "
+                "train on both with --extra-data"
+            )
+        raise UsageError(
+            f"{source}: tars of samples, and {folder} was converted from images; index them on"
+            f" their own: {called('convert')} index {typed} --out FOLDER, and train on both with"
+            " --extra-data FOLDER"
+        )
+    stored = chain(shards_of(newest.source), newest.earlier_shards())
+    listed = {(folder / each.shard.name).resolve() for each in stored}
     command = f"{called('convert')} append {shlex.join(map(str, (source, folder)))}"
-    listing = list_tars((str(source),), split, parent.manifest.dataset, command)
-    return _kept(parent, listing, [tar.path.resolve() not in listed for tar in listing.tars])
+    listing = list_tars((str(source),), split, newest.manifest.dataset, command)
+    return _kept(newest, listing, [tar.path.resolve() not in listed for tar in listing.tars])
 
 
-def _kept(parent: Parent, listing: TarListing, is_new: Sequence[bool]) -> TarListing:
+def _kept(newest: NewestVersion, listing: TarListing, is_new: Sequence[bool]) -> TarListing:
     if not all(is_new):
         count = plural(len(is_new) - sum(is_new), "tar")
-        say(f"{parent.target.folder}: {count}: a version has them already")
+        say(f"{newest.target.folder}: {count}: a version has them already")
     tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
     return replace(listing, tars=tars)
 
 
-def _planned(splits: Splits, starts: Mapping[str, Start]) -> Iterator[PlannedShard]:
-    for name, tars in splits.items():
-        for position, tar in enumerate(tars, starts[name].position):
-            # Those that cannot be used are images of the plan, too: they count as losses.
-            lost = sum(finding.is_loss for finding in tar.contents.findings)
-            yield PlannedShard(tar.name, name, position, tar.contents.samples + lost, 0, 0)
+def _added(splits: Splits, numbers: Mapping[Label, int]) -> dict[str, SplitChange]:
+    import numpy as np
 
-
-def _link(parent: Parent, plan: ShardPlan, splits: Splits, numbers: Mapping[Label, int]) -> None:
-    link(splits, parent.target.folder)
-    for shard, tar in zip(plan.shards, chain.from_iterable(splits.values()), strict=True):
-        rows = rows_of([tar], numbers, shard.number)
-        parent.target.save_result(plan, ShardResult(tar.shard, rows, tar.contents.findings))
+    return {
+        name: SplitChange(
+            [tar.shard for tar in tars], np.frombuffer(rows_of(tars, numbers), INDEX_FIELDS)
+        )
+        for name, tars in splits.items()
+    }
 
 
 def _refuse_stored_keys(
-    parent: Parent,
+    newest: NewestVersion,
     listing: TarListing,
     indexed: Sequence[TarIndex],
-    workers: int,
     takes_dropped: bool,
 ) -> None:
-    is_newest = dict(parent.stored())
-    current, dropped = dict[tuple[str, str], str](), dict[tuple[str, str], str]()
-    for stored, keys in keys_of(list(is_newest), workers).items():
-        shards = current if is_newest[stored] else dropped
-        shards |= {(stored.split, key): stored.shard.name for key in keys}
+    current, dropped = _by_key(shards_of(newest.source)), _by_key(newest.earlier_shards())
     for tar, contents in zip(listing.tars, indexed, strict=True):
         for key in contents.keys.values():
             where = clean(f"{tar.path}: {key}")
@@ -155,6 +159,10 @@ def _refuse_stored_keys(
                     f"{where}: was dropped by an earlier version; to take such samples again, "
                     "add --allow dropped"
                 )
+
+
+def _by_key(shards: Iterable[StoredShard]) -> dict[tuple[str, str], str]:
+    return {(each.split, key): each.shard.name for each in shards for key in each.sample_keys()}
 
 
 def _grown_classes(

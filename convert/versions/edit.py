@@ -1,9 +1,8 @@
-"""Fewer samples, or other classes: the shards that hold them are written anew, under new names.
+"""Fewer samples, or other classes: a version with other rows; no tar is written.
 
-    names or table -> keys of the shards -> plan of what stays -> shards -> next version
+    names or table -> keys of the shards -> rows to drop or to give another class -> next version
 
-The old shards stay as they are, for the versions that have them. What is to change is named on the
-command line, or by a table such as doctor.csv:
+What is to change is named on the command line, or by a table such as doctor.csv:
 
 split,shard,key,class,problem,action,new_class,score,reason
 train,cats-train-000003.tar,cat_17,cat,wrong label,relabel,dog,0.98,…
@@ -13,23 +12,17 @@ that column is taken whole. Of a row, shard and class must be right if they are 
 """
 
 import difflib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
-from rackrun.commandline.options import Examples, Hidden, Positional
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
-from rackrun.convert.options import Packing
-from rackrun.convert.packing.pack import write_shards, write_version
-from rackrun.convert.packing.plan import make_plan
-from rackrun.convert.packing.stored_samples import ShardKeys, StoredSamples, keys_of
+from rackrun.convert.packing.stored_samples import shards_of
 from rackrun.convert.readers.csv_rows import csv_rows
-from rackrun.convert.readers.records import RecordListing
-from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
-from rackrun.convert.versions.parent import Parent
+from rackrun.convert.versions.version import NewestVersion, SplitChange
 from rackrun.errors import DataError, UsageError
 from rackrun.tables import in_cell
 from rackrun.terminal import clean, say
@@ -43,95 +36,73 @@ DONE = {"drop": "dropped", "relabel": "relabelled"}
 
 
 @dataclass(frozen=True)
-class _Change:
-    """What both commands take."""
-
-    action: ClassVar[str]
-
-    data: Positional[str]
-    """Finished shard folder."""
-    samples: Positional[tuple[str, ...]]
-    workers: int = 0
-    """Number of processes; 0: one per core."""
-    label_field: Annotated[str, Hidden] = LABEL_FIELD
-    force: bool = False
-    """Give up another change of DATA that was interrupted."""
-
-    def run(self) -> None:
-        """Make the next version; what is interrupted goes on with the same command."""
-        packing = Packing(workers=self.workers, force=self.force)
-        _edited(self.data, self.samples, self.action, packing, self.label_field)
-
-
-@dataclass(frozen=True)
-class Drop(_Change):
+class Drop:
     """Take samples out of a shard folder, as its next version; its tars stay as they are."""
 
-    action = "drop"
     examples: ClassVar[Examples] = (
         ("{prog} data/shards doctor.csv", "the rows of a table whose action is drop"),
         ("{prog} data/shards cat_17 cat_18", "samples by their keys"),
     )
 
+    data: Positional[str]
+    """Finished shard folder."""
     samples: Positional[tuple[str, ...]]
     """Keys, SHARD.tar/KEY, or CSV files with a column key."""
 
+    def run(self) -> None:
+        """Make the next version."""
+        _edited(self.data, self.samples, "drop")
+
 
 @dataclass(frozen=True)
-class Relabel(_Change):
+class Relabel:
     """Give samples of a shard folder another class, as its next version; its tars stay."""
 
-    action = "relabel"
     examples: ClassVar[Examples] = (
         ("{prog} data/shards doctor.csv", "the rows of a table whose action is relabel"),
         ("{prog} data/shards cat_17=dog", "a sample by its key"),
     )
 
+    data: Positional[str]
+    """Finished shard folder."""
     samples: Positional[tuple[str, ...]]
     """KEY=CLASS, SHARD.tar/KEY=CLASS, or CSV files with the columns key and new_class."""
-    label_field: str = LABEL_FIELD
-    """In tars of other programs: field of .json members that holds the class."""
+
+    def run(self) -> None:
+        """Make the next version."""
+        _edited(self.data, self.samples, "relabel")
 
 
-def _edited(
-    data: str, requests: Sequence[str], action: str, packing: Packing, label_field: str
-) -> None:
+def _edited(data: str, requests: Sequence[str], action: str) -> None:
     edits, others = _edits(requests, action)
-    with Parent.locked(data) as parent:
-        manifest, folder = parent.manifest, parent.target.folder
-        samples = StoredSamples(parent.source, label_field)
-        keys = parent.keys(packing.processes)
-        labels = _labels(parent, edits, keys, packing.processes)
+    with NewestVersion.locked(data) as newest:
+        folder = newest.target.folder
+        labels = _labels(newest, edits)
         if not labels:
-            say(f"{folder}: nothing to {action}; the newest version is {manifest.number}")
+            say(f"{folder}: nothing to {action}; the newest version is {newest.manifest.number}")
             return
-        shards = {name.partition("/")[0] for name in labels}
-        touched = {stored: keys[stored] for stored in keys if stored.shard.name in shards}
-        records = list(samples.records(touched, labels))
-        for record in records:
-            if record.name in labels:
-                samples.labelled(record)  # or an error, before anything is written
-        listing = RecordListing(
-            manifest.dataset, manifest.classes, (samples,), iter(records), copied=True
-        )
-        packing = replace(packing, seed=manifest.seed, val_percent=0.0, preset=parent.preset)
-        packing = replace(packing, allow=("similar-classes",))
-        replaced = Counter(stored.split for stored in touched)
-        plan, lines = make_plan(listing, packing, parent.starts(replaced))
-        plan = replace(
-            parent.planned(plan),
-            origins=manifest.sources,
-            replaced=tuple(sorted(shards)),
-            change={DONE[action]: len(labels)},
-        )
-        if not plan.shards and len(touched) == len(keys):
-            raise UsageError(f"{data}: no sample would be left; remove the folder instead")
-        write = partial(write_shards, parent.target, plan, (samples,), packing)
-        write_version(parent.target, plan, lines, packing, parent.source, write)
-        done = f"{plural(len(labels), 'sample')} {DONE[action]}"
-        say(f"{folder}: version {plan.version} is the newest one: {done}")
+        changes = newest.split_changes()
+        for split, by_row in labels.items():
+            changes[split] = _changed(changes[split], by_row)
+        count = sum(map(len, labels.values()))
+        command = (action, data, *requests)
+        version = newest.publish(changes, {DONE[action]: count}, command).number
+        done = f"{plural(count, 'sample')} {DONE[action]}"
+        say(f"{folder}: version {version} is the newest one: {done}")
         if others:
             say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
+
+
+def _changed(change: SplitChange, labels: dict[int, int | None]) -> SplitChange:
+    import numpy as np
+
+    rows, stays = change.rows, np.ones(len(change.rows), bool)
+    for row, label in labels.items():
+        if label is None:
+            stays[row] = False
+        else:
+            rows["label"][row] = label
+    return SplitChange(change.shards, rows[stays])
 
 
 @dataclass(frozen=True)
@@ -208,22 +179,22 @@ def _edit(row: dict[str, str | None], action: str, where: str) -> Edit | None:
 class _Current(NamedTuple):
     """A sample of the newest version."""
 
+    split: str
     shard: str
+    row: int
     label: int
 
 
-def _labels(
-    parent: Parent, edits: Sequence[Edit], keys: ShardKeys, workers: int
-) -> dict[str, int | None]:
-    """Return the new label by SHARD/KEY, None for a sample to drop; without what is so already.
+def _labels(newest: NewestVersion, edits: Sequence[Edit]) -> dict[str, dict[int, int | None]]:
+    """Return the new label by split and row, None for a sample to drop; without what is so already.
 
     DataError, with file and line, for a key or a class that no version has. Rows that were written
     for another state of their sample are left aside, and the first one is named.
     """
-    classes, current = parent.manifest.classes, _current(edits, keys)
-    _check_absent([edit for edit in edits if edit.key not in current], parent, workers)
-    shards = {stored.shard.name for stored in keys}
-    labels: dict[str, int | None] = {}
+    classes, current = newest.manifest.classes, _current(newest, edits)
+    _check_absent([edit for edit in edits if edit.key not in current], newest)
+    shards = {stored.shard.name for stored in shards_of(newest.source)}
+    wanted: dict[_Current, int | None] = {}
     stale = list[DataError]()
     for edit in edits:
         if edit.key not in current:
@@ -233,33 +204,41 @@ def _labels(
         if len(meant) > 1:
             names = " and ".join(f"{each.shard}/{edit.key}" for each in meant)
             raise edit.refuse(f"two samples have that key; type one of {names}")
-        sample, class_name = meant[0], classes[meant[0].label]
+        sample = meant[0]
         new = _class_number(edit, classes) if edit.new_class else None
-        why = ""
-        if edit.shard in shards and edit.shard != sample.shard:
-            why = f"it is in {sample.shard}, not in {edit.shard}"
-        elif edit.class_name and edit.class_name != class_name:
-            why = f"its class is {class_name}, not {edit.class_name}"
+        why = _other_state(edit, sample, classes[sample.label], shards)
         if why and new != sample.label:  # else the row has been carried out before
             stale.append(edit.refuse(why))
-        elif labels.setdefault(f"{sample.shard}/{edit.key}", new) != new:
+        elif wanted.setdefault(sample, new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
     if stale:
         say(f"left aside {plural(len(stale), 'row')} for another state of DATA; {stale[0]}")
-    before = {f"{each.shard}/{key}": each.label for key in current for each in current[key]}
-    return {name: new for name, new in labels.items() if new != before[name]}
+    labels = defaultdict[str, dict[int, int | None]](dict)
+    for sample, new in wanted.items():
+        if new != sample.label:
+            labels[sample.split][sample.row] = new
+    return labels
 
 
-def _current(edits: Sequence[Edit], keys: ShardKeys) -> dict[str, list[_Current]]:
+def _other_state(edit: Edit, sample: _Current, class_name: str, shards: set[str]) -> str:
+    """Return how a sample differs from what a request says of it; empty if it does not."""
+    if edit.shard in shards and edit.shard != sample.shard:
+        return f"it is in {sample.shard}, not in {edit.shard}"
+    if edit.class_name and edit.class_name != class_name:
+        return f"its class is {class_name}, not {edit.class_name}"
+    return ""
+
+
+def _current(newest: NewestVersion, edits: Sequence[Edit]) -> dict[str, list[_Current]]:
     """Return the samples that edits name, by key, which two splits of other programs may share."""
     asked = {edit.key for edit in edits}
-    current = defaultdict[str, list[_Current]](list)
-    for stored, shard_keys in keys.items():
-        if asked.isdisjoint(shard_keys):
-            continue
-        for key, label in zip(shard_keys, stored.rows["label"].tolist(), strict=True):
+    current, first = defaultdict[str, list[_Current]](list), defaultdict[str, int](int)
+    for stored in shards_of(newest.source):
+        begin, labels = first[stored.split], stored.rows["label"].tolist()
+        first[stored.split] += len(labels)
+        for row, (key, label) in enumerate(zip(stored.sample_keys(), labels, strict=True), begin):
             if key in asked:
-                current[key].append(_Current(stored.shard.name, label))
+                current[key].append(_Current(stored.split, stored.shard.name, row, label))
     return current
 
 
@@ -271,13 +250,12 @@ def _class_number(edit: Edit, classes: Sequence[str]) -> int:
     raise edit.refuse(f"no class {edit.new_class!r}; {hint}; a new class comes with append")
 
 
-def _check_absent(edits: Sequence[Edit], parent: Parent, workers: int) -> None:
+def _check_absent(edits: Sequence[Edit], newest: NewestVersion) -> None:
     """Raise DataError for a sample that is not there, unless it has been dropped already."""
     if not edits:
         return
-    earlier = [stored for stored, is_newest in parent.stored() if not is_newest]
-    dropped = {key for keys in keys_of(earlier, workers).values() for key in keys}
+    dropped = {key for stored in newest.earlier_shards() for key in stored.sample_keys()}
     for edit in edits:
         if edit.key not in dropped:
-            raise edit.refuse(f"no sample has that key (version {parent.manifest.number})")
-    say(f"{parent.target.folder}: {plural(len(edits), 'sample')} dropped already")
+            raise edit.refuse(f"no sample has that key (version {newest.manifest.number})")
+    say(f"{newest.target.folder}: {plural(len(edits), 'sample')} dropped already")

@@ -68,7 +68,11 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "board": "type attach, or report --watch for a page that is drawn again and again",
-        "convert diff": "type convert log: what each version added, dropped and relabelled",
+        "convert diff": "type convert summary: what each version added, dropped and relabelled",
+        "convert log": "type convert summary, which lists the versions",
+        "convert prune": "a version takes next to no room; to be rid of dropped images,"
+        " type convert shards DATA OUT",
+        "convert squash": "type convert shards DATA OUT",
         "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",
         "ledger": "with --exact-epochs, which samples a step has follows from seed, epoch and step",
         "serve status": "type docker ps, or ps -C nginx",

@@ -1,16 +1,8 @@
 """A finished shard folder gets new versions, and no byte of its tars changes."""
 
-import contextlib
 import csv
 import io
-import json
-import os
-import random
-import re
-import shutil
-import signal
 import tarfile
-import time
 import zlib
 from hashlib import sha256
 from pathlib import Path
@@ -18,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from rackrun.convert.__main__ import main
-from rackrun.convert.verify import strangers
-from rackrun.errors import DataError, UsageError
-from rackrun.shards.open import open_source, sources_of
+from rackrun.convert.packing.stored_samples import shards_of
+from rackrun.errors import DataError
+from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
+from rackrun.shards.source import Source
 from tests.convert.conftest import (
     CLASSES,
     FEW,
@@ -31,9 +24,8 @@ from tests.convert.conftest import (
     photos,
     run,
     shown,
-    stock,
 )
-from tests.lab.data import as_hugging_face, by_webdataset, drawn, write_zip
+from tests.lab.data import drawn, write_zip
 from tests.lab.run import write
 
 
@@ -102,20 +94,6 @@ def test_dropped_images_do_not_come_back_by_an_append(tmp_path, data, capsys):
     assert labels(data) == labels(f"{data}@1")
 
 
-def test_webdataset_reads_exactly_each_version(tmp_path, data):
-    """The names that summary prints are the newest version: nothing dropped is in them."""
-    photos(tmp_path / "photos", range(24, 30))
-    run("append", tmp_path / "photos", data)
-    run("drop", data, "cat_1", "dog_25")
-    run("relabel", data, "dog_5=cat", "cat_27=dog")
-    numbers = {"cat": 0, "dog": 1}
-    for location in (f"{data}@{number}" for number in (1, 2, 3, 4)):
-        expected = {key: numbers[name] for key, name in labels(location).items()}
-        assert stock(data, location) == expected
-    assert labels(data)["dog_5"] == "cat" and "cat_1" not in stock(data)
-    assert [source.manifest.number for source in sources_of(str(data))] == [4, 3, 2, 1]
-
-
 def test_new_classes_get_numbers_after_the_old_ones(tmp_path, data):
     """ant comes before cat in the alphabet, and after it in the table: old labels stay right."""
     run("append", photos(tmp_path / "more", range(3), ("ant", "cat")), data)
@@ -126,17 +104,14 @@ def test_new_classes_get_numbers_after_the_old_ones(tmp_path, data):
 
 
 def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data):
-    """Only shards that hold such samples are written anew, under names that none has had."""
+    """No tar is written: the new version has other rows."""
     before, first = digests(data), labels(data)
     run("drop", data, "cat_3")
-    third = manifest_of(data)
     run("relabel", data, "cat_4=dog")
-    assert before.items() <= digests(data).items()
+    assert before == digests(data)
     assert labels(f"{data}@1") == first
     assert labels(f"{data}@2") == {key: name for key, name in first.items() if key != "cat_3"}
     assert labels(data) == labels(f"{data}@2") | {"cat_4": "dog"}
-    names = [shard.name for split in third.splits for shard in split.shards]
-    assert len(set(names) - before.keys()) == 1
     main(["verify", str(data)])
 
 
@@ -213,11 +188,9 @@ def test_leaks_across_versions_are_refused(tmp_path, data):
     assert len(labels(data)) == 48 + 5
 
 
-def keys_of_split(source: object, split: str) -> set[str]:
-    from rackrun.convert.packing.stored_samples import keys_of, shards_of
-
-    shards = [each for each in shards_of(source) if each.split == split]
-    return {key for keys in keys_of(shards, 1).values() for key in keys}
+def keys_of_split(source: Source, split: str) -> set[str]:
+    shards = [stored for stored in shards_of(source) if stored.split == split]
+    return {key for stored in shards for key in stored.sample_keys()}
 
 
 def test_tables_and_archives_are_sources_too(tmp_path, data):
@@ -264,56 +237,6 @@ def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path, data):
     assert added == {"train": 2 * 4, "val": 2 * 2}
 
 
-def test_adopted_tars_keep_all_their_members(tmp_path):
-    """Of tars of other programs, samples are dropped and relabelled with all that is in them."""
-    expected = by_webdataset(tmp_path)
-    before = digests(tmp_path)
-    main(["index", str(tmp_path)])
-    ended, changed, *_ = expected
-    run("drop", tmp_path, ended)
-    run("relabel", tmp_path, f"{changed}={(expected[changed] + 1) % 3}")
-    run("append", photos(tmp_path / "more", range(3), ("0", "2")), tmp_path)
-    assert before.items() <= digests(tmp_path).items()
-    del expected[ended]
-    expected[changed] = (expected[changed] + 1) % 3
-    read = stock(tmp_path)
-    assert expected.items() <= read.items() and len(read) == len(expected) + 6
-    main(["verify", str(tmp_path)])
-
-
-def test_a_drop_from_adopted_tars_keeps_every_other_member(tmp_path):
-    """Of samples whose class lies in a .json, and which have other members besides."""
-    expected = as_hugging_face(tmp_path)
-    main(["index", str(tmp_path)])
-    key = next(iter(expected))
-    run("drop", tmp_path, key)
-    source = open_source(str(tmp_path))
-    left = keys_of_split(source, "train") | keys_of_split(source, "val")
-    assert left == expected.keys() - {key}
-    extra = [
-        name
-        for tar in source.manifest.split("train").shards
-        for name in names_in(tmp_path / tar.name)
-    ]
-    assert sum(name.endswith(".seg.npy") for name in extra) == 2
-    main(["verify", str(tmp_path)])
-
-
-def names_in(path: Path) -> list[str]:
-    with tarfile.open(path) as tar:
-        return tar.getnames()
-
-
-def test_log_lists_what_each_version_changed(data, capsys):
-    """A line per version, the newest first, with what it changed and how much it wrote."""
-    run("drop", data, "cat_1", "cat_2")
-    capsys.readouterr()
-    main(["log", str(data)])
-    newest, first = capsys.readouterr().out.splitlines()
-    assert re.match(r" +2  [0-9a-f]{12}  46 samples in 2 classes: 2 dropped; ", newest)
-    assert re.match(r" +1  [0-9a-f]{12}  48 samples in 2 classes: converted; ", first)
-
-
 def shard_of(location: Path, key: str) -> str:
     source = open_source(str(location))
     for split in source.manifest.splits:
@@ -337,43 +260,6 @@ def test_a_sample_is_named_with_its_shard(data, capsys):
     assert labels(data) == left
 
 
-def test_squash_writes_a_plain_folder(tmp_path, data):
-    """The same samples as the newest version, no history; the same command again is done."""
-    run("drop", data, "cat_1")
-    run("squash", data, tmp_path / "plain")
-    manifest = manifest_of(tmp_path / "plain")
-    assert manifest.parents == () and labels(tmp_path / "plain") == labels(data)
-    names = [shard.name for shard in manifest.split("train").shards]
-    assert names == [f"photos-train-{number:06d}.tar" for number in range(len(names))]
-    run("squash", data, tmp_path / "plain")
-    main(["verify", str(tmp_path / "plain")])
-    run("squash", data, tmp_path / "cut", "--shards", 3)
-    counts = {each.name: len(each.shards) for each in manifest_of(tmp_path / "cut").splits}
-    assert counts == {"train": 3, "val": 1}
-
-
-def test_prune_keeps_what_a_run_names(tmp_path, data):
-    """Versions that no config.json names go with --yes, and only they; a torn one stops it."""
-    for key in ("cat_1", "cat_2", "cat_3"):
-        run("drop", data, key)
-    kept = manifest_of(f"{data}@2")
-    config = tmp_path / "runs" / "sweep" / "a" / "config.json"
-    config.parent.mkdir(parents=True)
-    config.write_text(json.dumps({"data_versions": {"data@2": kept.digest}}))
-    second, newest, before = labels(f"{data}@2"), labels(data), shown(data)
-    prune = ("prune", str(data), "--runs", str(tmp_path / "runs"))
-    main([*prune])
-    assert shown(data) == before
-    main([*prune, "--yes"])
-    assert (labels(f"{data}@2"), labels(data)) == (second, newest)
-    with pytest.raises(DataError, match="version 1 may have been pruned"):
-        labels(f"{data}@1")
-    assert [source.manifest.number for source in sources_of(str(data))] == [4, 2]
-    main(["verify", str(data)])
-    used = {name for number in (2, 4) for name in manifest_of(f"{data}@{number}").files()}
-    assert {name for name in shown(data) if name.endswith((".tar", ".npy"))} == used
-
-
 def test_force_replaces_all_versions(tmp_path, data):
     """A conversion with --force leaves nothing of earlier versions."""
     run("drop", data, "cat_1")
@@ -381,95 +267,3 @@ def test_force_replaces_all_versions(tmp_path, data):
     assert manifest_of(data).number == 1
     main(["verify", str(data)])
     assert not list(data.glob("dataset.v*"))
-
-
-def killed(args: tuple[object, ...], seconds: float) -> None:
-    """Run a command, and kill it and its workers after so many seconds."""
-    process = os.fork()
-    if not process:
-        os.setsid()
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        try:
-            run(*args)
-        finally:
-            os._exit(0)
-    time.sleep(seconds)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-
-
-def check_kills(tmp_path: Path, data: Path, kills: int) -> None:
-    """Kill appends, drops and relabels at random moments: the version is whole or absent.
-
-    The same command completes it, to the very bytes of one that was not killed.
-    """
-    photos(tmp_path / "photos", range(24, 34), (*CLASSES, "emu"))
-    folder, first, before = tmp_path / "killed", labels(data), shown(data)
-    commands: list[tuple[object, ...]] = [
-        ("append", tmp_path / "photos", folder),
-        ("drop", folder, "cat_1", "dog_2", "cat_7"),
-        ("relabel", folder, "cat_3=dog", "dog_9=cat"),
-    ]
-    wholes = []
-    for args in commands:
-        shutil.copytree(data, folder)
-        began = time.monotonic()
-        run(*args)
-        wholes.append((shown(folder), time.monotonic() - began))
-        shutil.rmtree(folder)
-    draw = random.Random(20)
-    for kill in range(kills):
-        args, (whole, seconds) = commands[kill % 3], wholes[kill % 3]
-        shutil.copytree(data, folder)
-        for _ in range(draw.choice((1, 1, 2))):
-            killed(args, draw.uniform(0, seconds * 1.1))
-            after = shown(folder)
-            is_whole = after["dataset.json"] == whole["dataset.json"]
-            assert is_whole or before.items() <= after.items()
-            assert labels(f"{folder}@1") == first
-            assert labels(folder)
-            assert not list(strangers([*sources_of(str(folder))]))
-        run(*args)
-        assert shown(folder) == whole
-        assert {path.name for path in folder.glob(".*")} == {".lock"}
-        shutil.rmtree(folder)
-
-
-def test_kills_leave_a_version_whole_or_absent(tmp_path, data):
-    """A dozen kills at random moments."""
-    check_kills(tmp_path, data, 12)
-
-
-@pytest.mark.long
-def test_ninety_kills_leave_a_version_whole_or_absent(tmp_path, data):
-    """Ninety kills at random moments."""
-    check_kills(tmp_path, data, 90)
-
-
-def test_an_interrupted_change_is_completed_or_given_up(tmp_path, data):
-    """Another command is refused meanwhile; --force forgets what was begun, and its files."""
-    photos(tmp_path / "photos", range(24, 30))
-    before = shown(data)
-    begin_drop(data)
-    with pytest.raises(UsageError, match="another change of it was interrupted"):
-        run("append", tmp_path / "photos", data)
-    main(["verify", str(data)])
-    run("append", tmp_path / "photos", data, "--force")
-    assert manifest_of(data).number == 2
-    del before["dataset.json"]
-    assert before.items() <= shown(data).items()
-
-
-def begin_drop(data: Path) -> None:
-    """Begin a drop, and kill it before its first shard is written."""
-    with pytest.MonkeyPatch.context() as patch:
-
-        def interrupted(*args: object) -> None:
-            raise KeyboardInterrupt
-
-        patch.setattr("rackrun.convert.versions.edit.write_shards", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run("drop", data, "cat_1")

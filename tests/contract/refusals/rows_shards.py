@@ -115,8 +115,8 @@ FAULTS = [
     Refusal("rackrun convert verify data", 65, ("data", "fault"), DATA | damage, shows=shown)
     for shown, damage in (
         ("000000.tar: the image at byte 1536 is damaged", {FIRST: flipped(1600)}),
-        ("000000.tar: byte 0", {FIRST: flipped(3)}),
-        ("index", {FIRST: flipped(512)}),
+        ("000000.tar: byte 1024", {FIRST: flipped(1030)}),
+        ("000000.tar: damaged: its SHA-256", {FIRST: flipped(512)}),
         ("000000.tar: damaged: its SHA-256", {FIRST: flipped(-1)}),
         ("000000.tar", {FIRST: cut(-512)}),
         ("000000.tar: 0 bytes", {FIRST: changed(lambda data: b"")}),
@@ -134,9 +134,7 @@ FAULTS = [
 ]
 
 # Changes of a version.
-DROPPED = {
-    "data": made_by(CONVERT, "rackrun convert drop data cat_3 --workers 1", name="data", **PHOTOS)
-}
+DROPPED = {"data": made_by(CONVERT, "rackrun convert drop data cat_3", name="data", **PHOTOS)}
 CHANGES = [
     Refusal(f"rackrun convert {words}", code, names, DROPPED)
     for words, code, names in (
@@ -151,21 +149,17 @@ CHANGES = [
         ("append nowhere data", 64, "nowhere"),
         ("append nowhere nowhere", 64, "nowhere"),
         ("drop http://localhost/ cat_1", 64, "http://localhost/"),
-        ("squash data data/inside", 64, "data/inside"),
-        ("squash data@7 plain", 64, "version 7"),
-        ("prune data --runs nowhere", 64, "nowhere"),
+        ("shards data data/inside", 64, "data/inside"),
+        ("shards data@7 plain", 64, "version 7"),
+        ("shards data plain --val-percent 5", 64, "--val-percent"),
     )
 ] + [
     Refusal(
-        "rackrun convert prune data --runs runs --yes", 65, "runs/a/config.json",
-        DROPPED | {"runs/a/config.json": "{"},
-    ),
-    Refusal(
-        "rackrun convert drop data cat_1", 65, "'sharpen'",
+        "rackrun convert append images data", 65, "'sharpen'",
         DATA | {MANIFEST: signed(preset={"sharpen": True})},
     ),
     Refusal(
-        "rackrun convert squash data plain", 65, "size",
+        "rackrun convert shards data plain", 65, "size",
         DATA | {MANIFEST: signed(preset={"size": "8"})},
     ),
 ]  # fmt: skip
