@@ -4,25 +4,23 @@ import mmap
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
-from typing import Any, NamedTuple, NoReturn, TypeVar
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
 
-from rackrun.convert.progress import Progress, meter
+import numpy as np
+
+from rackrun.convert.progress import Meter, Progress, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line
 
 GRACE_SECONDS = 5.0
-REPORT_SECONDS = 0.2
-TITLE_BYTES = 1024
-
-# A worker killed by SIGKILL sends no message any more: what it works on has to stand in memory
-# that its parent can read already.
-_title: mmap.mmap | None = None
+SHOWN_SECONDS = 0.2  # between two looks at what is done
+NOTE = np.dtype([("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")])
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -34,18 +32,12 @@ Work = Callable[[Job, ReportProgress], Result]
 It raises a Problem if the job fails.
 """
 
-
-class _Done(NamedTuple):
-    result: Any
-
-
-@dataclass
-class _Worker:
-    process: ForkProcess
-    connection: Connection
-    title: mmap.mmap
-    job: int = -1
-    """The number of the job that it was given last."""
+# A worker killed by SIGKILL sends no message any more: what it works on and what it has done stand
+# in memory that its parent reads, a note for each job. Set in each worker, as it begins.
+_notes: Any = None
+_note: Any = None
+_jobs: Sequence[Any] = ()
+_work: Work[Any, Any]
 
 
 def in_parallel(
@@ -62,78 +54,68 @@ def in_parallel(
     first Problem of any job ends them all, and so does an interrupt: each worker gets a SIGTERM, so
     that it can remove what is half done.
     """
-    # Workers get a job at a time: shards take unequally long, and a list for each would leave some
-    # idle at the end.
-    waiting = list(reversed(range(len(jobs))))
-    results: list[Any] = [None] * len(jobs)
-    crew: list[_Worker] = []
+    if not jobs:
+        return []
+    notes = np.frombuffer(mmap.mmap(-1, len(jobs) * NOTE.itemsize), NOTE)
+    # Forked, so that jobs, open archives and their listings are there without being pickled.
+    pool = ProcessPoolExecutor(
+        min(workers, len(jobs)),
+        multiprocessing.get_context("fork"),
+        _begin,
+        (os.getpid(), notes, jobs, work),
+    )
+    others, crew = set(multiprocessing.active_children()), set[BaseProcess]()
+    futures = list[Future[Result]]()
     try:
-        # Forked before the meter begins: rich draws its bar in a thread, and a fork would copy the
-        # locks that this thread holds.
-        for _ in range(min(workers, len(jobs))):
-            crew.append(_start(jobs, work))  # noqa: PERF401  an interrupt must find all of them
+        # All workers are forked by the first job that is submitted, before the meter begins: rich
+        # draws its bar in a thread, and a fork would copy the locks that this thread holds.
+        futures += (pool.submit(_do, number) for number in range(len(jobs)))
+        crew |= set(multiprocessing.active_children()) - others
         with meter(verb, total, what) as shown:
-            for worker in crew:
-                _send(worker, waiting.pop())
-            busy = list(crew)
-            while busy:
-                ready = wait([worker.connection for worker in busy])
-                for worker in [worker for worker in busy if worker.connection in ready]:
-                    message = _receive(worker)
-                    if isinstance(message, Progress):
-                        shown.advance(message)
-                        continue
-                    results[worker.job] = message.result
-                    if waiting:
-                        _send(worker, waiting.pop())
-                    else:
-                        busy.remove(worker)
+            _wait(futures, notes, shown)
+        return [future.result() for future in futures]
+    except BrokenProcessPool:
+        pool.shutdown()  # the others have been ended, too; now all have exit codes
+        raise _death(crew, notes) from None
     finally:
-        _end(crew)
-    return results
+        # Also what an interrupt between fork and here has left.
+        _end(crew | set(multiprocessing.active_children()) - others)
+        pool.shutdown(cancel_futures=True)
 
 
 def working_on(item: str) -> None:
     """Note the file or image that this worker begins, so that its death can be put down to it."""
-    if _title:
-        encoded = item.encode(errors="replace")[: TITLE_BYTES - 1]
-        _title[: len(encoded) + 1] = encoded + b"\0"
+    if _note is not None:
+        _note["item"] = item.encode(errors="replace")
 
 
-def _start(jobs: Sequence[Job], work: Work[Job, Result]) -> _Worker:
-    # Forked, so that jobs, open archives and their listings are there without being pickled.
-    context = multiprocessing.get_context("fork")
-    title = mmap.mmap(-1, TITLE_BYTES)
-    parent_end, worker_end = context.Pipe()
-    args = (worker_end, jobs, work, title, os.getpid())
-    process = context.Process(target=_serve, args=args, daemon=True)
-    process.start()
-    worker_end.close()
-    return _Worker(process, parent_end, title)
+def _wait(futures: Sequence[Future[Any]], notes: Any, shown: Meter) -> None:
+    """Show progress until all jobs are done; raise the Problem of the first that fails."""
+    waiting, images, size = set(futures), 0, 0
+    while waiting:
+        done, waiting = wait(waiting, SHOWN_SECONDS, FIRST_COMPLETED)
+        now = int(notes["images"].sum()), int(notes["bytes"].sum())
+        shown.advance(Progress(now[0] - images, now[1] - size))
+        images, size = now
+        for future in done:
+            future.result()
 
 
-def _send(worker: _Worker, job: int) -> None:
-    worker.job = job
-    try:
-        worker.connection.send(job)
-    except OSError:  # it was killed between two jobs
-        raise _dead(worker) from None
+def _end(crew: Iterable[BaseProcess]) -> None:
+    for process in crew:
+        process.terminate()
+    for process in crew:
+        process.join(GRACE_SECONDS)
+        if process.is_alive():
+            process.kill()
 
 
-def _receive(worker: _Worker) -> Progress | _Done:
-    try:
-        message: Progress | _Done | Problem = worker.connection.recv()
-    except (EOFError, OSError):
-        raise _dead(worker) from None
-    if isinstance(message, Problem):
-        raise message
-    return message
-
-
-def _dead(worker: _Worker) -> Problem:
-    worker.process.join()
-    exit_code = worker.process.exitcode or 0
-    item = one_line(worker.title[:].partition(b"\0")[0].decode(errors="replace"))
+def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
+    """Return the error for the worker that ended by itself; the pool has ended the others."""
+    ended = [process for process in crew if process.exitcode not in (0, -signal.SIGTERM, 143)]
+    exit_code = (ended[0].exitcode or 0) if ended else -signal.SIGTERM
+    items = notes["item"][notes["pid"] == ended[0].pid] if ended else []
+    item = one_line(items[0].decode(errors="replace")) if len(items) else ""
     reason, remedy = f"exit code {exit_code}", "run the same command again"
     if exit_code == -signal.SIGKILL:
         reason += ", SIGKILL: out of memory, or killed by hand"
@@ -144,65 +126,26 @@ def _dead(worker: _Worker) -> Problem:
     return Problem(f"{item}{': ' if item else ''}a worker process died ({reason}); {remedy}")
 
 
-def _end(crew: list[_Worker]) -> None:
-    for worker in crew:
-        worker.process.terminate()
-    for worker in crew:
-        worker.process.join(GRACE_SECONDS)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.connection.close()
-        worker.title.close()
-
-
-def _serve(
-    connection: Connection,
-    jobs: Sequence[Job],
-    work: Work[Job, Result],
-    title: mmap.mmap,
-    parent: int,
-) -> NoReturn:
-    global _title
-    _title = title
+def _begin(parent: int, notes: Any, jobs: Sequence[Any], work: Work[Any, Any]) -> None:
+    global _notes, _jobs, _work
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
-    signal.signal(signal.SIGTERM, _leave)
-    reporter = _Reporter(connection)
-    while True:
-        job = jobs[connection.recv()]
-        outcome: _Done | Problem
-        try:
-            outcome = _Done(work(job, reporter.advance))
-        except Problem as problem:
-            outcome = problem
-        reporter.flush()
-        working_on("")  # before the answer: a worker killed between two jobs has none to name
-        connection.send(outcome)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    _notes, _jobs, _work = notes, jobs, work
 
 
-class _Reporter:
-    """Sums up progress and sends it a few times a second: one for each image would be too many."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._images = self._bytes = 0
-        self._reported = time.monotonic()
-
-    def advance(self, progress: Progress) -> None:
-        """Count; send the sums if they have not been sent for a while."""
-        self._images += progress.images
-        self._bytes += progress.bytes
-        if time.monotonic() - self._reported > REPORT_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send the sums that have not been sent."""
-        if self._images:
-            self._connection.send(Progress(self._images, self._bytes))
-        self._images = self._bytes = 0
-        self._reported = time.monotonic()
+def _do(number: int) -> Any:
+    global _note
+    _note = _notes[number]
+    _note["pid"] = os.getpid()
+    try:
+        return _work(_jobs[number], _report)
+    except SystemExit as ended:  # by SIGTERM: the pool would hand out the next job
+        os._exit(int(ended.code or 0))
+    finally:
+        _note["pid"] = 0  # a worker that is killed between two jobs has none to name
 
 
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
+def _report(progress: Progress) -> None:
+    _note["images"] += progress.images
+    _note["bytes"] += progress.bytes

@@ -1,6 +1,5 @@
 """However a conversion ends, no partial file has a final name; the same command resumes it."""
 
-import contextlib
 import errno
 import faulthandler
 import os
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -195,32 +193,6 @@ def test_the_image_that_a_worker_died_of_is_named(
     assert reason in str(problem.value) and remedy in str(problem.value)
 
 
-@pytest.fixture
-def pids(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes of workers that report their own numbers as their progress."""
-    pids: list[int] = []
-    shown = SimpleNamespace(advance=lambda progress: pids.append(progress.images))
-    monkeypatch.setattr(
-        "rackrun.convert.packing.workers.meter", lambda *_: contextlib.nullcontext(shown)
-    )
-    monkeypatch.setattr("rackrun.convert.packing.workers.REPORT_SECONDS", -1.0)
-    return pids
-
-
-def test_a_worker_that_is_killed_between_two_jobs_is_named(monkeypatch):
-    """Its end is known by the next job that cannot be handed to it, too."""
-    kill = SimpleNamespace(advance=lambda progress: os.kill(progress.images, signal.SIGKILL))
-    monkeypatch.setattr(
-        "rackrun.convert.packing.workers.meter", lambda *_: contextlib.nullcontext(kill)
-    )
-
-    def work(job: int, report: Callable[[Progress], None]) -> None:
-        report(Progress(os.getpid()))
-
-    with pytest.raises(Problem, match="a worker process died .exit code -9"):
-        in_parallel(range(9), work, 1, "killed", 9)
-
-
 def test_two_converters_on_one_target(slow, command, tmp_path):
     """The second is refused and names the first, which is unharmed; tasks do not mix in either."""
     first = command(*slow)
@@ -285,7 +257,8 @@ def test_a_limit_on_file_sizes(tmp_path, convert, train_zip):
     )
     assert limited.returncode == 74
     assert os.strerror(errno.EFBIG) in limited.stderr and "Traceback" not in limited.stderr
-    assert not list((tmp_path / "out").glob("*.tar")) + list((tmp_path / "out").glob(".*.partial"))
+    assert_only_whole_files(tmp_path / "out")
+    assert not list((tmp_path / "out").glob(".*.partial"))
 
 
 def test_a_folder_that_may_not_be_written(tmp_path, convert, train_zip):
@@ -296,18 +269,30 @@ def test_a_folder_that_may_not_be_written(tmp_path, convert, train_zip):
     assert problem.value.exit_code == 74
 
 
-def test_the_first_problem_ends_all_workers(pids):
+def test_the_first_problem_ends_all_workers(tmp_path):
     """A worker's problem reaches the caller as it was raised, and no worker stays."""
 
     def work(job: int, report: Callable[[Progress], None]) -> None:
-        report(Progress(os.getpid()))
+        (tmp_path / str(os.getpid())).touch()
         if job == 3:
             raise DataError("three")
         time.sleep(0 if job < 3 else 60)
 
     with pytest.raises(DataError, match="three"):
         in_parallel(range(9), work, 3, "slept", 9)
+    pids = [int(path.name) for path in tmp_path.iterdir()]
     assert pids
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+def test_a_worker_that_dies_between_two_jobs_is_named():
+    """It has no image to name, and its end is told by its signal all the same."""
+
+    def work(job: int, report: Callable[[Progress], None]) -> None:
+        if job == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(Problem, match="^a worker process died .exit code -9, SIGKILL"):
+        in_parallel(range(9), work, 1, "killed", 9)
