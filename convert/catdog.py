@@ -48,21 +48,21 @@ class Catdog:
 
     def run(self) -> None:
         """Convert."""
-        pack(listing(self.source, self.out, self.packing.follow_links), self.packing, self.out)
+        pack(listing(self.source, self.out), self.packing, self.out)
 
 
-def listing(source: Path, scratch: Path, follow_links: bool = False) -> RecordListing:
+def listing(source: Path, scratch: Path) -> RecordListing:
     """List the images of an archive or a folder; an inner zip may be unpacked into `scratch`."""
-    container = _container(source, scratch, follow_links)
+    container = _container(source, scratch)
     findings: list[ImageDefect] = []
     records = _records(container, findings, source)
     return RecordListing("catdog", CLASSES, (container,), records, findings, as_published=True)
 
 
-def _container(source: Path, scratch: Path, follow_links: bool) -> Zip | Folder:
+def _container(source: Path, scratch: Path) -> Zip | Folder:
     if source.is_dir():
         inner = source / INNER
-        return _archive(inner, scratch) if inner.is_file() else Folder(source, follow_links)
+        return _archive(inner, scratch) if inner.is_file() else Folder(source)
     if not source.exists():
         raise UsageError(f"{source}: there is no such file or folder")
     return _archive(source, scratch)

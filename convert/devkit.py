@@ -141,14 +141,14 @@ def beside(root: Path, name: str) -> bytes | None:
     """Return a small file in the root, or of the devkit, packed or unpacked."""
     for path in (root / name, root / DEVKIT / "data" / name):
         if path.is_file():
-            with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
+            with reading(path), os.fdopen(opened(path), "rb") as file:
                 return _small(file.read(LARGEST + 1), str(path))
     packed = root / f"{DEVKIT}.tar.gz"
     return _packed(packed, name) if packed.is_file() else None
 
 
 def _packed(path: Path, name: str) -> bytes | None:
-    with reading(path), os.fdopen(opened(path.resolve()), "rb") as file:
+    with reading(path), os.fdopen(opened(path), "rb") as file:
         try:
             data = gzip.GzipFile(fileobj=file).read(LARGEST + 1)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:

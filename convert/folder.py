@@ -78,7 +78,6 @@ class FolderOfClasses:
         images_in_folders = listing(
             self.source,
             self.name,
-            self.packing.follow_links,
             may_be_splits="split-names" in self.packing.allow,
             exclude=self.exclude,
             group_level=self.group_level,
@@ -89,7 +88,6 @@ class FolderOfClasses:
 def listing(
     source: Path,
     name: str = "",
-    follow_links: bool = False,
     fewest: int = 2,
     may_be_splits: bool = False,
     exclude: Sequence[str] = (),
@@ -100,7 +98,7 @@ def listing(
     `may_be_splits`: classes may be called like splits, and no folder is a split. `group_level`: of
     the folders whose images stay together, counted from that of the class; 0 for none.
     """
-    tree = _tree(source, follow_links, exclude)
+    tree = _tree(source, exclude)
     parts = {} if may_be_splits else _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
     classes = tree.folders(*train[:1])
@@ -181,9 +179,9 @@ class _Tree:
         )
 
 
-def _tree(source: Path, follow_links: bool, exclude: Sequence[str]) -> _Tree:
+def _tree(source: Path, exclude: Sequence[str]) -> _Tree:
     if source.is_dir():
-        folder = Folder(source, follow_links, exclude)
+        folder = Folder(source, exclude)
         return _Tree(source, folder, folder.records(), exclude=exclude)
     if not source.exists():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
@@ -231,7 +229,7 @@ def _refuse_splits(tree: _Tree, above: list[str], classes: list[str]) -> None:
             clean(
                 f"{tree.source}: {', '.join(classes[:5])} look like splits, not classes: give a "
                 "folder with train/ and val/ of class folders; links will do, as after mkdir SET "
-                f"&& ln -s {_innermost(tree, *above, named[-1])} SET/train, with --follow-links; "
+                f"&& ln -s {_innermost(tree, *above, named[-1])} SET/train; "
             )
             + NO_SPLITS
         )

@@ -100,21 +100,21 @@ class Imagenet:
         packing = self.packing
         if not self.choice.partial:
             packing = replace(packing, shards=packing.shards or SHARDS)
-        pack(listing(self.source, self.choice, packing.follow_links), packing, self.out)
+        pack(listing(self.source, self.choice), packing, self.out)
 
 
 Entry = tuple[str, Record]
 """The wnid of an image, empty where only the ground truth knows it; its record without a label."""
 
 
-def listing(source: Path, choice: Choice, follow_links: bool = False) -> RecordListing:
+def listing(source: Path, choice: Choice) -> RecordListing:
     """List the images of ImageNet at `source`.
 
     UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
     counts are known, and compared, once the records are exhausted.
     """
     _refuse_decoy(source)
-    store = _open(source, follow_links)
+    store = _open(source)
     truth = Truth(store.text)
     wnids = _chosen(sorted(store.wnids()), choice, source)
     names = truth.names()
@@ -169,9 +169,9 @@ class OfficialArchives:
 class Tree:
     """Folders of images."""
 
-    def __init__(self, root: Path, follow_links: bool) -> None:
+    def __init__(self, root: Path) -> None:
         self._root = root
-        self._folder = Folder(root, follow_links)
+        self._folder = Folder(root)
         self.containers: tuple[Container, ...] = (self._folder,)
 
     def wnids(self) -> set[str]:
@@ -240,7 +240,7 @@ ImagenetFiles = OfficialArchives | Tree | KaggleZip
 """The forms in which ImageNet is stored on disks."""
 
 
-def _open(source: Path, follow_links: bool) -> ImagenetFiles:
+def _open(source: Path) -> ImagenetFiles:
     if source.is_dir():
         wnid = "n" + "[0-9]" * 8
         has_class_folders = any(
@@ -251,7 +251,7 @@ def _open(source: Path, follow_links: bool) -> ImagenetFiles:
         has_tars = (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists()
         if has_tars and not has_class_folders:
             return OfficialArchives(source)
-        return Tree(source, follow_links)
+        return Tree(source)
     if source.suffix == ".zip":
         return KaggleZip(source)
     if source.exists():

@@ -30,8 +30,6 @@ class Packing:
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
     unique-labels: most classes have one image. Repeatable."""
-    follow_links: bool = False
-    """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
     """Number of processes; 0: one per core."""
     task_index: int | None = None

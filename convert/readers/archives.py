@@ -15,7 +15,7 @@ ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 def open_images(source: Path) -> Folder | Zip | Tar:
     """Return a folder, a zip, or a tar (also of tars); UsageError for anything else."""
     if source.is_dir():
-        return Folder(source, follow_links=True)
+        return Folder(source)
     descriptor = open_archive(source)
     try:
         head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)

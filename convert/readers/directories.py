@@ -1,13 +1,11 @@
 """A folder of image files as a source: listed once, or files of it that a table names.
 
-Each file is read when its turn comes.
-
-A symbolic link is followed where it leads to something below the root, or anywhere if that was
-allowed. What it leads to is settled while the folder is listed, so that it cannot be exchanged
-later.
+Each file is read when its turn comes. Symbolic links are followed, as whoever made them expects,
+and counted.
 """
 
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -25,58 +23,45 @@ from rackrun.convert.readers.records import (
 )
 from rackrun.errors import DataError
 from rackrun.shards.index import Origin
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
 
-MOST_LINKS = 4  # to folders on the way to a file: more may be a circle
+NAMED = 3  # links that a line names
 
 
 class Folder:
     """A folder of image files; a record's name is the path below it."""
 
-    def __init__(self, root: Path, follow_links: bool = False, exclude: Sequence[str] = ()) -> None:
+    def __init__(self, root: Path, exclude: Sequence[str] = ()) -> None:
         self.root = root
         self._exclude = exclude
-        self._real_root = root.resolve()
-        self._follow_links = follow_links
         self._bytes = 0
         self._listing = sha256()
-        self._links: dict[str, int] = {}  # how many lead to a folder, by name
-        self._elsewhere: dict[str, Path] = {}  # what links lead to, by name; a folder's ends with /
+        self._links = list[str]()
         self.findings: list[ImageDefect] = []
         """Files that are no records; complete once the records are exhausted."""
 
     def records(self) -> Iterator[Record]:
         """Yield every file below as a record that lacks key and label, sorted by name.
 
-        DataError for a device or the like.
+        DataError for a device or the like, and for links that lead nowhere or in a circle.
         """
-        pending = [""]
-        while pending:
-            name = pending.pop()
-            if name.endswith("/") or not name:
-                real = self._elsewhere.get(name, self._real_root / name)
-                with reading(self.root / name), os.scandir(real) as entries:
-                    names = sorted(
-                        self._named(name, entry)
-                        for entry in entries
-                        if not self._is_left_out(f"{name}{entry.name}")
-                    )
-                pending += reversed(names)  # the last one is popped first
-                continue
-            with reading(self.root / name):
-                size = self._real_path(name).lstat().st_size
-            self._bytes += size
-            self._listing.update(f"{name}\0{size}\n".encode("utf-8", "surrogateescape"))
-            yield Record("", 0, "", name, 0, 0, size, size)
+        with reading(self.root):
+            above = [self.root.stat()]
+        yield from self._below("", above)
+        if self._links:
+            links, names = plural(len(self._links), "symbolic link"), first_few(self._links, NAMED)
+            say(clean(f"{self.root}: {links} followed: {names}"))
 
     def origin(self) -> Origin:
         """Return the folder's entry of the manifest; the listing must be complete."""
-        return Origin(as_text(self._real_root.name), self._bytes, self._listing.hexdigest())
+        return Origin(as_text(self.root.resolve().name), self._bytes, self._listing.hexdigest())
 
     def read(self, record: Record) -> bytes:
         """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
         if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
-        path = self._real_path(record.name)
+        path = self.root / record.name
         with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
             data = file.read(record.size + 1)
         if len(data) != record.size:
@@ -86,12 +71,24 @@ class Folder:
             )
         return data
 
-    def _real_path(self, name: str) -> Path:
-        if not self._elsewhere:
-            return self.root / name
-        folder, slash, file = name.rpartition("/")
-        above = self._elsewhere.get(folder + slash)
-        return self._elsewhere.get(name) or (above / file if above else self.root / name)
+    def _below(self, folder: str, above: list[os.stat_result]) -> Iterator[Record]:
+        """Yield the files below a folder, whose name ends with a slash; `above` lead to it."""
+        with reading(self.root / folder), os.scandir(self.root / folder) as entries:
+            kept = [each for each in entries if not self._is_left_out(f"{folder}{each.name}")]
+            listed = [(self._named(folder, entry), entry.stat()) for entry in kept]
+        for name, status in sorted(listed):
+            if not name.endswith("/"):
+                self._bytes += status.st_size
+                line = f"{name}\0{status.st_size}\n"
+                self._listing.update(line.encode("utf-8", "surrogateescape"))
+                yield Record("", 0, "", name, 0, 0, status.st_size, status.st_size)
+            elif any(os.path.samestat(status, each) for each in above):
+                raise DataError(
+                    clean(f"{self.root / name}: a symbolic link to a folder that it lies in: links")
+                    + " lead in a circle"
+                )
+            else:
+                yield from self._below(name, [*above, status])
 
     def _is_left_out(self, name: str) -> bool:
         # Folders are not entered: lost+found is root's, and its content is nobody's image.
@@ -101,39 +98,20 @@ class Folder:
         return bool(applying)
 
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
-        # That of a folder, or of a link to one, ends with a slash.
-        name = f"{folder}{entry.name}"
-        if entry.is_symlink():  # first: is_file and is_dir follow it
-            return self._followed(name, self._links.get(folder, 0) + 1)
-        if entry.is_file():
-            return name
-        if not entry.is_dir():
-            raise DataError(f"{self.root / name}: no regular file; move it out of {self.root}")
-        name += "/"
-        if folder in self._elsewhere:
-            self._elsewhere[name] = self._elsewhere[folder] / entry.name
-            self._links[name] = self._links[folder]
-        return name
-
-    def _followed(self, name: str, links: int) -> str:
-        link = self.root / name
-        # Not Path.resolve, which raises an error where links lead in a circle.
-        real = Path(os.path.realpath(self._real_path(name)))
-        if links > MOST_LINKS:
-            raise DataError(
-                f"{link}: the {links}th symbolic link on the way: they lead in a circle"
-            )
-        if not real.is_dir() and not real.is_file():
-            raise DataError(f"{link}: a symbolic link to {real}, where no file or folder is")
-        if not self._follow_links and not real.is_relative_to(self._real_root):
-            raise DataError(
-                f"{link}: a symbolic link to {real}, outside {self.root}; if that is meant, "
-                "add --follow-links"
-            )
-        if real.is_dir():
-            name += "/"
-            self._links[name] = links
-        self._elsewhere[name] = real
+        """Return the name of a file, or that of a folder and a slash."""
+        name, path = f"{folder}{entry.name}", self.root / folder / entry.name
+        if entry.is_symlink():
+            if not path.exists():
+                raise DataError(
+                    clean(f"{path}: a symbolic link to {path.readlink()}, where nothing is")
+                )
+            self._links.append(name)
+        mode = entry.stat().st_mode
+        if stat.S_ISDIR(mode):
+            return f"{name}/"
+        if not stat.S_ISREG(mode):
+            where = f"{path}: {f'a link to {path.readlink()}, ' if entry.is_symlink() else ''}"
+            raise DataError(clean(f"{where}no regular file; move it out of {self.root}"))
         return name
 
 

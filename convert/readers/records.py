@@ -179,7 +179,7 @@ def as_text(name: str) -> str:
 
 def opened(path: Path) -> int:
     """Open a regular file; OSError for all else, also for a pipe, without waiting."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
@@ -189,7 +189,7 @@ def opened(path: Path) -> int:
 def open_archive(path: Path) -> int:
     """Open an archive that the user has named; UsageError if there is none."""
     try:
-        return opened(path.resolve())
+        return opened(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be opened: {error.strerror}") from None
 

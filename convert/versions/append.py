@@ -46,7 +46,7 @@ from rackrun.units import plural
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
-OF_IMAGES = ("test_percent", "exif", "follow_links")
+OF_IMAGES = ("test_percent", "exif")
 """Options that tars of other programs do not have."""
 COMPARED_AT_ONCE = 64  # images
 WORK = ".appending"  # the folder of a conversion whose shards join DATA at its end
@@ -88,8 +88,6 @@ class Append:
     dropped: images that were dropped before. Repeatable."""
     exclude: tuple[str, ...] = ()
     """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
-    follow_links: bool = False
-    """Also follow symbolic links that lead out of SOURCE."""
     workers: int = 0
     """Number of processes; 0: one per core."""
     force: bool = False
@@ -133,7 +131,6 @@ class Append:
             return listing_of_folder(
                 self.source,
                 "",
-                self.follow_links,
                 fewest=1,
                 may_be_splits="split-names" in self.allow,
                 exclude=self.exclude,

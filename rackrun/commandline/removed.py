@@ -28,6 +28,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--first-batch-seconds": "it is 5 minutes; to fill caches before the first step, type"
         " --cache FOLDER --prefetch",
+        "--follow-links": "leave it out: symbolic links in a folder are followed, and counted",
         "--gpu-decode": "loader workers decode all images; to halve their work, convert the data"
         " with --short-side 256",
         "--grace-seconds": "ranks have 5 seconds to end after a failure; a run that you stop has"

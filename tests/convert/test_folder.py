@@ -92,15 +92,16 @@ def test_links_within_the_folder_are_followed(tmp_path, convert):
     assert samples["a_linked"] == samples["a_more_0"] == samples["b_0"]
 
 
-def test_a_set_assembled_of_links_is_converted(tmp_path, convert):
-    """train -> /nvme/train is how ImageNet is put together on clusters: one option says so."""
+def test_a_set_assembled_of_links_is_converted(tmp_path, convert, capsys):
+    """train -> /nvme/train is how ImageNet is put together on clusters: links are counted."""
     write(tmp_path / "nvme", classes(6, "a", "b"))
     (tmp_path / "nvme" / "b" / "more").symlink_to(tmp_path / "ssd")
     write(tmp_path / "ssd", {"9.jpg": drawn(9)})
     folder = write(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
     (folder / "train").symlink_to(tmp_path / "nvme")
-    keys = {sample.key for sample in everything(convert("folder", folder, "--follow-links"))}
+    keys = {sample.key for sample in everything(convert("folder", folder))}
     assert len(keys) == 15 and "b_more_9" in keys
+    assert "2 symbolic links followed: train, train/b/more" in capsys.readouterr().err
 
 
 TRAIN = {f"train/{name}": data for name, data in classes(10, "a", "b").items()}

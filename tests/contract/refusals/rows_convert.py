@@ -134,18 +134,6 @@ CLASSES = [
 # Links, devices, files that are none.
 LINKS = [
     Refusal(FOLDER, 65, "x.jpg", PHOTOS | {"photos/a/x.jpg": fifo}),
-    Refusal(
-        FOLDER, 65, ("x.jpg", "--follow-links"),
-        PHOTOS | {"elsewhere/0.jpg": drawn(0), "photos/a/x.jpg": link("../../elsewhere/0.jpg")},
-    ),
-    Refusal(
-        FOLDER, 65, ("x.jpg", "--follow-links"),
-        PHOTOS | {"elsewhere/0.jpg": drawn(0), "photos/a/x.jpg": link("../../elsewhere")},
-    ),
-    Refusal(
-        FOLDER, 65, ("photos/train", "--follow-links"),
-        below("nvme", TWO) | below("photos/val", TWO) | {"photos/train": link("../nvme")},
-    ),
     Refusal(FOLDER, 65, "/dev/zero", PHOTOS | {"photos/a/x.jpg": link("/dev/zero")}),
     Refusal(FOLDER, 65, "nowhere", PHOTOS | {"photos/a/x.jpg": link("nowhere")}),
     Refusal(FOLDER, 65, "x.jpg", PHOTOS | {"photos/a/x.jpg": link("x.jpg")}),
