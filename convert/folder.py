@@ -65,7 +65,8 @@ class FolderOfClasses:
     exclude: tuple[str, ...] = ()
     """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers; by default they are sorted."""
+    """File with a class per line, in the order of their numbers, others are left out; by default
+    all, sorted."""
     group_level: int = 0
     """Images that share a folder stay on one side when some are held out: 1 for a folder in that of
     the class, 2 for one in that; 0: none do."""

@@ -68,7 +68,8 @@ class HuggingFace:
     name: str = ""
     """Name of the data set in the shards' names; by default SOURCE's."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers; by default as in the data set."""
+    """File with a class per line, in the order of their numbers, others are left out; by default
+    all, as in the data set."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

@@ -26,6 +26,7 @@ from rackrun.convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Tru
 from rackrun.convert.images.info import LEFT_OUT
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
+from rackrun.convert.readers.class_order import classes_in
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import safe_key
 from rackrun.convert.readers.records import (
@@ -61,7 +62,8 @@ class Choice:
     """The part of the data set that is converted."""
 
     classes: str = ""
-    """Only these wnids, separated by commas; or a number: the first N in sorted order."""
+    """Only these wnids, separated by commas; a file with one per line, in the order of their
+    numbers; or a number: the first N in sorted order."""
     limit: int = 0
     """Maximum number of images per class and split; 0: all."""
     subset: bool = False
@@ -291,6 +293,11 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
     if count is not None:
         return wnids[:count]
     asked = sorted(set(choice.classes.split(",")))
+    if (
+        len(asked) == 1 and Path(choice.classes).is_file()
+    ):  # ImageNet-100: a wnid a line, with or without its name
+        lines = classes_in(Path(choice.classes))
+        asked = list(dict.fromkeys(line.partition(" ")[0] for line in lines if line))
     missing = [wnid for wnid in asked if wnid not in wnids]
     if missing:
         raise UsageError(f"--classes: {source} has no class {', '.join(missing)}")

@@ -77,7 +77,8 @@ class ImageTable:
     name: str = ""
     """Name of the data set in the shards' names; by default the table's."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers; by default they are sorted."""
+    """File with a class per line, in the order of their numbers, others are left out; by default
+    all, sorted."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

@@ -20,6 +20,7 @@ from rackrun.terminal import one_line
 
 GRACE_SECONDS = 5.0
 SHOWN_SECONDS = 0.2  # between two looks at what is done
+ENDING = (signal.SIGINT, signal.SIGTERM)
 NOTE = np.dtype([("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")])
 
 Job = TypeVar("Job")
@@ -69,17 +70,22 @@ def in_parallel(
     try:
         # All workers are forked by the first job that is submitted, before the meter begins: rich
         # draws its bar in a thread, and a fork would copy the locks that this thread holds.
-        futures += (pool.submit(_do, number) for number in range(len(jobs)))
-        crew |= set(multiprocessing.active_children()) - others
+        # Signals wait meanwhile: until a worker has its own handlers, it has those of its parent.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            futures += (pool.submit(_do, number) for number in range(len(jobs)))
+            crew |= set(multiprocessing.active_children()) - others
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         with meter(verb, total, what) as shown:
             _wait(futures, notes, shown)
+        pool.shutdown()
         return [future.result() for future in futures]
     except BrokenProcessPool:
         pool.shutdown()  # the others have been ended, too; now all have exit codes
         raise _death(crew, notes) from None
     finally:
-        # Also what an interrupt between fork and here has left.
-        _end(crew | set(multiprocessing.active_children()) - others)
+        _end(crew)  # none is left after a good end
         pool.shutdown(cancel_futures=True)
 
 
@@ -130,8 +136,15 @@ def _begin(parent: int, notes: Any, jobs: Sequence[Any], work: Work[Any, Any]) -
     global _notes, _jobs, _work
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _leave)
     _notes, _jobs, _work = notes, jobs, work
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
+
+
+def _leave(number: int, frame: object) -> None:
+    if _note is None or not _note["pid"]:
+        os._exit(128 + number)
+    sys.exit(128 + number)  # what is half done is removed on the way
 
 
 def _do(number: int) -> Any:

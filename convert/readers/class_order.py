@@ -1,11 +1,14 @@
-"""The order of classes that a file gives: a name per line, by number."""
+"""The classes that a file chooses and orders: a name per line, by number."""
 
 from dataclasses import replace
 from pathlib import Path
 
 from rackrun.convert.readers.records import RecordListing
 from rackrun.errors import UsageError
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
+from rackrun.units import first_few
+
+NAMED = 5  # classes that a line names
 
 
 def classes_in(path: Path) -> tuple[str, ...]:
@@ -19,15 +22,26 @@ def classes_in(path: Path) -> tuple[str, ...]:
 
 
 def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
-    """Return the listing with its classes in the order of a file, which has all of them."""
+    """Return the listing with the classes of a file, in its order; the others are left out."""
     if path is None:
         return listing
     names = classes_in(path)
     numbers = {name: number for number, name in enumerate(names)}
     if len(numbers) < len(names):
         raise UsageError(f"--classes {path}: a class is in it twice, or a line is empty")
-    if unknown := [name for name in listing.classes if name not in numbers]:
-        raise UsageError(clean(f"--classes {path}: no {unknown[0]!r} in it, a class of the source"))
-    label_of = [numbers[name] for name in listing.classes]
-    records = (record._replace(label=label_of[record.label]) for record in listing.records)
+    number_of = [numbers.get(name) for name in listing.classes]
+    left_out = [name for name in listing.classes if name not in numbers]
+    count = f"{len(left_out):,} of the {len(listing.classes):,} classes of the source"
+    if len(listing.classes) - len(left_out) < 2:
+        raise UsageError(
+            clean(f"--classes {path}: {count} are not in it, such as {left_out[0]!r}; two at least")
+            + " are needed"
+        )
+    if left_out:
+        say(clean(f"--classes {path}: {count} are left out: {first_few(left_out, NAMED)}"))
+    records = (
+        record._replace(label=number)
+        for record in listing.records
+        if (number := number_of[record.label]) is not None
+    )
     return replace(listing, classes=names, records=records)

@@ -430,6 +430,15 @@ def test_classes_have_the_order_of_a_file(tmp_path, convert):
     assert {sample.label for sample in everything(out) if sample.key.startswith("a_")} == {2}
 
 
+def test_a_file_chooses_classes(tmp_path, convert, capsys):
+    """Those that it does not name are left out, in a line."""
+    source = write(tmp_path / "set", classes(4, "a", "b", "c"))
+    (tmp_path / "names.txt").write_text("c\na\n")
+    out = convert("folder", source, "--classes", tmp_path / "names.txt")
+    assert manifest_of(out).classes == ("c", "a") and len(everything(out)) == 8
+    assert "1 of the 3 classes of the source are left out: b" in capsys.readouterr().err
+
+
 def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
     """Frames of a video are all in train, all in val or all in test, whatever their class."""
     files = {

@@ -88,6 +88,12 @@ def test_a_part_is_converted_when_it_is_asked_for(small_imagenet, tmp_path):
     }
     assert len(two) == 14 + 6
     assert len(listing(source, Choice(classes="3")).classes) == 3
+    (tmp_path / "two.txt").write_text("n03126707 crane\nn02012849\n")
+    of_a_file = converted(source, Choice(classes=str(tmp_path / "two.txt")))
+    assert {key[:9]: label for key, (split, label, _) in of_a_file.items() if split == "train"} == {
+        "n03126707": 0,
+        "n02012849": 1,
+    }
     few = converted(source, Choice(limit=2))
     assert len(few) == 2 * 4 + 2 * 4
     assert "n01440764_0" in few and "n01440764_5" not in few

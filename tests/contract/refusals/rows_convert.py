@@ -65,7 +65,8 @@ WORDS = [
     Refusal(f"{FOLDER} --group-level 1", 64, "--group-level", TRAIN | VAL),
     Refusal(f"{FOLDER} --classes names", 64, "names", PHOTOS),
     Refusal(
-        f"{FOLDER} --classes names.txt", 64, ("names.txt", "'a'"), PHOTOS | {"names.txt": "b\n"},
+        f"{FOLDER} --classes names.txt", 64, ("names.txt", "'a'", "two at least"),
+        PHOTOS | {"names.txt": "b\n"},
     ),
     Refusal("rackrun convert imagenet in out --limit -1", 64, "--limit -1"),
     Refusal("rackrun convert imagenet in out --classes 0", 64, "--classes 0"),
