@@ -61,7 +61,7 @@ def precheck(
     needs_timm = config.model.startswith(TIMM) or config.optimizer == "lamb"
     parts = (config.model, config.optimizer, config.lr_schedule)
     return TaskNeeds(
-        packages=("click", *(["timm"] if needs_timm else [])),  # which no torch brings
+        packages=(*(["timm"] if needs_timm else []), "click"),  # which no torch brings
         trackers=tuple(config.trackers),
         modules=tuple(dict.fromkeys(_elsewhere(parts))),
         weights=weights_file,

@@ -528,14 +528,15 @@ def test_gpus_that_include_names_must_exist(remote):
 
 
 def with_torch_alone(folder: Path, is_rackrun_there: bool = True) -> Path:
-    """Write an interpreter that finds torch, and rackrun if that is there, and no other package."""
+    """Write an interpreter that finds torch, rackrun if that is there with click, and no more."""
     site, python = folder / "site", folder / "torch-alone"
     site.mkdir()
     if is_rackrun_there:
         (site / "rackrun").symlink_to(ROOT / "rackrun")
-    spec = importlib.util.find_spec("torch")
-    assert spec and spec.origin
-    (site / "torch").symlink_to(Path(spec.origin).parent)
+    for package in ("torch", *(["click"] if is_rackrun_there else [])):
+        spec = importlib.util.find_spec(package)
+        assert spec and spec.origin
+        (site / package).symlink_to(Path(spec.origin).parent)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     return python
