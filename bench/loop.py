@@ -34,13 +34,12 @@ from rackrun.training.config import Config
 from rackrun.training.data.open import Synthetic
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import set_up
-from rackrun.training.loop import train
 from rackrun.training.optimizer import make_optimizer
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Ranks
-from rackrun.training.schedule import make_schedule
+from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
+from rackrun.training.train import train
 from rackrun.training.world import joined
 
 WARM_UP_STEPS = 5
@@ -145,8 +144,7 @@ def looped(task: Task, config: Config) -> Cost:
         config = replace(config, run_folder=folder)
         with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
             compute, data = set_up(config, ranks), Timed(task, config, ranks)
-            schedule = make_schedule(config, data.epoch_steps, 1)
-            train(TrainingRun(task, config, ranks, requests, compute, data, schedule, None))
+            train(TrainingRun(task, config, ranks, requests, compute, data))
             return data.clocks.cost
 
 

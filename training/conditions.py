@@ -1,7 +1,7 @@
 """When an option of training has an effect, as a table; what is typed without one is refused.
 
 Defaults are not refused but adapted, and one of the run's first lines names them
-(training/phases/resolved.py). Nothing here imports torch.
+(training/first_lines.py). Nothing here imports torch.
 """
 
 import re

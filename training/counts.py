@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
-
-from rackrun.errors import Problem
-from rackrun.training.differences import short
-from rackrun.units import first_few, plural
 
 MOST_NAMED = 5  # samples in a line
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
@@ -60,47 +55,6 @@ class Scaling(NamedTuple):
     def is_lost(self) -> bool:
         """Return whether gradients overflow at any scale."""
         return self.scale < SMALLEST_SCALE
-
-
-class Diverged(Problem):
-    """The loss, the outputs or the weights are no finite numbers."""
-
-    exit_code = 76
-
-
-def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
-    """Raise Diverged unless training can go on."""
-    if counts.samples and not math.isfinite(counts.loss):
-        symptom = f"the loss is {counts.loss}"
-    elif scaling and scaling.is_lost:
-        symptom = "gradients overflow float16 at any scale of the loss"
-    else:
-        return
-    raise _diverged(symptom, step, ", or --precision fp32" if scaling else "")
-
-
-def check_weights(step: int, are_finite: bool) -> None:
-    """Raise Diverged unless a run could go on from the weights after this step."""
-    if not are_finite:
-        raise _diverged("weights are not finite", step)
-
-
-def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
-    return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
-
-
-def not_finite(step: int, keys: Sequence[str], images: int) -> Diverged:
-    """Return the error for a step whose loss is not finite before any weight changes by it.
-
-    `keys` are those of its images that alone have no finite output.
-    """
-    if not keys:
-        return _diverged(f"the loss of {plural(images, 'image')} is not finite", step)
-    return Diverged(
-        f"the model's output is not finite for {first_few([*map(short, keys)], MOST_NAMED)} (step"
-        f" {step}): mend the model, or take such images out; where a model standardizes each image,"
-        " one of a single color divides by 0"
-    )
 
 
 class Counter:

@@ -102,9 +102,9 @@ def run(source: TaskSource, config: "Config") -> int:
     if config.workers and not config.synthetic:
         start_worker_server(source.model)
     task = task_of(source)
-    from rackrun.training import loop
+    from rackrun.training import train
 
-    return loop.run(task, config)
+    return train.run(task, config)
 
 
 def _tried(source: TaskSource, config: "Config", needs: "TaskNeeds") -> "TaskNeeds":

@@ -1,14 +1,16 @@
 """The definition of a task: its model and transforms. Everything else is in the training loop."""
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from rackrun.training.data.transforms import Transforms
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,19 @@ class Task:
             f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"
             " return rackrun.Transforms(size)"
         )
+
+    def for_workers(self, config: Any) -> TransformsOfEpoch:
+        """Return its transforms as loader workers get them; UsageError if they cannot be sent."""
+        transforms = partial(self.transforms, config)
+        try:
+            if config.workers and not config.synthetic:
+                pickle.dumps(transforms)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"task {self.name}: its transforms cannot be sent to loader workers: {error}; make"
+                " them a `def` at the top of its file, or type --workers 0"
+            ) from None
+        return transforms
 
 
 def _called(function: Callable[..., object]) -> str:

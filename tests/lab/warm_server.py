@@ -41,7 +41,7 @@ TORCH = (
 
 OURS = (
     "rackrun.training.entry",
-    "rackrun.training.loop",
+    "rackrun.training.train",
     "rackrun.training.config",
     "rackrun.run_report.page",
 )
@@ -185,7 +185,7 @@ def forget_another_tree() -> None:
     """Have our modules imported anew where those of a clone, or of a host, come first."""
     spec = importlib.machinery.PathFinder.find_spec("rackrun")
     is_elsewhere = spec and f"{ROOT}{os.sep}" not in f"{spec.origin}"
-    if is_elsewhere and "rackrun.training.loop" in sys.modules:
+    if is_elsewhere and "rackrun.training.train" in sys.modules:
         for name in [name for name in sys.modules if name.partition(".")[0] == "rackrun"]:
             del sys.modules[name]
 

@@ -249,10 +249,10 @@ def test_a_mistake_in_code_of_the_user_is_called_that(program, path):
             ["rackrun/errors.py", "/home/me/net.py", "torch/nn/modules/module.py"],
             "net.py:2",
         ),
-        (["training/loop.py", "torch/nn/modules/module.py"], ""),
+        (["training/train.py", "torch/nn/modules/module.py"], ""),
         (["training/tasks/classify/model.py", "threading.py"], ""),
-        (["training/loop.py", "their_models/net.py", "torch/functional.py"], "net.py:2"),
-        (["training/loop.py", "other_models/net.py"], ""),
+        (["training/train.py", "their_models/net.py", "torch/functional.py"], "net.py:2"),
+        (["training/train.py", "other_models/net.py"], ""),
         (["examples/own_parts.py", "training/data/loader.py"], "own_parts.py:1"),
     ],
 )

@@ -19,10 +19,10 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
+from rackrun.training import balance, setup
+from rackrun.training.balance import Balance
 from rackrun.training.config import Config
 from rackrun.training.data.worker_server import start_worker_server
-from rackrun.training.phases import balance, begin
-from rackrun.training.phases.balance import Balance
 from rackrun.training.ranks import Ranks
 from rackrun.training.task import Task
 from rackrun.training.world import joined
@@ -75,7 +75,7 @@ def main(runs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
     if any(run.get("workers") for run in runs):
         start_worker_server(__name__)
-    with patch.object(begin, "TrainingState", Timed), joined(Config(device="cpu")) as ranks:
+    with patch.object(setup, "TrainingState", Timed), joined(Config(device="cpu")) as ranks:
         for run in runs:
             ran(ranks, run)
     os._exit(0)

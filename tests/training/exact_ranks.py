@@ -32,24 +32,23 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint, loop, optimizer, world
+from rackrun.training import checkpoint, loss, optimizer, setup, world
 from rackrun.training import state as states
+from rackrun.training import train as loop
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.data.open import open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
 from rackrun.training.entry import enter
-from rackrun.training.loop import train
-from rackrun.training.phases import begin, loss
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.resume import resumed
-from rackrun.training.schedule import make_schedule
+from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.sync import uneven_inputs
 from rackrun.training.task import Task
+from rackrun.training.train import train
 from rackrun.training.world import joined
 from tests.lab.oracles import NOTED, exact_epochs
 
@@ -208,8 +207,7 @@ def ran(config: Config, ranks: Ranks, task: Task = TASK) -> dict[str, Any]:
         data = open_data(
             config, ranks, partial(task.transforms, config), task.name, task.synthetic_classes
         )
-        schedule = make_schedule(config, data.epoch_steps, 1)
-        assert train(TrainingRun(task, config, ranks, stops, compute, data, schedule, earlier)) == 0
+        assert train(TrainingRun(task, config, ranks, stops, compute, data, earlier)) == 0
     return Kept.last.state_dict()
 
 
@@ -343,7 +341,7 @@ def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
 
     expected = ran(settings(49, "whole"), ranks)
     with (
-        patch.object(begin, "TrainingState", Sharded),
+        patch.object(setup, "TrainingState", Sharded),
         patch.object(states, "make_optimizer", sharded),
     ):
         result = ran(settings(49, "sharded"), ranks)
@@ -501,7 +499,7 @@ def main(names: list[str]) -> None:
     torch.set_num_threads(1)
     timeout = 20 if "a_stray_collective_does_not_pass" in names else 300
     with (
-        patch.object(begin, "TrainingState", Kept),
+        patch.object(setup, "TrainingState", Kept),
         patch.object(world, "COLLECTIVE_TIMEOUT", timedelta(seconds=timeout)),
         joined(Config(device="cpu")) as ranks,
     ):

@@ -19,13 +19,12 @@ from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
-from rackrun.training.loop import train
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.run.resume import resumed
-from rackrun.training.schedule import make_schedule
+from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
+from rackrun.training.train import train
 
 CLASSES, SIZE, GLOBAL_BATCH = 3, 8, 16
 
@@ -89,12 +88,9 @@ class Halves(Data):
 
 def ran(config: Config, ranks: Ranks, data: Halves, task: Task = TASK) -> int:
     config = replace(config, batch_size=GLOBAL_BATCH // ranks.world)
-    schedule = make_schedule(config, data.epoch_steps, ranks.world)
     earlier = resumed(config.resume, TASK.name, ranks) if config.resume else None
     with StopRequests(config.save_minutes) as stops:
-        return train(
-            TrainingRun(task, config, ranks, stops, set_up(config, ranks), data, schedule, earlier)
-        )
+        return train(TrainingRun(task, config, ranks, stops, set_up(config, ranks), data, earlier))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from rackrun.training import loop
+from rackrun.training import train as loop
 from rackrun.training.config import Config
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.entry import enter
-from rackrun.training.phases import step
 from rackrun.training.task import Task
 
 SIZE = 8
@@ -65,7 +64,7 @@ def main(args: list[str]) -> int:
 
 def die_in(number: int) -> None:
     """Kill this process when it has computed the loss of this step."""
-    steps, summed_loss = count(1), step.summed_loss
+    steps, summed_loss = count(1), loop.summed_loss
 
     def lost(*args: Any) -> torch.Tensor:
         loss = summed_loss(*args)
@@ -73,7 +72,7 @@ def die_in(number: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return loss
 
-    step.summed_loss = lost
+    loop.summed_loss = lost
 
 
 if __name__ == "__main__":

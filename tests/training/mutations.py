@@ -95,12 +95,12 @@ def _coupled(right: Function) -> Function:
     return lambda groups, **options: Adam(groups, **options)
 
 
-STEP = "rackrun.training.phases.step"
+STEP = "rackrun.training.train"
 MUTATIONS = (
     Mutation(
         "squared weights of classes",
-        "rackrun.training.phases.start",
-        "TrainingRun.class_weights",
+        "rackrun.training.setup",
+        "TrainingRun.weights_for",
         _squared,
     ),
     Mutation(
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         "gradients of a part left out",
         STEP,
-        "parts_of",
+        "split",
         lambda right: lambda *args: right(*args)[:1],
     ),
     Mutation(

@@ -21,12 +21,11 @@ from rackrun.training.data.open import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
-from rackrun.training.loop import train
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Numbers, Ranks
-from rackrun.training.schedule import make_schedule
+from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
+from rackrun.training.train import train
 from tests.training import reference
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 
@@ -176,12 +175,11 @@ def distance(ranks: Ranks, folder: Path, name: str, **options: Any) -> float:
     recipe = RECIPES[name]
     config = replace(settings(recipe, ranks.world, folder), **options)
     data = InMemory(ranks, recipe)
-    schedule = make_schedule(config, data.epoch_steps, 1)
     with StopRequests(0) as requests:
         compute = set_up(config, ranks)
-        weights = torch.tensor(recipe.weights)
         task = replace(TASK, model=overflowing(ranks)) if recipe.skipped else TASK
-        run = TrainingRun(task, config, ranks, requests, compute, data, schedule, None, weights)
+        run = TrainingRun(task, config, ranks, requests, compute, data)
+        run.class_weights = torch.tensor(recipe.weights)
         assert train(run) == 0
     return far_from_reference(folder, ranks.world, recipe) if ranks.first else 0.0
 

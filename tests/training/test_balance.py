@@ -15,13 +15,13 @@ import torch
 
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
+from rackrun.training.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.config import Config
 from rackrun.training.data.open import Planned, open_data
 from rackrun.training.data.order.cut import Cut
 from rackrun.training.data.slots import LEAD
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.monitor.stragglers import Waiting
-from rackrun.training.phases.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import WorldError
 from tests.lab.oracles import exact_epochs, trained_rows

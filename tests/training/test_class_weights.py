@@ -11,7 +11,7 @@ from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import training_mixture, training_pool
-from rackrun.training.phases.loss import class_weights
+from rackrun.training.loss import class_weights
 from rackrun.training.ranks import Ranks
 
 CLASSES = ("cat", "dog", "bird")

@@ -9,11 +9,9 @@ from rackrun.training.counts import (
     SMALLEST_SCALE,
     Counter,
     Counts,
-    Diverged,
     Scaling,
-    check_finite,
-    check_weights,
 )
+from rackrun.training.divergence import Diverged, check_finite, check_weights
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from rackrun.contract.variables import NOTE_ROWS
 from rackrun.convert.__main__ import main as convert
 from rackrun.errors import UsageError
 from rackrun.shards.open import open_source
-from rackrun.training import loop
+from rackrun.training import train as loop
 from rackrun.training.data.open import open_data
 from rackrun.training.models.weights import load_weights
 from rackrun.training.run.data_version import chosen
@@ -96,7 +96,7 @@ def test_the_first_append_while_ranks_open_the_folder_changes_nothing(data, tmp_
         append(data, tmp_path)
         return open_data(*args)
 
-    monkeypatch.setattr("rackrun.training.phases.start.open_data", late)
+    monkeypatch.setattr("rackrun.training.setup.open_data", late)
     recorded = run(data, tmp_path / "first", epochs=1)
     assert open_source(str(data)).manifest.number == 2
     assert recorded["data_versions"] == {f"{data}@1": first.digest}

@@ -23,7 +23,8 @@ from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.contract.variables import NOTE_ROWS
 from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint, loop
+from rackrun.training import checkpoint
+from rackrun.training import train as loop
 from rackrun.training.config import Config, from_command_line
 from rackrun.training.data.open import Planned
 from rackrun.training.data.pool import SamplePool, training_mixture, training_pool

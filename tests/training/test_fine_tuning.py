@@ -21,7 +21,8 @@ from torchvision import models
 
 from rackrun.catdog.model import TASK
 from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint, loop
+from rackrun.training import checkpoint
+from rackrun.training import train as loop
 from rackrun.training.entry import run_command
 from tests.lab import warm
 from tests.training.conftest import same_weights, settings

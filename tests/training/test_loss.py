@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rackrun.training.phases.loss import class_weights, summed_loss
+from rackrun.training.loss import class_weights, summed_loss
 from rackrun.training.settings.optim import OptimSettings
 
 

@@ -8,7 +8,8 @@ from torch.optim import SGD
 
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
-from rackrun.training.counts import SMALLEST_SCALE, Counts, Diverged, Scaling, check_finite
+from rackrun.training.counts import SMALLEST_SCALE, Counts, Scaling
+from rackrun.training.divergence import Diverged, check_finite
 from rackrun.training.optimizer import LossScale
 from rackrun.training.state import TrainingState
 

@@ -11,7 +11,6 @@ import pytest
 from rackrun.errors import UsageError
 from rackrun.training.config import Config
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.phases.start import _for_workers
 from rackrun.training.task import Task
 from tests.lab import warm
 from tests.lab.data import drawn
@@ -61,5 +60,5 @@ def test_a_lambda_is_refused_where_workers_would_need_it():
     with pytest.raises(
         UsageError, match="task mine: .* `def` at the top of its file, or type --wor"
     ):
-        _for_workers(task, Config(data="x"))
-    assert _for_workers(task, Config(data="x", workers=0))(0) == Transforms(8)
+        task.for_workers(Config(data="x"))
+    assert task.for_workers(Config(data="x", workers=0))(0) == Transforms(8)

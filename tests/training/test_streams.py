@@ -10,20 +10,19 @@ import torch
 
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import RECIPES
-from rackrun.training.counts import Counter, as_counts
+from rackrun.training.counts import as_counts
 from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import Compute
 from rackrun.training.evaluation import Table
-from rackrun.training.phases.start import TrainingRun
-from rackrun.training.phases.step import train_step
 from rackrun.training.ranks import Ranks
-from rackrun.training.schedule import make_schedule
+from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.sync.gradient_sync import GradientSync
 from rackrun.training.sync.step_exchange import StepExchange
+from rackrun.training.train import Trainer
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: reading one raises
@@ -81,25 +80,24 @@ def test_a_step_asks_the_device_for_nothing(recipe, options):
     )  # fmt: skip
     ranks = Ranks(0, 1, 0, 1, NUMBERLESS)
     compute = Compute(CPU, precision="bf16", channels_last=True, compile=False)
-    state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     batch = Batch(
         torch.empty((4, 3, 32, 32), dtype=torch.uint8, device=NUMBERLESS),
         torch.empty(4, dtype=torch.int64, device=NUMBERLESS),
     )
     data = Synthetic(config, TASK.transforms(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
-    run = TrainingRun(
-        TASK, config, ranks, StopRequests(0), compute, data, make_schedule(config, 5, 1), None
-    )
-    counter = Counter(NUMBERLESS)
-    sync = GradientSync(config, ranks, state)
-    exchange = StepExchange(ranks, lambda: run.requests.pending)
-    state.step = 1
+    run = TrainingRun(TASK, config, ranks, StopRequests(0), compute, data)
+    run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
+    trainer = Trainer(run)
+    trainer.sync = GradientSync(config, ranks, run.state)
+    trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)
+    run.log.shows_next_batch = False
+    run.state.step = 1
     for _ in range(2):
-        state.set_lr(0.1)
-        exchange.begin()
-        train_step(run, state, sync, batch, TASK.transforms(config, 0), exchange, counter)
+        run.state.set_lr(0.1)
+        trainer.exchange.begin()
+        trainer.step(batch, config.grad_accum_steps, TASK.transforms(config, 0))
     with pytest.raises((RuntimeError, NotImplementedError)):
-        as_counts(counter.sums)  # the line of the log is the one that asks
+        as_counts(run.log.sums.sums)  # the line of the log is the one that asks
 
 
 def test_counting_a_batch_of_an_evaluation_asks_the_device_for_nothing():

@@ -12,7 +12,7 @@ import pytest
 
 from rackrun.catdog.model import TASK
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.training import loop
+from rackrun.training import train as loop
 from rackrun.training.track import tracker
 from rackrun.training.track.lines import summary
 from rackrun.training.track.tracker import Sent, Tracker, read_sent

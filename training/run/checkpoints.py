@@ -10,7 +10,7 @@ from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import BackgroundSaves, Content
-from rackrun.training.counts import check_weights
+from rackrun.training.divergence import check_weights
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.progress import ProgressReporter
 from rackrun.training.state import TrainingState

@@ -16,8 +16,9 @@ from rackrun.terminal import one_line
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import Content
 from rackrun.training.config import Config
-from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling, check_finite
+from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling
 from rackrun.training.data.open import Data
+from rackrun.training.divergence import check_finite
 from rackrun.training.monitor.stragglers import Waiting
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.checkpoints import RunCheckpoints

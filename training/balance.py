@@ -27,10 +27,8 @@ from rackrun.training.data.order.cut import MOST_SHARE, Cut
 from rackrun.training.data.order.epoch import Numbers
 from rackrun.training.data.slots import LEAD
 from rackrun.training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.recorder import RunRecorder
-from rackrun.training.state import TrainingState
+from rackrun.training.setup import TrainingRun
 from rackrun.training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
@@ -42,15 +40,14 @@ LEAST_SHARE = 8  # a rank gets an eighth of its even part at least
 Times = npt.NDArray[np.float64]
 
 
-def begin_balance(
-    run: TrainingRun, state: TrainingState, log: RunRecorder, stragglers: StragglerMonitor
-) -> "Balance | None":
+def begin_balance(run: TrainingRun, stragglers: StragglerMonitor) -> "Balance | None":
     """Begin to look for a faster cut; None where only an even one is possible.
 
     A line says why, unless this rank is alone.
     """
     if run.ranks.world == 1:
         return None
+    state, log = run.state, run.log
     if why := why_even(state.model, run.data.batch, run.ranks.world):
         log.say(f"--balance auto: steps are cut evenly, since {why}")
         return None

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from rackrun.training.config import Config
-from rackrun.training.phases.resolved import Resolved, class_lines, lines, packed
+from rackrun.training.first_lines import Facts, class_lines, lines, packed
 
 H100 = "NVIDIA H100 80GB HBM3"
-CLUSTER: Resolved = {
+CLUSTER: Facts = {
     "device": "cuda",
     "precision": "bf16",
     "world_size": 64,

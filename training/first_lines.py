@@ -29,21 +29,18 @@ from rackrun.training.data.open import Data
 from rackrun.training.differences import short
 from rackrun.training.layers import heads_of
 from rackrun.training.models.named import is_own
-from rackrun.training.phases.start import TrainingRun
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.schedule import Stage
 from rackrun.training.settings.optim import BODY
-from rackrun.training.state import TrainingState
+from rackrun.training.setup import TrainingRun
 from rackrun.units import first_few, plural
 from rackrun.user_code.revision import git_commit
 
 WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
-Resolved = dict[str, Any]
+Facts = dict[str, Any]
 
 
-def resolved(
-    config: Config, ranks: Ranks, data: Data, model: nn.Module, precision: str
-) -> Resolved:
+def facts_of(config: Config, ranks: Ranks, data: Data, model: nn.Module, precision: str) -> Facts:
     """Return the facts of a run; every rank has to ask, as they exchange what is theirs."""
     commit = ""
     if ranks.first:  # the launcher's, whose code this is; without a launcher that of this folder
@@ -86,12 +83,11 @@ def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
     return [hosts[node] for node in sorted(hosts)]
 
 
-def first_lines(
-    run: TrainingRun, state: TrainingState, facts: Resolved, folder: Path
-) -> Iterator[str]:
+def lines_of(run: TrainingRun, facts: Facts) -> Iterator[str]:
     """Yield the first lines of a run: its facts, its stages, how even its classes are."""
-    yield from lines(facts, folder)
-    yield f"the model sees images of {run.transforms.described()}"
+    state = run.state
+    yield from lines(facts, run.log.folder.path)
+    yield f"the model sees images of {run.preparation.described()}"
     stages, classes = run.schedule.stages_from(state.epoch), run.data.classes
     head = next(reversed(heads_of(state.model, len(classes))), "")
     yield from stage_lines(run.config, stages, head, _first_weights(run))
@@ -100,7 +96,7 @@ def first_lines(
         yield from class_lines(run.config, classes, sizes, evaluated)
 
 
-def lines(facts: Resolved, folder: Path) -> list[str]:
+def lines(facts: Facts, folder: Path) -> list[str]:
     """Return the facts as the first lines of a run, broken between facts only."""
     run_id = os.environ.get(variables.RUN_ID, "")[:8]
     count = facts["parameters"]
@@ -209,7 +205,7 @@ def remarks(run: TrainingRun) -> list[str]:
     return texts
 
 
-def images(facts: Resolved) -> list[str]:
+def images(facts: Facts) -> list[str]:
     """Return the data set and its size, or that the images are noise."""
     of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
     if not facts["images"]:
@@ -233,7 +229,7 @@ def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
     return rows
 
 
-def _machines(facts: Resolved) -> Iterator[str]:
+def _machines(facts: Facts) -> Iterator[str]:
     hosts = facts["hosts"]
     alone = len(hosts) == 1
     where = hosts[0]["name"] if alone else plural(len(hosts), "host")

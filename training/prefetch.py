@@ -8,8 +8,7 @@ import time
 import torch
 
 from rackrun.contract import phases
-from rackrun.training.phases.start import TrainingRun
-from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import NOTHING, SAVE
 from rackrun.units import data_size, duration
 
@@ -17,11 +16,12 @@ MEETING_SECONDS = 1.0  # between two exchanges
 LINE_SECONDS = 30.0  # between two lines where a launcher shows the rest
 
 
-def prefetch(run: TrainingRun, log: RunRecorder) -> int:
+def prefetch(run: TrainingRun) -> int:
     """Wait for the shards that hosts fetch; return the request that ends this early, or 0.
 
     All ranks return together.
     """
+    log = run.log
     log.progress.phase(phases.PREFETCH)
     cache, began, reported = run.data.cache, time.monotonic(), 0.0
     total = _sum(run, cache.missing_bytes())

@@ -1,0 +1,85 @@
+"""Where training cannot go on: a loss, outputs or weights that are no finite numbers."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from rackrun.errors import Problem
+from rackrun.training.counts import Counts, Scaling
+from rackrun.training.data.samples import Batch
+from rackrun.training.device import Compute, Normalise
+from rackrun.training.differences import short
+from rackrun.training.evaluation import MOST_NAMED, answered
+from rackrun.training.state import TrainingState
+from rackrun.units import first_few, plural
+
+
+class Diverged(Problem):
+    """The loss, the outputs or the weights are no finite numbers."""
+
+    exit_code = 76
+
+
+def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
+    """Raise Diverged unless training can go on."""
+    if counts.samples and not math.isfinite(counts.loss):
+        symptom = f"the loss is {counts.loss}"
+    elif scaling and scaling.is_lost:
+        symptom = "gradients overflow float16 at any scale of the loss"
+    else:
+        return
+    raise _diverged(symptom, step, ", or --precision fp32" if scaling else "")
+
+
+def check_weights(step: int, are_finite: bool) -> None:
+    """Raise Diverged unless a run could go on from the weights after this step."""
+    if not are_finite:
+        raise _diverged("weights are not finite", step)
+
+
+def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
+    return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
+
+
+def not_finite(step: int, keys: Sequence[str], images: int) -> Diverged:
+    """Return the error for a step whose loss is not finite before any weight changes by it.
+
+    `keys` are those of its images that alone have no finite output.
+    """
+    if not keys:
+        return _diverged(f"the loss of {plural(images, 'image')} is not finite", step)
+    return Diverged(
+        f"the model's output is not finite for {first_few([*map(short, keys)], MOST_NAMED)} (step"
+        f" {step}): mend the model, or take such images out; where a model standardizes each image,"
+        " one of a single color divides by 0"
+    )
+
+
+def require_finite(
+    compute: Compute,
+    state: TrainingState,
+    batch: Batch,
+    normalise: Normalise,
+    loss: torch.Tensor,
+) -> None:
+    """Raise Diverged for a loss that is not finite, with the images that make it so.
+
+    The weights have not changed by this step yet. Images are tried one by one, as a batch norm
+    spreads what is not finite in one of them to all.
+    """
+    if math.isfinite(float(loss.detach())):
+        return
+    model = state.model.eval()
+    with torch.no_grad():
+        for buffer in model.buffers():  # a batch norm has taken up what is not finite already
+            if buffer.is_floating_point():
+                buffer.nan_to_num_(0.0, 0.0, 0.0)
+        bad = [
+            f"{shard}: {key}"
+            for (shard, key), image in zip(batch.keys, torch.split(batch.images, 1), strict=False)
+            if not answered(compute.logits(model, normalise, image)).all()
+        ]
+    if len(bad) == len(batch.labels) > 1:  # it is the weights
+        bad = []
+    raise not_finite(state.step + 1, bad, len(batch.labels))

@@ -1,1 +1,0 @@
-"""The phases of a run, one file each, in the order in which the loop enters them."""

@@ -1,0 +1,126 @@
+"""The set-up of a run: join the other ranks, set up the device, open the data, build the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, replace
+from functools import cached_property
+
+import torch
+
+from rackrun.training.conditions import without_evaluation
+from rackrun.training.config import Config
+from rackrun.training.data.open import Data, open_data
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.device import Compute, set_up
+from rackrun.training.dry_step import require_copy
+from rackrun.training.loss import class_weights
+from rackrun.training.models.recomputed import with_recomputed_blocks
+from rackrun.training.ranks import Ranks
+from rackrun.training.run import compatibility
+from rackrun.training.run.data_version import pinned
+from rackrun.training.run.folder import own_folder
+from rackrun.training.run.progress import report_start
+from rackrun.training.run.recorder import RunRecorder
+from rackrun.training.run.resume import Earlier, earlier_run
+from rackrun.training.schedule import make_schedule
+from rackrun.training.state import TrainingState
+from rackrun.training.stop_requests import StopRequests
+from rackrun.training.task import Task
+from rackrun.training.world import joined
+
+
+@contextmanager
+def started(task: Task, config: Config) -> Iterator[TrainingRun]:
+    """Join the world that torchrun describes as one of its ranks; yield the run, set up."""
+    report_start()
+    with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
+        compute = set_up(config, ranks)
+        earlier = earlier_run(config, task.name, ranks)  # of any host, sent to all
+        config = earlier.resolved(config) if earlier else task.resolve(config)
+        # Before the data are opened: ranks must read one version, though an append ends meanwhile.
+        version = pinned(config, earlier, ranks)
+        transforms = task.for_workers(config)
+        with closing(
+            open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)
+        ) as data:
+            if not data.has_evaluation:
+                config = without_evaluation(config)
+            run = TrainingRun(task, config, ranks, requests, compute, data, earlier)
+            run.version_remarks = version.remarks
+            yield run
+
+
+class TrainingRun:
+    """What a run is made of; only the state and the record of it change."""
+
+    version_remarks: tuple[str, ...] = ()
+    """Whether a resumed run stays on its version of the data."""
+
+    def __init__(
+        self,
+        task: Task,
+        config: Config,
+        ranks: Ranks,
+        requests: StopRequests,
+        compute: Compute,
+        data: Data,
+        earlier: Earlier | None = None,
+    ) -> None:
+        """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from."""
+        self.task, self.config, self.ranks, self.requests = task, config, ranks, requests
+        self.compute, self.data, self.earlier = compute, data, earlier
+        self.schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
+        self.class_weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
+        self.state = self._new_state()
+
+    def _new_state(self) -> TrainingState:
+        config, compute = self.config, self.compute
+        model = self.task.built(config, len(self.data.classes))
+        if config.gradient_checkpointing:
+            with_recomputed_blocks(model)
+        if config.ema_decay:
+            require_copy(model, config)
+        state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
+        if compute.compile and state.average:
+            state.average.model.compile()  # the copy of a compiled model is not compiled
+        return state
+
+    @cached_property
+    def log(self) -> RunRecorder:
+        """The record of the run; SaveError if the checkpoint to go on from does not fit."""
+        config, data = self.config, self.data
+        described = {
+            "task": self.task.name,
+            "classes": list(data.classes),
+            "dataset": data.dataset,
+            "preparation": asdict(self.preparation),
+            "config": asdict(config),
+            "lanes": data.lanes,
+            "data_versions": data.versions,
+        }
+        identity = compatibility.identity(
+            described, self.state.model, data.digest, data.batch, data.epoch_steps
+        )
+        if self.earlier:
+            compatibility.check(identity, described, self.earlier.content, self.earlier.path)
+        folder = own_folder(self.task.name, config.run_folder, self.ranks)
+        return RunRecorder(folder, config, self.schedule, self.ranks, data, described, identity)
+
+    @property
+    def preparation(self) -> Transforms:
+        """How evaluation and prediction show images to the trained model."""
+        transforms = self.task.transformed(self.config, self.config.epochs - 1)
+        return replace(transforms, conversion=self.data.conversion, upright=self.data.upright)
+
+    def weights_for(self, logits: torch.Tensor) -> torch.Tensor | None:
+        """Return the weight of each class in the loss, as these logits are; None if all count 1."""
+        return None if self.class_weights is None else self.class_weights.to(logits)
+
+    def agreed_request(self) -> int:
+        """Return the strongest request of any rank: none, to save, or to stop.
+
+        It is an exchange: all ranks have to ask at the same point of the run.
+        """
+        return self.ranks.all_reduce_max(self.requests.pending)

@@ -1,0 +1,318 @@
+"""Train an image classifier: set up, loop, step, evaluate, save; read from top to bottom.
+
+The position of a run is one number, the step: the learning rate, the samples, their augmentation
+and random numbers follow from it, so that a checkpoint needs no more than `TrainingState`. A run
+has one stage, or two with --head-epochs, which train different layers (training/schedule.py).
+
+The gradient of a step is the sum over the samples of all ranks divided by the global batch, which
+is constant. DDP divides the sum of the ranks' gradients by their number; the loss is scaled to
+compensate for that, and is never reduced before `backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from functools import lru_cache
+from itertools import islice
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+from rackrun.contract import phases
+from rackrun.errors import UserCodeError
+from rackrun.terminal import say
+from rackrun.training.balance import begin_balance, remedy
+from rackrun.training.begin import begin
+from rackrun.training.config import Config
+from rackrun.training.counts import as_counts
+from rackrun.training.data.loader import first_batch, waits_reported
+from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms
+from rackrun.training.device import seed_step
+from rackrun.training.divergence import require_finite
+from rackrun.training.dry_step import unused_layers, why_unused
+from rackrun.training.evaluation import Scores, Table
+from rackrun.training.loss import summed_loss
+from rackrun.training.monitor.stragglers import StragglerMonitor
+from rackrun.training.monitor.trace import StepTrace
+from rackrun.training.pictures import GRID_IMAGES, predictions, training_pictures
+from rackrun.training.prefetch import prefetch
+from rackrun.training.ranks import is_of_exchange
+from rackrun.training.run.noted_rows import note_rows
+from rackrun.training.run.progress import compilation_reported
+from rackrun.training.schedule import Stage, check_scaled_lr, due
+from rackrun.training.setup import TrainingRun, started
+from rackrun.training.stop_requests import SAVE
+from rackrun.training.sync.gradient_sync import GradientSync
+from rackrun.training.sync.step_exchange import StepExchange
+from rackrun.training.task import Task, are_probabilities, check_logits
+from rackrun.units import plural
+
+SOFTMAX = (
+    "the model's outputs are probabilities, as of a softmax at its end; the loss takes logits:"
+    " leave the softmax out, or training stops far from its best"
+)
+
+
+def run(task: Task, config: Config) -> int:
+    """Train as one rank of the world that torchrun describes; return the exit code."""
+    with started(task, config) as opened:
+        return train(opened)
+
+
+def train(run: TrainingRun) -> int:
+    """Train to the end (0), or until a signal asks to stop (128 + its number)."""
+    check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
+    with run.log as log, compilation_reported(log.progress, run.compute.compile):
+        begin(run)
+        try:
+            with run.data.cache.filling():
+                # A signal while caches fill ends the run before a step is taken.
+                if run.config.prefetch and (request := prefetch(run)):
+                    return request
+                return Trainer(run).train()
+        except (RuntimeError, OSError) as error:
+            if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
+                unused = why_unused(unused_layers(run.state.model, set()), run.config)
+                raise UserCodeError(unused or str(error)) from None
+            # On a GPU, steps that are counted here may not have been computed.
+            if run.ranks.device.type == "cpu" and is_of_exchange(error):
+                # Another rank has failed: a restart goes on from here.
+                log.checkpoints.keep_step(run.state)
+            raise
+
+
+class Trainer:
+    """Trains a run, stage by stage, epoch by epoch, step by step."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.task, self.config, self.ranks, self.data = run.task, run.config, run.ranks, run.data
+        self.schedule, self.state = run.schedule, run.state
+        self.compute, self.log = run.compute, run.log
+        self.run = run
+
+    def train(self) -> int:
+        """Train the remaining stages; return 0, or 128 + the number of a signal."""
+        config, state, log = self.config, self.state, self.log
+        trace = StepTrace(config.profile_steps, log.folder.trace, self.ranks)
+        with (
+            closing(trace),
+            # Closed, so that loader workers end here, and not whenever garbage is collected.
+            closing(trace.watched(self.batches(), state.step)) as batches,
+        ):
+            for stage in self.schedule.stages_from(state.epoch):
+                # Before the monitor and DDP look at the weights: both take those that train.
+                state.freeze(stage.frozen, len(self.data.classes))
+                with closing(self._prepared_stage()):
+                    request = self.train_stage(stage, batches)
+                log.checkpoints.wait()
+                if request:
+                    return request
+            trace.close()
+            log.remark(trace.remark())
+            self.finish()
+        return 0
+
+    def batches(self) -> Generator[Batch]:
+        """Return this rank's remaining batches, once every rank has read its first one."""
+        # One iterator for the whole run: loader workers read ahead across the end of an epoch.
+        batches = self.data.training(self.state.step)
+        return waits_reported(first_batch(batches, self.ranks), batches, self.log.progress)
+
+    def _prepared_stage(self) -> StragglerMonitor:
+        # What is made anew for each stage: DDP waits for the gradients of all weights that trained
+        # when it was made.
+        config, state, ranks = self.config, self.state, self.ranks
+        is_balanced = config.balance == "auto"
+        self.stragglers = StragglerMonitor(state.model, state.optimizer, ranks, is_balanced)
+        self.balance = begin_balance(self.run, self.stragglers) if is_balanced else None
+        # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
+        # after a step, so they agree on the strongest request during the steps.
+        self.exchange = StepExchange(
+            ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
+        )
+        self.sync = GradientSync(config, ranks, state)
+        self.log.remark(self.sync.remark(self.data.samples_in(self.schedule.epoch_steps - 1)))
+        return self.stragglers
+
+    def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
+        """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
+        config, state, log, schedule = self.config, self.state, self.log, self.schedule
+        while state.epoch < stage.last and not state.exhausted:
+            # New ones for each epoch: images may grow with the epochs.
+            transforms = self.task.transforms(config, state.epoch)
+            epoch_end = (state.epoch + 1) * schedule.epoch_steps
+            log.train()
+            for batch in self.stragglers.watched(islice(batches, epoch_end - state.step)):
+                self.exchange.begin()  # travels while this step computes
+                note_rows(log.folder.path, self.ranks, state.step, batch)
+                # A function of the step, so that a run that resumes has nothing to restore.
+                state.set_lr(schedule.lr(state.step))
+                parts, fewest = self.parts_in(state.step)
+                with self.sync.step(self.data.samples_in(state.step), fewest):
+                    self.step(batch, parts, transforms)
+                # From here on, state.step is the number of steps that are done.
+                log.step(state.step)
+                self.cut_anew()
+                if schedule.logs(state.step, epoch_end):
+                    self.log_interval()
+                request = self.exchange.request
+                saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
+                if request := self.save_or_stop(request, saves):
+                    return request
+            if request := self.end_epoch():
+                return request
+        return 0
+
+    def cut_anew(self) -> None:
+        """Cut later steps by the speeds of the ranks, if it is time (--balance auto)."""
+        if not self.balance:
+            return
+        if cut := self.balance.next_cut(self.state.step, self.exchange.largest):
+            self.data.recut(cut)
+            self.log.shares(cut.step, self.balance.counts)
+
+    def parts_in(self, step: int) -> tuple[int, int]:
+        """Return in how many parts this rank computes its batch, and the fewest samples of any."""
+        # Under an even cut equally many on all ranks, as SyncBatchNorm needs: it exchanges in each.
+        per_part = self.config.batch_size // self.config.grad_accum_steps
+        parts, fewest = _parts_and_fewest(self.data.cut(step), self.data.samples_in(step), per_part)
+        return parts[self.ranks.rank], fewest
+
+    def step(self, batch: Batch, parts: int, transforms: Transforms) -> None:
+        """Take a step of the optimizer, and count its loss and correct predictions."""
+        config, state, classes = self.config, self.state, len(self.data.classes)
+        if not self.sync.has_work(len(batch.labels) + batch.skipped):
+            # The end of an exact epoch: the ranks that have samples compute the step, and hand over
+            # their state as the context of `sync.step` ends.
+            self.exchange.complete()
+            return
+        # By the step, so that a run that resumes draws what it would have drawn.
+        seed_step(config, self.ranks, state.step)
+        share = self.ranks.world / self.data.batch  # DDP divides by the world
+        sums: list[tuple[torch.Tensor, ...]] = []  # on the device: no step waits for a number
+        for number, (images, labels) in enumerate(split(batch, parts), start=1):
+            with self.sync.part(len(labels), is_last=number == parts):
+                mixed, targets = self.task.mix(config, images, labels, classes)
+                if self.log.shows_next_batch and len(labels):
+                    self.log.write_first_batch(training_pictures(mixed, targets, self.data.classes))
+                logits = self.compute.logits(self.sync.model, transforms.normalised, mixed)
+                check_logits(logits, len(labels), classes)
+                if not state.step and number == 1:
+                    self.remark_probabilities(logits)
+                # A sum over samples, then a constant: means of uneven parts weigh their samples
+                # unlike.
+                loss = summed_loss(logits, targets, config, self.run.weights_for(logits))
+                # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
+                if self.ranks.device.type == "cpu" or not state.step:
+                    require_finite(self.compute, state, batch, transforms.normalised, loss)
+                state.loss_scale.backward(loss * share)
+            # By the labels from before mixing: of a mixed image only one class counts as right.
+            sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
+        # The last wait for another rank: from here on the step is taken as a whole, or not at all.
+        self.exchange.complete()
+        if config.clip_grad:
+            # The limit is one of true gradients, not of those that a float16 loss scales up.
+            state.loss_scale.unscale(state.optimizer)
+            clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
+        state.advance()
+        self.log.sums.add(sums, len(batch.labels), batch.skipped)
+
+    def remark_probabilities(self, logits: torch.Tensor) -> None:
+        """Say so, once, where the first outputs are probabilities and no logits."""
+        if self.ranks.first and are_probabilities(logits):
+            say(SOFTMAX)
+
+    def log_interval(self) -> None:
+        """Record the steps since the last time, of all ranks."""
+        # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
+        # the rank waits for the device, which is why `logs` is true only now and then.
+        state, log = self.state, self.log
+        counts = as_counts(self.ranks.all_reduce_sum(log.sums.sums))
+        if waiting := self.stragglers.take():
+            words = remedy(self.config, self.balance, waiting, state.step)
+            waiting = replace(waiting, remedy=words)
+        lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
+        log.interval(state.step, counts, lr, waiting, state.loss_scale.take())
+
+    def end_epoch(self) -> int:
+        """Evaluate and save if due; return the request that ends the stage early, or 0."""
+        state, schedule = self.state, self.schedule
+        for model in state.models:
+            self.ranks.share_statistics(model)  # each rank's batch norms have seen other images
+        # One predicate for all that is due, true at the last step: no run ends without a result.
+        evaluates = self.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
+        counts = self.evaluate().counts if evaluates else None
+        request, is_best = self.run.agreed_request(), False
+        if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
+            is_best = state.finish_epoch(counts)
+            self.log.epoch(state, counts)
+        saves = request >= SAVE or is_best or due(state.step, schedule.save, schedule.steps)
+        return self.save_or_stop(request, saves or state.exhausted, is_best)
+
+    @torch.no_grad()
+    def evaluate(self) -> Scores:
+        """Return the scores of the validation set; incomplete if a rank is to stop."""
+        config, state, log = self.config, self.state, self.log
+        log.progress.phase(phases.EVALUATE)
+        normalised = self.task.transforms(config, state.epoch).normalised
+        model, table = state.evaluated.eval(), Table(len(self.data.classes))
+        for number, batch in enumerate(self.data.evaluation(), start=1):
+            if len(batch.labels):
+                logits = self.compute.logits(model, normalised, batch.images, config.eval_flip)
+                table.add(logits, batch)
+            else:
+                table.skip(batch)
+            log.progress.evaluated(number)
+            if self.run.requests.ending:  # a stop does not wait for the rest of the validation set
+                break
+        state.train()
+        scores = table.scores(self.ranks)
+        log.remark(scores.remark)
+        log.results.evaluated(scores.confusion, scores.hardest(GRID_IMAGES))
+        return scores
+
+    def save_or_stop(self, request: int, saves: bool, is_best: bool = False) -> int:
+        """Save a checkpoint if due; return the request that ends the stage early, or 0."""
+        if saves:
+            self.log.checkpoints.save(self.state, is_best)
+            self.run.requests.acknowledge()
+            request = self.run.agreed_request()  # a save takes long: a signal may have arrived
+        return 0 if request == SAVE else request
+
+    def finish(self) -> None:
+        """Write final.pt, and the report with images and predictions."""
+        state, log = self.state, self.log
+        log.checkpoints.wait()
+        if state.exhausted:
+            log.say(
+                f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
+                " without a better one (--patience)"
+            )
+        if self.config.final == "best":
+            log.checkpoints.restore_best(state)
+        report = ""
+        if self.ranks.first:
+            rows = log.results.hardest_rows
+            hardest = predictions(self.run, rows) if rows else None
+            report = log.results.write(state, predictions(self.run), hardest, log.say)
+        log.finish(state.accuracy, report)
+
+
+def split(batch: Batch, parts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the images and labels of a batch in the parts that are computed one after another."""
+    if parts == 1:
+        return [(batch.images, batch.labels)]
+    images, labels = batch.images.tensor_split(parts), batch.labels.tensor_split(parts)
+    return list(zip(images, labels, strict=True))
+
+
+@lru_cache(8)  # all steps but an epoch's last have the same answer
+def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
+    # By rank, in how many parts it computes its samples; and the fewest samples of any part.
+    parts = np.maximum(1, -(-cut.most(samples) // per_part))
+    return tuple(parts.tolist()), int((cut.fewest(samples) // parts).min())
