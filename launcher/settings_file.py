@@ -29,7 +29,6 @@ from typing import Any
 
 from rackrun.commandline import removed
 from rackrun.commandline.options import options
-from rackrun.commandline.parser import dashed
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.run.settings import Options
@@ -47,7 +46,6 @@ KINDS: dict[type, str] = {
 
 Table = Mapping[str, Any]
 
-OPTION = "--config"
 NOT_KEPT = {"config", "dry_run", "json", "check"}
 """Options that start no run, or name the file itself."""
 HEAD = "# The settings of this run; `rerun` starts it again.\n"
@@ -131,37 +129,15 @@ def _check_keys(path: Path, prefix: str, keys: Collection[str], valid: Collectio
             raise UsageError(f"{path}: {prefix}{key}: no such key{meant}")
 
 
-def file_in(args: Sequence[str]) -> str:
-    """Return the settings file that the launcher's options name; empty without one."""
-    for number, arg in enumerate(args):
-        name, equals, value = arg.partition("=")
-        if name == OPTION:
-            if not equals and number + 1 == len(args):
-                raise UsageError(f"{OPTION}: needs a value")
-            return value if equals else args[number + 1]
-    return ""
-
-
-def launcher_words(
-    file: SettingsFile, settings: type[Options], typed: Collection[str]
-) -> list[str]:
-    """Return the launcher's options of a file, but for those that were typed."""
-    kinds = {
-        option.key: tuple if option.is_repeatable else option.type
-        for option in options(settings)
-        if option.field not in NOT_KEPT
-    }
-    _check_keys(file.path, "launcher.", file.launcher, kinds)
+def launcher_values(file: SettingsFile, settings: type[Options]) -> dict[str, Any]:
+    """Return what a file sets of a launch's options, by field; UsageError for what cannot be."""
+    rows = {row.key: row for row in options(settings) if row.field not in NOT_KEPT}
+    _check_keys(file.path, "launcher.", file.launcher, rows)
     for key, value in file.launcher.items():
-        if not _is_a(value, kinds[key]):
-            kind = KINDS.get(kinds[key], "a text")
-            raise UsageError(f"{file.path}: launcher.{key}: must be {kind}")
-    left = {
-        key: value
-        for key, value in file.launcher.items()
-        if key not in (*typed, HOSTS) and value is not False
-    }
-    return list(words_of(left, repeat=True))
+        kind = tuple if rows[key].is_repeatable else rows[key].type
+        if not _is_a(value, kind):
+            raise UsageError(f"{file.path}: launcher.{key}: must be {KINDS.get(kind, 'a text')}")
+    return {rows[key].field: value for key, value in file.launcher.items() if key != HOSTS}
 
 
 def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
@@ -184,41 +160,27 @@ def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
 
 def typed_options(args: Sequence[str]) -> set[str]:
     """Return the options among arguments, without dashes: `--no-flip` speaks of `flip`."""
-    typed = (dashed(arg).partition("=")[0] for arg in args if arg[:2] == "--")
-    names = {name.removeprefix("--") for name in typed}
+    typed = (arg.partition("=")[0] for arg in args if arg[:2] == "--")
+    names = {name.removeprefix("--").replace("_", "-") for name in typed}
     return names | {name.removeprefix("no-") for name in names}
 
 
-def without_file(args: Sequence[str]) -> list[str]:
-    """Return the launcher's options without the one that names a settings file."""
-    left = list(args)
-    for number, arg in enumerate(args):
-        if arg.partition("=")[0] == OPTION:
-            del left[number : number + (1 if "=" in arg else 2)]
-            break
-    return left
-
-
-def with_place(error: UsageError, file: SettingsFile, args: Sequence[str]) -> UsageError:
-    """Return an error about an option with file and key, if the option is from there."""
+def with_place(error: UsageError, file: SettingsFile, typed: Collection[str]) -> UsageError:
+    """Return an error about an option with file and key, if it is from there and was not typed."""
     match = re.match(r"--(?:no-)?([\w-]+)", str(error))
     key = match[1].replace("_", "-") if match else ""
-    if key and key not in typed_options(args):
+    if key and key not in typed:
         for table, content in {"launcher": file.launcher, **file.tasks}.items():
             if key in content:
                 return UsageError(f"{file.path}: {table}.{key}: {error}")
     return error
 
 
-def words_of(table: Table, repeat: bool = False) -> Iterator[str]:
-    """Yield a table as options; `repeat` those of lists: `--env A --env B`, not `--env A B`."""
+def words_of(table: Table) -> Iterator[str]:
+    """Yield a table as options of a task."""
     for key, value in table.items():
-        if value is True:
-            yield f"--{key}"
-        elif value is False:
-            yield f"--no-{key}"
-        elif isinstance(value, list) and repeat:
-            yield from (f"--{key}={item}" for item in value)
+        if isinstance(value, bool):
+            yield f"--{key}" if value else f"--no-{key}"
         elif isinstance(value, list):
             yield from (f"--{key}", *map(str, value))
         else:

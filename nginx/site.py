@@ -86,7 +86,8 @@ class Site:
 def checked(site: Site) -> Site:
     """Return the same site with an absolute folder and files that exist.
 
-    Raises UsageError for invalid options, FolderError for an incomplete folder.
+    Raises UsageError for invalid options and what is no shard folder, FolderError for one that
+    cannot be served.
     """
     _check_address(site)
     for name in site.names:
@@ -98,9 +99,9 @@ def checked(site: Site) -> Site:
     if not str(folder).isprintable():
         raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
-        raise FolderError(f"{site.folder}: no such folder; type: {called('convert')} --help")
+        raise UsageError(f"{site.folder}: no such folder; type: {called('convert')} --help")
     if not (folder / MANIFEST_NAME).is_file():
-        raise FolderError(
+        raise UsageError(
             f"{site.folder}: no {MANIFEST_NAME} in it, so this is not a complete folder of"
             f" shards; make one, type: {called('convert')} --help"
         )

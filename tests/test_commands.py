@@ -27,22 +27,15 @@ from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
 from rackrun.cli.doctor import Doctor
 from rackrun.commandline import parser
+from rackrun.commandline.help_page import Head
 from rackrun.commands import LAUNCHES, is_command
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.convert.commands import read as read_convert
-from rackrun.launcher.commands.parse import (
-    RENAMED,
-    names_of,
-    parse,
-    read_work,
-    split,
-    with_settings,
-)
-from rackrun.launcher.commands.ray import RayOptions
-from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.commands import local, parse, ray
+from rackrun.launcher.commands.settings import NODE_HEAD, SSH_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.run.job import TaskWork
 from rackrun.launcher.run.settings import LocalOptions, Options
-from rackrun.launcher.settings_file import NO_FILE, file_in, read_settings
+from rackrun.launcher.settings_file import SettingsFile
 from rackrun.training.config import from_command_line
 from rackrun.training.export.command import Export
 from rackrun.training.predict import Predict
@@ -233,13 +226,13 @@ def write_tar(clone: Clone, split: str) -> None:
     label.unlink()
 
 
-LAUNCHERS: dict[str, tuple[type[Options], int]] = {
-    "local": (LocalOptions, 0),
-    "ssh": (SshOptions, 1),
-    "ray": (RayOptions, 0),
-    "node": (NodeOptions, 0),
+LAUNCHERS: dict[str, tuple[type[Options], Head]] = {
+    "local": (LocalOptions, local.HEAD),
+    "ssh": (SshOptions, SSH_HEAD),
+    "ray": (ray.RayOptions, ray.HEAD),
+    "node": (NodeOptions, NODE_HEAD),
 }
-"""Way to launch -> its options, and how many plain words stand before the task."""
+"""Way to launch -> its options, and the head of its help."""
 
 NOTEBOOKS = ROOT / "notebooks"
 SHOWN = ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png")
@@ -275,19 +268,12 @@ READ: dict[str, Callable[[list[str]], object]] = {
 
 def read_launch(way: str, words: list[str]) -> None:
     """Read a launcher's options, those of its settings file, and those of the task."""
-    settings, plain = LAUNCHERS.get(way, (SshOptions, 0))
-    if way == "rerun":  # the run names its task, whose options stand last
+    settings, head = LAUNCHERS.get(way, LAUNCHERS["ssh"])
+    again = None
+    if way == "rerun":  # the run names its task
         words.remove(next(text for text in words if text[0] != "-"))
-        names = names_of(settings)
-        others = [n for n, text in enumerate(words) if text[:2] == "--" and text not in names]
-        words = [*words[: others[0]], "catdog", *words[others[0] :]] if others else words
-    if name := file_in(split(words, settings, plain)[0]):
-        words = with_settings(read_settings(Path(name)), words, settings, plain)
-    launcher_args, _ = split(words, settings)
-    named = {text.partition("=")[0] for text in parser.current_names(launcher_args, RENAMED)}
-    launcher_args, rest = split(words, settings, 0 if named & NO_FILE else plain)
-    parse(settings, way, launcher_args, "")
-    work = read_work(way, settings, launcher_args, rest)
+        again = SettingsFile(Path("run.toml"), "ssh", (), {"hosts": "hosts.txt"}, {"catdog": {}})
+    work = parse.read("ssh" if way == "rerun" else way, settings, head, words, again).work
     if isinstance(work, TaskWork) and work.name in TASKS:
         package = package_of(work.name)
         recipes = import_module(f"{package}.recipes").RECIPES

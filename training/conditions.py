@@ -4,8 +4,7 @@ Defaults are not refused but adapted, and one of the run's first lines names the
 (training/first_lines.py). Nothing here imports torch.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,10 +14,9 @@ from rackrun.commandline.conditions import (
     changed_settings,
     refuse_without_effect,
 )
-from rackrun.commandline.parser import current_names
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.training.config import OTHER_SPELLINGS, Config
+from rackrun.training.config import Config
 from rackrun.training.settings.optim import BODY
 
 Settings = TypeVar("Settings", bound=Config)
@@ -90,15 +88,6 @@ WITHOUT_EVALUATION: Mapping[str, Any] = {"patience": 0, "lr_schedule": "cosine",
 """What takes the place of defaults that need a split to evaluate."""
 BY_EVALUATION = {"lr_schedule": "plateau", "final": "best"}
 """Values that need one."""
-
-_OPTION = re.compile(r"--(?:no-)?([a-z][a-z-]*)")
-
-
-def typed_options(args: Sequence[str]) -> set[str]:
-    """Return the settings that a command line names."""
-    ours = current_names(args, OTHER_SPELLINGS)
-    options = (option.partition("=")[0].replace("_", "-") for option in ours)
-    return {match[1].replace("-", "_") for option in options if (match := _OPTION.match(option))}
 
 
 def with_weights_or_all_layers(config: Settings, typed: Collection[str]) -> Settings:

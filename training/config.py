@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
-from typing import ClassVar, NoReturn, TypeVar
+from typing import ClassVar, TypeVar
 
+from rackrun.commandline.command import SettingsCommand
 from rackrun.commandline.conditions import Condition
-from rackrun.commandline.help_page import Head, show_options
-from rackrun.commandline.options import HELP
-from rackrun.commandline.parser import parse
+from rackrun.commandline.help_page import Head
+from rackrun.commandline.parser import parsed
 from rackrun.errors import UsageError
 from rackrun.training.settings.data import DataSettings, ImageSettings
 from rackrun.training.settings.optim import OptimSettings, TuningSettings
@@ -32,7 +32,6 @@ OTHER_SPELLINGS = {
     "--opt": "--optimizer",
     "--arch": "--model",
     "--splitshards": "--exact-epochs",
-    "--no-splitshards": "--no-exact-epochs",
 }
 """Options as other training programs call them."""
 
@@ -103,20 +102,21 @@ HEAD = Head(
 
 def from_command_line(
     recipes: Mapping[str, type[Settings]], prog: str, args: Sequence[str]
-) -> Settings:
-    """Return the settings of the recipe that `--recipe` names, changed by the other options."""
+) -> tuple[Settings, set[str]]:
+    """Return the settings of the recipe that `--recipe` names, changed by the other options.
+
+    Beside them are the names of the fields that were typed.
+    """
     name = "default"
     for index, arg in enumerate(args):
         if match := re.fullmatch(r"--recipe(?:=(.*))?", arg):
             name = match[1] or "".join(args[index + 1 : index + 2])
     if name not in recipes:
         raise UsageError(f"no recipe {name!r}; {nearest(name, recipes)}")
-    if HELP & set(args):
-        show_help(recipes[name], prog)
-    return parse(recipes[name], prog, args, renamed=OTHER_SPELLINGS)
+    return parsed(recipes[name], command_of(recipes[name], prog), args)
 
 
-def show_help(recipe: type["Config"], prog: str) -> NoReturn:
-    """Print the options of a task with the defaults of a recipe, and end the command."""
+def command_of(recipe: type["Config"], prog: str) -> SettingsCommand:
+    """Return the command of a task, with the defaults of a recipe in its help."""
     head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
-    show_options(head, recipe, Config, "Options of this task")
+    return SettingsCommand(recipe, prog, head, OTHER_SPELLINGS, Config, "Options of this task")

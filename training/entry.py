@@ -73,12 +73,11 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
 
 def settings_of(source: TaskSource, prog: str, args: list[str]) -> tuple["Config", set[str]]:
     """Return the settings of a task with these options, and the names of those options."""
-    from rackrun.training.conditions import typed_options, with_weights_or_all_layers
+    from rackrun.training.conditions import with_weights_or_all_layers
     from rackrun.training.config import from_command_line
     from rackrun.training.tasks.definition import recipes_of
 
-    typed = typed_options(args)
-    config = from_command_line(recipes_of(source), prog, args)
+    config, typed = from_command_line(recipes_of(source), prog, args)
     return with_weights_or_all_layers(config, typed), typed
 
 

@@ -6,6 +6,7 @@ data that only hosts have.
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 from rackrun.contract import variables
@@ -72,8 +73,13 @@ def precheck(
         step_images=step_images,
         most_ranks=most,
         why_not_more=why_not_more,
+        own_options=tuple(sorted(_names(type(config)) - _names(Config))),
         keeps_ranks=not (config.exact_epochs or config.global_batch),
     )
+
+
+def _names(settings: type[Config]) -> set[str]:
+    return {field.name.replace("_", "-") for field in fields(settings)}
 
 
 def class_count(config: Config) -> int:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.catalog.ps import PsOptions, ps
-from rackrun.launcher.commands.parse import parse
+from rackrun.launcher.commands.parse import SPELLINGS
 from rackrun.launcher.detached.attach import AttachOptions, attach
 from rackrun.launcher.detached.locate import (
     HOSTS_FILE,
@@ -34,7 +35,7 @@ def main(args: Sequence[str]) -> int:
     """Run the command that the first word names; return its exit code."""
     verb, *args = args
     settings, work = VERBS[verb]
-    options = parse(settings, verb, args)
+    options = parse(settings, called(verb), args, renamed=SPELLINGS)
     if not options.run and verb == "status":  # without a run, `status` is the list of all
         return ps(
             PsOptions(

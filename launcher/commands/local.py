@@ -9,17 +9,11 @@ from collections.abc import Mapping, Sequence
 
 from rackrun.commandline.help_page import Head
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.parse import (
-    from_names,
-    parse,
-    read_work,
-    split,
-    takes_settings_file,
-    typed,
-    work_of,
-)
+from rackrun.launcher.commands.parse import from_names, read
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import LocalOptions
+from rackrun.launcher.settings_file import SettingsFile
 
 HEAD = Head(
     "{prog} [options] [TASK [task options] | -- COMMAND]",
@@ -39,20 +33,18 @@ HEAD = Head(
 OPTIONS = LocalOptions
 
 
-@takes_settings_file(LocalOptions)
-def main(args: Sequence[str]) -> int:
-    """Run the command line, and return the exit code."""
-    launcher_args, rest = split(args, LocalOptions)
-    options = parse(LocalOptions, "local", launcher_args, HEAD)
-    work = read_work("local", LocalOptions, launcher_args, rest)
-    if options.sweep:
+def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
+    """Run the command line, or a run `again`; return the exit code."""
+    line = read("local", LocalOptions, HEAD, args, again)
+    if line.options.sweep:
         from rackrun.launcher.search.sweep import sweep
 
-        return sweep("local", launcher_args, work, options, [""])
+        return sweep("local", line.words, line.work, line.options, [""])
     from rackrun.launcher.commands.local_run import start
     from rackrun.launcher.lifecycle.data_preparation import DEMO
 
-    return start(work, options, typed("local", launcher_args, work or DEMO))
+    with line.naming_the_file():
+        return start(line.work, line.options, line.again(line.work or DEMO))
 
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:

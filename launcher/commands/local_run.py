@@ -10,7 +10,7 @@ from functools import partial
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.commands.parse import job_template, refuse_shared
 from rackrun.launcher.lifecycle.data_preparation import (
     DEMO,
     NotMade,
@@ -118,7 +118,7 @@ def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) 
         if data_exist and is_here:
             refuse_unready_data(work, options.environment)
             refuse_absent_run(work, options.runs)
-        needs = refuse()
+        needs = refuse_shared(work, refuse())
     if is_here:
         if why := needs.rank_problem(ranks):
             raise UsageError(why)

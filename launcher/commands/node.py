@@ -23,7 +23,7 @@ from rackrun.commandline import removed
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
-from rackrun.launcher.commands.parse import parse, read_work, split, takes_settings_file, typed
+from rackrun.launcher.commands.parse import read, refuse_shared
 from rackrun.launcher.commands.settings import MACHINE_CHECKS, NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.lifecycle.session import run
@@ -43,6 +43,7 @@ from rackrun.launcher.run.plan import Plan, describe, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import check_nproc
 from rackrun.launcher.schedulers import Placement, Sourced, find_placement
+from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.run_folder import RunFolder, folder_name
@@ -51,12 +52,10 @@ from rackrun.units import plural
 OPTIONS = NodeOptions
 
 
-@takes_settings_file(NodeOptions)
-def main(args: Sequence[str]) -> int:
-    """Run what the command line asks for, and return the exit code."""
-    launcher_args, rest = split(args, NodeOptions)
-    options = parse(NodeOptions, "node", launcher_args, NODE_HEAD)
-    work = read_work("node", NodeOptions, launcher_args, rest)
+def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
+    """Run the command line, or a run `again`; return the exit code."""
+    line = read("node", NodeOptions, NODE_HEAD, args, again)
+    options, work = line.options, line.work
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
     for name in removed.VARIABLES.keys() & os.environ.keys():
@@ -66,7 +65,8 @@ def main(args: Sequence[str]) -> int:
         show(placement, work, options)
         return 0
     signal.signal(signal.SIGUSR1, _end_before_the_start)  # the scheduler wants the node back
-    return _launch_node(placement, work, options, typed("node", launcher_args, work)).exit_code
+    with line.naming_the_file():
+        return _launch_node(placement, work, options, line.again(work)).exit_code
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
@@ -145,7 +145,7 @@ def _launch_node(
     placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
 ) -> Result:
     with check_task_options(work, "node") as refuse:
-        needs = refuse()
+        needs = refuse_shared(work, refuse())
     trackers = () if placement.node.value else needs.trackers  # trackers run beside rank 0
     refuse_cache(needs)
     refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)

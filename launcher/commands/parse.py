@@ -1,51 +1,50 @@
-"""The launcher's command line: options from dataclasses, then a task or command."""
+"""A launch's command line: its options, and behind them a task or a command.
+
+    rackrun ssh --sync hosts.txt catdog --epochs 3 --plain     options of the launch stand anywhere,
+    rackrun ssh hosts.txt -- python train.py                   but not behind two dashes
+
+An option of a task stands behind its name. What the launch does not know is the task's.
+"""
 
 from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from difflib import get_close_matches
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
+
+import click
+from click.core import ParameterSource
 
 from rackrun.commandline import parser, removed
+from rackrun.commandline.command import SettingsCommand
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import HELP, Option, options
-from rackrun.commands import LAUNCHES, NAMES, called, is_command
+from rackrun.commandline.parser import Values
+from rackrun.commands import called, is_command
 from rackrun.contract import variables
-from rackrun.contract.files import LATEST
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.settings import SshOptions
-from rackrun.launcher.run.job import (
-    JobTemplate,
-    TaskWork,
-    Work,
-    command_of,
-    option_of,
-    values_of,
-    without_option,
-)
-from rackrun.launcher.run.nested import nested_launcher
-from rackrun.launcher.run.settings import Options
-from rackrun.launcher.run.url import check_url
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
+from rackrun.launcher.run.job import JobTemplate, TaskWork, Work, option_of, without_option
+from rackrun.launcher.run.settings import LocalOptions, Options
 from rackrun.launcher.settings_file import (
     HOSTS,
     NO_FILE,
     SettingsFile,
-    file_in,
-    launcher_words,
+    launcher_values,
     read_settings,
     settings_text,
     typed_options,
     with_place,
-    without_file,
     work_words,
 )
-from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks, why_no_task
+from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks
 
 TYPED_ONLY = {
     "sweep": "launch once for every combination instead",
@@ -59,7 +58,7 @@ TYPED_ONLY = {
 }
 """Options without effect when a run is started from Python, and what to do instead."""
 
-RENAMED = {
+SPELLINGS = {
     "--nproc-per-node": "--nproc",
     "--num-processes": "--nproc",
     "--num-gpus": "--nproc",
@@ -92,76 +91,222 @@ OF_TASKS = (
 )
 """Options of every task that are typed before one, or without one."""
 
-Settings = TypeVar("Settings")
-"""The options of a command."""
 AnyOptions = TypeVar("AnyOptions", bound=Options)
 """The options of a way to launch."""
 
 
-def split(
-    args: Sequence[str], settings: type[Options], plain_words: int = 0
-) -> tuple[list[str], list[str]]:
-    """Return the launcher's options and `plain_words` first words; and the rest, task first."""
-    launcher_args: list[str] = []
-    rest = list(args)
-    while rest and rest[0] != "--":
-        arg = rest[0] = parser.dashed(rest[0])
-        if not arg.startswith("-"):
-            if not plain_words:
-                break
-            plain_words -= 1
-        launcher_args.append(rest.pop(0))
-        name = RENAMED.get(arg, arg)
-        if name not in names_of(settings):  # --check goes on here, and no longer in convert
-            parser.refuse_removed(name)  # whether it took a value is not known any more
-        if name.startswith("-") and "=" not in name and rest and name not in flags(settings):
-            launcher_args.append(rest.pop(0))
-    return launcher_args, rest
+@dataclass(frozen=True)
+class CommandLine(Generic[AnyOptions]):
+    """What was typed, and what its settings file says."""
+
+    way: str
+    options: AnyOptions
+    words: tuple[str, ...]
+    """The options as words, and the host file."""
+    work: Work | None
+    file: SettingsFile | None
+    typed: frozenset[str]
+    """The options on the command line, without their dashes."""
+
+    @contextmanager
+    def naming_the_file(self) -> Iterator[None]:
+        """Name the settings file in an error about an option that is from there."""
+        with _naming(self.file, self.typed):
+            yield
+
+    def again(self, work: Work) -> tuple[str, ...]:
+        """Return the command that launches a task, without --resume; empty for other work."""
+        if not isinstance(work, TaskWork):
+            return ()
+        options = without_option(work.options, "--resume")
+        return (*called(self.way).split(), *self.words, work.task, *options)
 
 
-def takes_settings_file(
-    settings: type[Options], plain_words: int = 0
-) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
-    """Let a launch take --config FILE, whose settings come before the typed words.
+def read(
+    way: str,
+    settings: type[AnyOptions],
+    head: Head,
+    args: Sequence[str],
+    again: SettingsFile | None = None,
+) -> CommandLine[AnyOptions]:
+    """Return what a command line says, on top of the file of --config or of a run to start `again`.
 
-    An error about an option of the file names file and key. `plain_words` come before the task, as
-    in `split`.
+    Raises UsageError. A task that is called for help, or for a tool of its own, replaces this
+    process; --help before a task prints ours and exits.
     """
+    count = args.index("--") if "--" in args else len(args)
+    before, command = list(map(_with_its_value, args[:count])), list(args[count:])
+    name = "check" if "--check" in before else way
+    launch = command_of(settings, name, head)
+    known = {"default_map": launcher_values(again, settings), "obj": again} if again else {}
+    context = parser.context_of(launch, before, hints_of(settings, name), **known)
+    file: SettingsFile | None = context.obj
+    typed = frozenset(_typed_in(context))
+    with _naming(file, typed):
+        words = tuple(words_in(context, left_out="config"))
+        _answer_help(launch, context, (*called(name).split(), *words))
+        hosts, rest = _host_file(settings, context, words, command)
+        options = parser.built(settings, {**parser.values_of(context), **hosts})
+        host_words = tuple(map(str, hosts.values()))
+        rest = [*_with_task(rest, again), *command]
+        if rest and rest[0] != "--" and rest[0].startswith("-"):
+            raise parser.no_such_option(rest[0].partition("=")[0], launch, hints_of(settings, name))
+        rest = work_words(file, rest) if file else rest
+        if is_command(rest[:1]):
+            refuse_command(rest, words, host_words)
+        work = _work(name, settings, (*words, *host_words), rest)
+    return CommandLine(way, options, (*words, *host_words), work, file, typed)
 
-    def decorate(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-        def main_with_file(args: Sequence[str]) -> int:
-            name = file_in(split(args, settings, plain_words)[0])
-            if not name:
-                return main(args)
-            file = read_settings(Path(name))
-            try:
-                return main(with_settings(file, args, settings, plain_words))
-            except UsageError as error:
-                raise with_place(error, file, args) from None
 
-        return main_with_file
-
-    return decorate
+@contextmanager
+def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise with_place(error, file, typed) if file else error from None
 
 
-def with_settings(
-    file: SettingsFile, args: Sequence[str], settings: type[Options], plain_words: int = 0
-) -> list[str]:
-    """Return a command line with the settings of a file; typed options take precedence."""
-    launcher_args, rest = split(args, settings, plain_words)
-    before, work = split(args, settings)
-    hosts: list[str] = []
-    if (
-        plain_words
-        and HOSTS in file.launcher
-        and (not work or work[0] == "--" or find_task(work[0]))
-    ):
-        launcher_args, rest = before, work  # no host file was typed
-        names = {arg.partition("=")[0] for arg in parser.current_names(launcher_args, RENAMED)}
-        hosts = [] if names & NO_FILE else [str(file.launcher[HOSTS])]
-    typed_names = typed_options(list(parser.current_names(launcher_args, RENAMED)))
-    file_args = launcher_words(file, settings, typed_names)
-    return [*file_args, *without_file(launcher_args), *hosts, *work_words(file, rest)]
+def _with_its_value(word: str) -> str:
+    # -H=gpu01, which click knows of longer names only
+    return f"--host-list={word.removeprefix('-H=')}" if word.startswith("-H=") else word
+
+
+def split(args: Sequence[str], settings: type[Options], name: str) -> tuple[list[str], list[str]]:
+    """Return the options of a launch among words, and the other words."""
+    launch = SettingsCommand(settings, called(name), Head("", "", ()), SPELLINGS, has_work=True)
+    context = parser.context_of(launch, list(map(_with_its_value, args)), hints_of(settings, name))
+    return list(words_in(context)), context.args
+
+
+def command_of(settings: type[Options], name: str, head: Head) -> SettingsCommand:
+    """Return a launch as a command of click, which reads the file of --config first."""
+    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
+    head = replace(head, foot=f"{tasks}\n\n{head.foot}").of(prog=called(name))
+    launch = SettingsCommand(settings, called(name), head, SPELLINGS, has_work=True)
+    for param in launch.params:
+        if param.name == "config":
+            param.is_eager, param.callback = True, _use_file
+    return launch
+
+
+def _use_file(context: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    if name and context.obj:
+        raise UsageError(f"--config {name}: a run that starts again has settings of its own")
+    if name and isinstance(context.command, SettingsCommand):
+        context.obj = file = read_settings(Path(name))
+        context.default_map = launcher_values(file, context.command.settings)
+    return name
+
+
+def words_in(context: click.Context, left_out: str = "") -> Iterator[str]:
+    """Yield the options that were typed, or that the settings file has, as words, but for one."""
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if value is None or value == () or param.name == left_out:
+            continue
+        if value is True or value is False:
+            yield param.opts[0] if value else f"--no-{param.opts[0].removeprefix('--')}"
+            continue
+        for each in map(str, value if isinstance(value, tuple) else (value,)):
+            yield from [f"{param.opts[0]}={each}"] if each[:1] == "-" else [param.opts[0], each]
+
+
+def _typed_in(context: click.Context) -> set[str]:
+    # The names of options that stand on the command line, without their dashes.
+    typed = (
+        name.replace("_", "-")
+        for name in context.params
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    )
+    return {*typed, *typed_options(context.args)}
+
+
+def _answer_help(launch: SettingsCommand, context: click.Context, before: Sequence[str]) -> None:
+    rest = context.args
+    if HELP.isdisjoint(rest):
+        return
+    for index, word in enumerate(rest):
+        if word in HELP:
+            sys.stdout.write(f"{launch.get_help(context)}\n")
+            raise SystemExit(0)
+        if find_task(word):
+            _become(TaskWork(word, tuple(rest[index + 1 :])), before)
+
+
+def _host_file(
+    settings: type[Options], context: click.Context, words: Sequence[str], command: Sequence[str]
+) -> tuple[Values, list[str]]:
+    # The host file, if the launch takes one, by the path of its field; and the words behind it.
+    rest, file = list(context.args), context.obj
+    takes_one = any(row.is_positional for row in options(settings))
+    if not takes_one or NO_FILE & set(words):
+        return {}, rest
+    in_file = file.launcher.get(HOSTS) if file else None
+    if rest and not rest[0].startswith("-") and not (in_file and find_task(rest[0])):
+        refuse_no_host_file(words, [*rest, *command])
+        return {(HOSTS,): Path(rest[0])}, rest[1:]
+    return {(HOSTS,): Path(in_file)} if in_file else {}, rest
+
+
+def _with_task(rest: list[str], again: SettingsFile | None) -> list[str]:
+    # Options behind a run to start again are those of its task.
+    if again and again.tasks and rest and rest[0].startswith("-"):
+        return [next(iter(again.tasks)), *rest]
+    return rest
+
+
+def _work(
+    name: str, settings: type[Options], words: Sequence[str], rest: Sequence[str]
+) -> Work | None:
+    before = (*called(name).split(), *words)
+    work = work_of(rest, before)
+    if isinstance(work, TaskWork):
+        if work.options and not work.options[0].startswith("-"):  # a tool such as predict
+            _become(work, before)
+        hints = of_other_launches(settings)
+        for option in work.options:
+            if hint := hints.get(option.partition("=")[0].replace("_", "-")):
+                raise UsageError(f"{option.partition('=')[0]}: {hint}")
+    return work
+
+
+def _become(work: TaskWork, before: Sequence[str]) -> NoReturn:
+    """Replace this process by a task that answers itself, to which `before` is how it was typed."""
+    sys.stdout.flush()
+    environment = {**os.environ, variables.TYPED: shlex.join(before)}
+    os.execve(sys.executable, work.argv(sys.executable), environment)
+
+
+def hints_of(settings: type[Options], name: str) -> dict[str, str]:
+    """Return hints for options that tasks, other commands and other launchers have."""
+    typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
+    hint = f"an option of tasks, and goes behind one, as in: {typed_first}"
+    of_tasks = {option: f"{hint} {option}" for option in OF_TASKS}
+    return of_other_launches(settings) | of_tasks
+
+
+def of_other_launches(settings: type[Options]) -> dict[str, str]:
+    """Return hints for options that other commands and other launchers have."""
+    names = {row.name for row in options(settings)}
+    of_hosts = {row.name: f"only for hosts: {{ssh}} {row.name}" for row in options(SshOptions)}
+    hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
+    return {
+        name: hint.replace("{ssh}", called("ssh"))
+        for name, hint in hints.items()
+        if name not in names
+    }
+
+
+def refuse_shared(work: Work, needs: TaskNeeds) -> TaskNeeds:
+    """Raise UsageError for an own task's option that launches have too, and would take from it."""
+    launches = (SshOptions, NodeOptions, LocalOptions)
+    shared = {row.key for settings in launches for row in options(settings)}
+    for name in filter(shared.__contains__, needs.own_options):
+        raise UsageError(
+            f"{work.name}: --{name} is an option of launches; give the field of the task another"
+            " name"
+        )
+    return needs
 
 
 def job_template(
@@ -174,50 +319,9 @@ def job_template(
     return replace(options.jobs, typed=again, settings=text)
 
 
-def flags(settings: type[Options]) -> set[str]:
-    """Return the options that take no value."""
-    switches = [option for option in options(settings) if option.is_switch]
-    return {*HELP, *(f"--{no}{option.key}" for option in switches for no in ("", "no-"))}
-
-
-def names_of(settings: type[Any]) -> set[str]:
-    """Return all options but those that are typed without their names."""
-    return {option.name for option in options(settings) if not option.is_positional}
-
-
-def parse(
-    settings: type[Settings], name: str, args: Sequence[str], head: Head | None = None
-) -> Settings:
-    """Return the options of a command as a dataclass; raise UsageError for bad usage. --help exits.
-
-    `{prog}` in the head of the help becomes the command as the user calls it.
-    """
-    hints: dict[str, str] = {}
-    if issubclass(settings, Options):
-        typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
-        hint = f"an option of tasks, and goes behind one, as in: {typed_first}"
-        hints = _hints_of(settings) | {option: f"{hint} {option}" for option in OF_TASKS}
-    if head:
-        tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
-        head = replace(head, foot=f"{tasks}\n\n{head.foot}")
-    return parser.parse(settings, called(name), args, head, RENAMED, hints)
-
-
-def _hints_of(settings: type[Options]) -> dict[str, str]:
-    # hints for options that other commands and other launchers have, but not this one
-    names = names_of(settings)
-    of_hosts = {name: f"only for hosts: {{ssh}} {name}" for name in names_of(SshOptions)}
-    hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
-    return {
-        name: hint.replace("{ssh}", called("ssh"))
-        for name, hint in hints.items()
-        if name not in names
-    }
-
-
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:
     """Return the options given by name in Python; raise UsageError for an unknown one."""
-    names = {_as_field(theirs): _as_field(ours) for theirs, ours in RENAMED.items()}
+    names = {_as_field(theirs): _as_field(ours) for theirs, ours in SPELLINGS.items()}
     given = {names.get(name, name): value for name, value in values.items()}
     for name, instead in TYPED_ONLY.items():
         if given.get(name):
@@ -250,130 +354,3 @@ def _converted(option: Option, value: Any) -> Any:
             return value
     kind = "a list" if option.is_repeatable else f"of type {option.type.__name__}"
     raise UsageError(f"{option.field}={value!r}: must be {kind}")
-
-
-def read_work(
-    name: str, settings: type[Options], launcher_args: Sequence[str], rest: Sequence[str]
-) -> Work | None:
-    """Return the task or command to run; raise UsageError with what was probably meant.
-
-    The launcher's options may not appear among a task's. A task that is called for help, or for a
-    tool of its own, replaces this process.
-    """
-    prog = called(name)
-    if is_command(rest[:1]):
-        command, *args = rest
-        before, after = split(launcher_args, settings)  # the host file, and options behind it
-        args = [*_taken_by(command, [*before, *after[1:]], after[:1]), *args]
-        typed_first = f"{called(command)} {shlex.join(args)}".rstrip()
-        raise UsageError(f"{command} is a command, and comes first: {typed_first}")
-    work = work_of(rest, (*prog.split(), *launcher_args))
-    if isinstance(work, TaskWork):
-        is_help = not {"-h", "--help"}.isdisjoint(work.options)
-        is_tool = bool(work.options) and not work.options[0].startswith("-")  # such as predict
-        if is_help or is_tool:
-            sys.stdout.flush()
-            before_task = shlex.join([*prog.split(), *launcher_args])
-            environment = {**os.environ, variables.TYPED: before_task}
-            os.execve(sys.executable, work.argv(sys.executable), environment)
-        _refuse_misplaced(prog, launcher_args, settings, work)
-    return work
-
-
-_OF_RUNS = ("attach", "logs", "status", "stop")
-"""The commands that take the hosts of a run as --hosts FILE."""
-
-
-def _taken_by(command: str, options: Sequence[str], file: Sequence[str]) -> list[str]:
-    if command in LAUNCHES:
-        return [*options, *file]
-    options = [option for option in options if option != "--plain"]
-    if command in ("rack", "ps"):
-        return [*options, *file]
-    hosts = ["--hosts", *file] if file else []
-    return [*options, *hosts] if command in _OF_RUNS else []
-
-
-def _refuse_misplaced(
-    prog: str, launcher_args: Sequence[str], settings: type[Options], task: TaskWork
-) -> None:
-    names, hints = names_of(settings), _hints_of(settings)
-    ours: list[str] = []
-    kept: list[str] = []
-    remaining = iter(task.options)
-    for arg in remaining:
-        name = next(parser.current_names([arg.partition("=")[0]], RENAMED))
-        if name in hints:
-            raise UsageError(f"{name}: {hints[name]}")
-        if name not in names:
-            kept.append(arg)
-            continue
-        has_value = "=" not in arg and name not in flags(settings)
-        ours += [arg, *([next(remaining, "")] if has_value else [])]
-    if ours:
-        meant = shlex.join([*ours, *launcher_args, task.task, *kept])
-        raise UsageError(f"{ours[0].partition('=')[0]} goes before {task.task}: {prog} {meant}")
-
-
-def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
-    """Return the task with its options, the command after `--`, or None.
-
-    `before` are the arguments before, for a better command line in a UsageError.
-    """
-    if not rest:
-        return None
-    if rest[0] == "--":
-        if not rest[1:]:
-            raise UsageError("-- needs a command; for example: -- python train.py")
-        if why := nested_launcher(rest[1:]):
-            raise UsageError(why)
-        return command_of(rest[1:])
-    if not find_task(rest[0]):
-        raise UsageError(_no_task(rest, before))
-    name = rest[0]
-    if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
-        name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
-    task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
-    for data in values_of(task, "--data"):
-        if "://" in data:
-            check_url(data)
-    return task
-
-
-def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
-    name = args[0]
-    if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
-        return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
-    if close := get_close_matches(name, NAMES, n=1, cutoff=0.75):
-        meant = f"{called(close[0])} {shlex.join(args[1:])}".rstrip()
-        return f"no task or command {name!r}; did you mean {close[0]}? type: {meant}"
-    why = why_no_task(name)
-    script = ["python"] if name.endswith(".py") else []
-    if "did you mean" in why or (script and not Path(name).is_file()):
-        return why
-    is_program = script or name.endswith(".sh") or shutil.which(name)
-    program = [*script, *args] if is_program else ["python", "train.py"]
-    return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
-
-
-def _with_latest_run_named(option: str) -> str:
-    # Below `runs/latest` means in the run that it links to now: this launch will move the link.
-    name, _, value = option.rpartition("=")
-    path = Path(value)
-    for link in (path, *path.parents):
-        if link.name == LATEST and link.is_symlink():
-            run = link.with_name(link.readlink().name)
-            return f"{name}{name and '='}{run / path.relative_to(link)}"
-    return option
-
-
-def typed(command: str, launcher_args: Sequence[str], work: Work) -> tuple[str, ...]:
-    """Return the command that launched a task, without --resume; empty for other work."""
-    if not isinstance(work, TaskWork):
-        return ()
-    return (
-        *called(command).split(),
-        *launcher_args,
-        work.task,
-        *without_option(work.options, "--resume"),
-    )

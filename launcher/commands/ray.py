@@ -10,17 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rackrun.commandline.help_page import Head
-from rackrun.launcher.commands.parse import (
-    from_names,
-    job_template,
-    parse,
-    read_work,
-    split,
-    takes_settings_file,
-    typed,
-    work_of,
-)
+from rackrun.launcher.commands.parse import from_names, job_template, read, refuse_shared
 from rackrun.launcher.commands.show import show_plan
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
@@ -29,6 +21,7 @@ from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions
+from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.transport.ray import cluster
 
 DEFAULT = TaskWork("catdog", ("--data", "data/shards"))
@@ -58,16 +51,12 @@ HEAD = Head(
 OPTIONS = RayOptions
 
 
-@takes_settings_file(RayOptions)
-def main(args: Sequence[str]) -> int:
-    """Run the command line, and return the exit code."""
-    launcher_args, rest = split(args, RayOptions)
-    options = parse(RayOptions, "ray", launcher_args, HEAD)
-    work = read_work("ray", RayOptions, launcher_args, rest) or DEFAULT
-    settings = resolved(
-        options, job_template("ray", options, work, typed("ray", launcher_args, work))
-    )
-    with prepared(work, options, settings) as spec:
+def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
+    """Run the command line, or a run `again`; return the exit code."""
+    line = read("ray", RayOptions, HEAD, args, again)
+    options, work = line.options, line.work or DEFAULT
+    settings = resolved(options, job_template("ray", options, work, line.again(work)))
+    with line.naming_the_file(), prepared(work, options, settings) as spec:
         if options.dry_run:
             return show_plan(spec, options.json)
         return Launch(spec).run().exit_code
@@ -87,7 +76,7 @@ def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Itera
         cluster(options.address) as (hosts, transports),
         check_task_options(work, "ray") as refuse,
     ):
-        needs = refuse()
+        needs = refuse_shared(work, refuse())
         addresses = [host.name for host in hosts]
         with served(work, options.serving, addresses) as served_work:
             code = code_here(settings.jobs.runs)

@@ -11,7 +11,7 @@ from functools import partial
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.parse import job_template
+from rackrun.launcher.commands.parse import job_template, refuse_shared
 from rackrun.launcher.commands.reach import addresses, chosen, connected
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.commands.show import check, deep_check, show_plan
@@ -126,7 +126,7 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
             spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
         else:
             spec = chosen(hosts, network, work, settings, options)
-        spec = spec.with_needs(refuse())
+        spec = spec.with_needs(refuse_shared(work, refuse()))
         if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
             hint = f"type --env {kept[0]}, or --secret for a token"
             say(f"set here, and not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")

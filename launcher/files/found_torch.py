@@ -20,6 +20,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 FLOORS = {
+    "click": "8.2",
     "cryptography": "45",
     "fabric": "3.2.3",
     "jinja2": "3.1",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rackrun.commands import LAUNCHES, call_by, called, is_command
 from rackrun.errors import UsageError
@@ -121,6 +122,8 @@ def run(args: Sequence[str]) -> int:
     if name in LAUNCHES:
         rest[:1] = map(_meant, rest[:1])
         options, behind = _options_of_launch(name, rest)
+        if behind[2:] and behind[0].startswith("-") and is_command(behind[2:]):
+            raise _not_of(behind[2], behind[0])
         if is_command(behind):
             return _run_behind(options, behind)
     return COMMANDS[name].run(rest)
@@ -131,7 +134,9 @@ def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[
         return [], list(args)
     from rackrun.launcher.commands.parse import split
 
-    return split(args, import_module(COMMANDS[name].module).OPTIONS)
+    before = list(itertools.takewhile(lambda arg: arg != "--", args))
+    options: type[Any] = import_module(COMMANDS[name].module).OPTIONS
+    return split(before, options, name)
 
 
 def _run_behind(options: Sequence[str], args: Sequence[str]) -> int:
@@ -140,8 +145,12 @@ def _run_behind(options: Sequence[str], args: Sequence[str]) -> int:
     if name not in _DRAW:  # the others print plain lines anyway
         options = [option for option in options if option != "--plain"]
     if options and COMMANDS[name].group not in ("Train", "Runs"):
-        raise UsageError(f"{options[0]}: {name} has no such option; type: {called(name)} --help")
+        raise _not_of(name, options[0])
     return COMMANDS[name].run([*options, *rest])
+
+
+def _not_of(command: str, option: str) -> UsageError:
+    return UsageError(f"{option}: {command} has no such option; type: {called(command)} --help")
 
 
 def _meant(arg: str) -> str:

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any, NoReturn
 
-from rackrun.commandline.options import Examples, Option, groups, options
+import click
+
+from rackrun.commandline.options import Examples, options
 
 MOST_COLUMNS = 110  # longer lines are hard to read
-NAME_COLUMNS = 26  # longer names have a line of their own
+NAME_COLUMNS = 28  # longer names have a line of their own
 WHOLE = "\N{NO-BREAK SPACE}"  # between words that stay on one line
-
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 
 Rows = Mapping[str, Sequence[tuple[str, str]]]
 """Heading -> names, and what they are."""
+
+
+class Page(click.HelpFormatter):
+    """A page on which no line ends within a name such as --batch-size."""
+
+    def write_text(self, text: str) -> None:
+        """Write paragraphs."""
+        super().write_text(text.replace("-", HYPHEN))
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = NAME_COLUMNS, col_spacing: int = 2
+    ) -> None:
+        """Write names, and what they are."""
+        whole = [(name, text.replace("-", HYPHEN)) for name, text in rows]
+        super().write_dl(whole, col_max, col_spacing)
+
+    def getvalue(self) -> str:
+        """Return the page."""
+        return super().getvalue().replace(HYPHEN, "-").replace(WHOLE, " ")
 
 
 @dataclass(frozen=True)
@@ -55,75 +74,33 @@ def head_of(settings: type[Any]) -> Head:
     )
 
 
-def show_options(
-    head: Head, settings: type[Any], base: type[Any] | None = None, heading: str = "Options"
-) -> NoReturn:
-    """Print the page of a settings class and end the command, as --help does."""
-    grouped = groups(settings, base, heading)
-    show(head, {title: [_row(option) for option in rows] for title, rows in grouped.items()})
-
-
 def show(head: Head, rows: Rows) -> NoReturn:
     """Print a page and end the command, as --help does."""
-    sys.stdout.write(page(head, rows, shutil.get_terminal_size().columns))
+    formatter = Page(max_width=MOST_COLUMNS)
+    write_page(head, rows, formatter)
+    sys.stdout.write(formatter.getvalue())
     raise SystemExit(0)
 
 
-def page(head: Head, rows: Rows, columns: int) -> str:
-    """Return the page for a terminal of this width."""
-    width = min(columns, MOST_COLUMNS)
-    lines = [f"usage: {head.usage}", "", *_paragraphs(head.about, width)]
+def write_page(head: Head, rows: Rows, formatter: click.HelpFormatter) -> None:
+    """Write the page of a command."""
+    formatter.write(f"usage: {head.usage}\n\n")
+    formatter.write_text(head.about)
     if head.examples:
-        lines += ["", "Examples:", *_examples(head.examples, width)]
+        with formatter.section("Examples"):
+            _write_examples(head.examples, formatter)
     for heading, members in rows.items():
-        lines += ["", f"{heading}:"]
-        lines += [line for name, text in members for line in _lines(name, text, width)]
+        with formatter.section(heading):
+            formatter.write_dl(members)
     if head.foot:
-        lines += ["", *_paragraphs(head.foot, width)]
-    return "\n".join([*lines, ""])
+        formatter.write_paragraph()
+        formatter.write_text(head.foot)
 
 
-def _paragraphs(text: str, width: int) -> Iterator[str]:
-    for number, paragraph in enumerate(text.strip().split("\n\n")):
-        if number:
-            yield ""
-        yield from _wrapped(" ".join(paragraph.split()), width)
-
-
-def _examples(examples: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
-    """Yield commands with their descriptions beside them, or below them on a narrow screen."""
-    longest = max((len(typed) for typed, _ in examples), default=0)
-    beside = all(longest + len(what) + 5 <= width for _, what in examples)
+def _write_examples(examples: Examples, formatter: click.HelpFormatter) -> None:
+    """Write commands with their descriptions beside them, or below them on a narrow screen."""
+    longest = max(len(typed) for typed, _ in examples)
+    beside = all(longest + len(what) + 5 <= formatter.width for _, what in examples)
     for typed, what in examples:
-        if beside:
-            yield f"  {typed:{longest}}   {what}"
-        else:
-            yield f"  {typed}"
-            yield f"      {what}"
-
-
-def _row(option: Option) -> tuple[str, str]:
-    name = f"{option.name} {option.placeholder}".rstrip()
-    if option.is_positional:
-        name = option.name
-    elif option.has_negation:
-        name = f"{option.name}, --no-{option.key}"
-    text, default = option.help, option.default_text
-    if default and "(default:" not in text:
-        text = f"{text} (default:{WHOLE}{default})"
-    return name, text
-
-
-def _lines(name: str, text: str, width: int) -> Iterator[str]:
-    first, *rest = _wrapped(text, width - NAME_COLUMNS - 4)
-    margin = " " * (NAME_COLUMNS + 4)
-    if len(name) <= NAME_COLUMNS:
-        yield f"  {name:{NAME_COLUMNS}}  {first}"
-    else:
-        yield from (f"  {name}", margin + first)
-    yield from (margin + line for line in rest)
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    lines = textwrap.wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
-    return [line.replace(WHOLE, " ") for line in lines]
+        between = " " * (longest - len(typed) + 3) if beside else f"\n{' ' * 6}"
+        formatter.write(f"  {typed}{between}{what}\n")

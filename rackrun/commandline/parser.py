@@ -1,4 +1,4 @@
-"""Parse the arguments of a command to its settings, a dataclass.
+"""Parse the arguments of a command to its settings, a dataclass, by click.
 
 The same mistake gives the same message in every command: what was typed, what is wrong, and what to
 type for help.
@@ -7,32 +7,31 @@ type for help.
 from __future__ import annotations
 
 import difflib
-import itertools
-import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+import click
+from click.core import ParameterSource
 
 from rackrun.commandline import removed
-from rackrun.commandline.help_page import Head
-from rackrun.commandline.options import HELP, Option, options
+from rackrun.commandline.command import SettingArgument, SettingOption, SettingsCommand, Spellings
+from rackrun.commandline.help_page import Head, head_of
 from rackrun.errors import UsageError
 
 Settings = TypeVar("Settings")
 
-Renamed = Mapping[str, str]
-"""Options as other programs call them, which are accepted but never shown, and our names."""
-
 Hints = Mapping[str, str]
 """Options of other programs, and what to type instead."""
+
+Values = dict[tuple[str, ...], Any]
+"""Values of fields by their paths from the settings class on."""
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 
 _SURELY = 0.8  # for an option of another program
 _ALIKE = 0.7  # of the letters, for an option that may have been meant
-_MOST = 2**53  # a float holds every whole number up to it
-_OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)  # not a negative number
 
 
 def parse(
@@ -40,78 +39,81 @@ def parse(
     prog: str,
     args: Sequence[str],
     head: Head | None = None,
-    renamed: Renamed = _EMPTY,
+    renamed: Spellings = _EMPTY,
     hints: Hints = _EMPTY,
 ) -> Settings:
     """Return the settings on the command line; raise UsageError for an invalid one.
 
     --help prints and exits; without a head, the page has that of the settings class.
     """
-    current_args = list(current_names(args, renamed))
-    if HELP.intersection(itertools.takewhile(lambda arg: arg != "--", current_args)):
-        from rackrun.commandline.help_page import head_of, show_options
+    head = (head or head_of(settings)).of(prog=prog)
+    return parsed(settings, SettingsCommand(settings, prog, head, renamed), args, hints)[0]
 
-        show_options((head or head_of(settings)).of(prog=prog), settings)
+
+def parsed(
+    settings: type[Settings], command: SettingsCommand, args: Sequence[str], hints: Hints = _EMPTY
+) -> tuple[Settings, set[str]]:
+    """Return the settings on the command line of a command, and the names of the fields typed."""
+    context = context_of(command, args, hints)
+    if context.args:
+        takes_data = any("--data" in param.opts for param in command.params)
+        hint = f"; did you mean --data {context.args[0]}?" if takes_data else ""
+        raise _mistyped(f"{context.args[0]}: not expected here{hint}", command)
+    values = values_of(context)
+    return built(settings, values), {path[-1] for path in values}
+
+
+def context_of(
+    command: SettingsCommand, args: Sequence[str], hints: Hints = _EMPTY, **settings: Any
+) -> click.Context:
+    """Return what click makes of the words behind a command; raise UsageError for mistakes.
+
+    `settings` are those of click.Context. --help prints and exits.
+    """
     try:
-        values = _values(options(settings), current_args, hints)
-    except _Mistyped as error:
-        message = f"{error}; type: {prog} --help".replace("?; ", "? ")
-        raise UsageError(message) from None
-    return built(settings, values)
+        return command.make_context(command.name, list(args), **settings)
+    except click.exceptions.Exit as end:  # --help
+        raise SystemExit(end.exit_code) from None
+    except click.NoSuchOption as error:
+        raise no_such_option(error.option_name, command, hints) from None
+    except click.BadOptionUsage as error:
+        is_switch = any(
+            isinstance(param, click.Option) and param.is_flag and error.option_name in _names(param)
+            for param in command.params
+        )
+        why = "takes no value" if is_switch else "needs a value"
+        raise _mistyped(f"{error.option_name}: {why}", command) from None
+    except click.MissingParameter as error:
+        raise _mistyped(f"{_named(error.param)}: missing", command) from None
+    except click.BadParameter as error:
+        raise _mistyped(f"{_named(error.param)} {error.message}", command) from None
+    except click.UsageError as error:
+        raise _mistyped(error.message, command) from None
 
 
-class _Mistyped(Exception):
-    """Arguments that are no settings: where, what is wrong with it, and what was meant."""
-
-
-Values = dict[tuple[str, ...], Any]
-"""Values of fields by their paths from the settings class on."""
-
-
-def _values(rows: Sequence[Option], args: Sequence[str], hints: Hints) -> Values:
-    named = {row.name: row for row in rows if not row.is_positional}
-    values: Values = {row.whole: () for row in rows if row.is_repeatable and row.default is MISSING}
-    plain: list[str] = []
-    remaining = iter(args)
-    for arg in remaining:
-        if arg == "--":
-            plain += remaining
-        elif not _OPTION.fullmatch(arg):
-            plain.append(arg)
-        else:
-            option, value = _named(arg, named, hints)
-            if value is None:
-                value = next(remaining, None)
-                if value is None or _OPTION.fullmatch(value):
-                    raise _Mistyped(f"{option.name}: needs a value")
-            _set(values, option, value)
-    for option in (row for row in rows if row.is_positional):
-        count = len(plain) if option.is_repeatable else 1
-        for value in plain[:count]:
-            _set(values, option, value)
-        del plain[:count]
-    if plain:
-        hint = f"; did you mean --data {plain[0]}?" if "--data" in named else ""
-        raise _Mistyped(f"{plain[0]}: not expected here{hint}")
-    if missing := [row.name for row in rows if row.is_required and row.whole not in values]:
-        raise _Mistyped(f"{' and '.join(missing)}: missing")
+def values_of(context: click.Context) -> Values:
+    """Return the values that were typed, or that a settings file has, in the order of the words."""
+    rows = {param.name: param.row for param in _settings_params(context.command)}
+    values: Values = {}
+    for name, value in context.params.items():
+        if name not in rows:
+            continue
+        is_given = context.get_parameter_source(name) is not ParameterSource.DEFAULT
+        if is_given or (rows[name].is_repeatable and rows[name].default is MISSING):
+            values[rows[name].whole] = value
     return values
 
 
-def _named(arg: str, named: Mapping[str, Option], hints: Hints) -> tuple[Option, str | bool | None]:
-    """Return the option that an argument names, and its value; None: the next argument."""
-    name, equals, value = arg.partition("=")
+def no_such_option(name: str, command: SettingsCommand, hints: Hints = _EMPTY) -> UsageError:
+    """Return the error for an option that a command does not have, with what was meant."""
     name = name.replace("_", "-")
-    is_off = name not in named and name.startswith("--no-")
-    option = named.get(f"--{name.removeprefix('--no-')}" if is_off else name)
-    if option is None or (is_off and not option.is_switch):
-        shown = [row.name for row in named.values() if not row.is_hidden]
-        raise _unknown(name, shown, hints)
-    if not option.is_switch:
-        return option, value if equals else None
-    if equals:
-        raise _Mistyped(f"{name}: takes no value")
-    return option, not is_off
+    refuse_removed(name)
+    if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
+        return UsageError(f"{name}: {hint}")
+    shown = [param.row.name for param in _settings_params(command) if not param.row.is_hidden]
+    close = _closest(name, shown)
+    meant = f"; did you mean {close}?" if close else ""
+    return _mistyped(f"{name}: no such option{meant}", command)
 
 
 def refuse_removed(name: str) -> None:
@@ -120,43 +122,20 @@ def refuse_removed(name: str) -> None:
         raise UsageError(f"{name}: no longer an option; {instead}")
 
 
-def _unknown(name: str, names: Collection[str], hints: Hints) -> Exception:
-    refuse_removed(name)
-    if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
-        return UsageError(f"{name}: {hint}")
-    return _Mistyped(f"{name}: no such option{_did_you_mean(_closest(name, names))}")
+def _mistyped(what: str, command: click.Command) -> UsageError:
+    return UsageError(f"{what}; type: {command.name} --help".replace("?; ", "? "))
 
 
-def _set(values: Values, option: Option, typed: str | bool) -> None:
-    value = typed if isinstance(typed, bool) else _converted(option, typed)
-    path = option.whole
-    values[path] = (*values.get(path, ()), value) if option.is_repeatable else value
+def _settings_params(command: click.Command) -> list[SettingOption | SettingArgument]:
+    return [param for param in command.params if isinstance(param, SettingOption | SettingArgument)]
 
 
-def _converted(option: Option, typed: str) -> Any:
-    if option.choices:
-        if typed not in option.choices:
-            close = _did_you_mean(_closest(typed, option.choices))
-            raise _Mistyped(f"{option.name} {typed}: not one of {', '.join(option.choices)}{close}")
-        return get_args(option.type)[option.choices.index(typed)]
-    try:
-        return option.type(typed)
-    except ValueError:
-        raise _Mistyped(f"{option.name} {typed}: {_no_number(option, typed)}") from None
+def _names(param: click.Parameter) -> list[str]:
+    return [*param.opts, *param.secondary_opts]
 
 
-def _no_number(option: Option, typed: str) -> str:
-    """Return why a text is not the number that an option takes, and the number meant."""
-    try:
-        number = float(typed)
-    except ValueError:
-        return "not a number"
-    is_whole = abs(number) <= _MOST and number.is_integer()
-    return f"not a whole number{_did_you_mean(f'{option.name} {number:.0f}' if is_whole else '')}"
-
-
-def _did_you_mean(text: str) -> str:
-    return f"; did you mean {text}?" if text else ""
+def _named(param: click.Parameter | None) -> str:
+    return param.row.name if isinstance(param, SettingOption | SettingArgument) else ""
 
 
 def built(settings: type[Settings], values: Values, defaults: Settings | None = None) -> Settings:
@@ -189,19 +168,6 @@ def unknown_command(name: str, names: Collection[str], prog: str) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     meant = f"did you mean {close[0]}?" if close else f"there are: {', '.join(names)};"
     return f"{name}: no such command; {meant} type: {prog} --help"
-
-
-def current_names(args: Sequence[str], renamed: Renamed) -> Iterator[str]:
-    """Yield the arguments with other programs' options as ours, also in `--theirs=value`."""
-    for arg in map(dashed, args):
-        name, equals, value = arg.partition("=")
-        yield renamed.get(name, name) + equals + value
-
-
-def dashed(arg: str) -> str:
-    """Return an option whose name was typed with underscores with dashes; else the argument."""
-    name, equals, value = arg.partition("=")
-    return f"{name.replace('_', '-')}{equals}{value}" if name.startswith("--") else arg
 
 
 def _closest(name: str, names: Iterable[str], alike: float = _ALIKE) -> str:

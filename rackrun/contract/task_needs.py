@@ -29,6 +29,8 @@ class TaskNeeds:
     most_ranks: int = 0
     """0: any number of ranks will do."""
     why_not_more: str = ""
+    own_options: tuple[str, ...] = ()
+    """The options that the task adds to those of all tasks, without dashes."""
     keeps_ranks: bool = False
     """It cannot be continued on fewer ranks: each adds its images to a step."""
 

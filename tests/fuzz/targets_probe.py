@@ -7,9 +7,10 @@ import contextlib
 import json
 from typing import Any
 
+from rackrun.contract.tasks import TASKS
 from rackrun.errors import Problem
 from rackrun.launcher.commands.node_agreement import check_agreement
-from rackrun.launcher.commands.parse import parse, split, work_of
+from rackrun.launcher.commands.parse import read
 from rackrun.launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
@@ -108,8 +109,7 @@ def fuzz_data_url(data: bytes) -> None:
 def fuzz_command_line(data: bytes) -> None:
     """Fuzz the arguments of ./run-ssh, up to a NUL each; nothing is started."""
     args = [arg.decode("utf-8", "surrogateescape") for arg in data.split(b"\0")]
+    args = [arg for arg in args if arg not in TASKS]  # which would answer --help themselves
     with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
-        launcher_args, rest = split(args, SshOptions, 1)
-        options = parse(SshOptions, "ssh", launcher_args, SSH_HEAD)
-        work_of(rest)
+        options = read("ssh", SshOptions, SSH_HEAD, args).options
         assert options.environment is not None and options.secrets is not None

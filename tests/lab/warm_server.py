@@ -76,12 +76,12 @@ def rehearse_a_rank() -> None:
 
 def rehearse_a_launch() -> None:
     """Do what each launcher does, for what it imports and keeps on the way."""
-    from rackrun.launcher.commands.parse import parse
-    from rackrun.launcher.commands.settings import SshOptions
+    from rackrun.launcher.commands.parse import read
+    from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
     from rackrun.launcher.remote import probe
     from rackrun.launcher.transport.bootstrap import opening
 
-    parse(SshOptions, "ssh", ["--check", "hosts.txt"], "")
+    read("ssh", SshOptions, SSH_HEAD, ["--check", "hosts.txt"])
     opening(probe)
 
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,13 @@ from hypothesis import strategies as st
 
 from rackrun import runs as runs_here
 from rackrun.launcher.commands import rerun
-from rackrun.launcher.commands.parse import parse, split, with_settings, work_of
-from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.commands.local import HEAD
+from rackrun.launcher.commands.parse import CommandLine, read
+from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
 from rackrun.launcher.run.job import Command, TaskWork
-from rackrun.launcher.run.settings import LocalOptions, Options
+from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import (
     options_of,
-    read_settings,
     settings_text,
     toml_of,
     words_of,
@@ -46,53 +47,48 @@ def written(folder: Path, text: str = FILE) -> str:
     return str(path)
 
 
-def merged(
-    path: str, *typed: str, settings: type[Options] = LocalOptions, words: int = 0
-) -> list[str]:
-    """Return the command line with a settings file."""
-    args = ["--config", path, *typed]
-    return with_settings(read_settings(Path(path)), args, settings, words)
+def over_ssh(*typed: str) -> CommandLine[SshOptions]:
+    """Return what `rackrun ssh` makes of these words."""
+    return read("ssh", SshOptions, SSH_HEAD, typed)
+
+
+FILE_WORDS = "--name night --max-restarts 2 --env A=1 --env B"
 
 
 @pytest.mark.parametrize(
-    ("typed", "ours", "rest"),
+    ("typed", "words", "work"),
     [
-        (
-            (),
-            ["--name=night", "--max-restarts=2", "--env=A=1", "--env=B", "rack.txt"],
-            ["imagenet", "--epochs=90", "--lr=0.5", "--no-flip", "--synthetic"],
-        ),
-        (
-            ("--name", "day", "other.txt", "imagenet", "--epochs", "3", "--flip"),
-            ["--max-restarts=2", "--env=A=1", "--env=B", "--name", "day", "other.txt"],
-            ["imagenet", "--lr=0.5", "--synthetic", "--epochs", "3", "--flip"],
-        ),
-        (
-            ("--env", "C", "-H", "gpu01", "--", "true"),
-            ["--name=night", "--max-restarts=2", "--env", "C", "-H", "gpu01"],
-            ["--", "true"],
-        ),
-        (
-            ("catdog",),
-            ["--name=night", "--max-restarts=2", "--env=A=1", "--env=B", "rack.txt"],
-            ["catdog"],
-        ),
+        ("", f"{FILE_WORDS} rack.txt", "imagenet --epochs=90 --lr=0.5 --no-flip --synthetic"),
+        ("--name day other.txt imagenet --epochs 3 --flip",
+         "--name day --max-restarts 2 --env A=1 --env B other.txt",
+         "imagenet --lr=0.5 --synthetic --epochs 3 --flip"),
+        ("imagenet --epochs=3 --name day",
+         "--name day --max-restarts 2 --env A=1 --env B rack.txt",
+         "imagenet --lr=0.5 --no-flip --synthetic --epochs=3"),
+        ("catdog", f"{FILE_WORDS} rack.txt", "catdog"),
     ],
-)
-def test_the_command_line_wins_over_the_file(tmp_path, typed, ours, rest):
+)  # fmt: skip
+def test_the_command_line_wins_over_the_file(tmp_path, typed, words, work):
     """Also for lists and switches; a host file that is not typed is the file's."""
-    args = merged(written(tmp_path), *typed, settings=SshOptions, words=1)
-    count = 0 if "-H" in typed else 1
-    assert split(args, SshOptions, count) == (ours, rest)
+    line = over_ssh("--config", written(tmp_path), *typed.split())
+    task, *options = work.split()
+    assert sorted(line.words) == sorted(words.split())
+    assert line.work == TaskWork(task, tuple(options))
+
+
+def test_typed_hosts_and_a_typed_command_take_the_place_of_those_of_the_file(tmp_path):
+    line = over_ssh("--config", written(tmp_path), *["--env", "C", "-H", "gpu01", "--", "true"])
+    assert (line.options.host_list, line.options.env) == ("gpu01", ("C",))
+    assert line.options.hosts == Path("hosts.txt")
+    assert line.work == Command(("true",))
 
 
 def test_a_switch_of_the_file_is_turned_off_by_what_is_typed(tmp_path):
     """`--no-wait` negates --wait; --no-serve is an option of its own."""
     path = written(tmp_path, "[launcher]\nwait = true\nplain = true\nserve = true\n")
-    launcher_args, _ = split(merged(path, "--no-wait", settings=SshOptions, words=1), SshOptions, 1)
-    options = parse(SshOptions, "ssh", launcher_args, "")
+    options = over_ssh("--config", path, "--no-wait").options
     assert (options.wait, options.plain, options.serving.serve) == (False, True, True)
-    options = parse(SshOptions, "ssh", ["--no-serve", "--plain", "--no-plain", "--wait"], "")
+    options = over_ssh("--no-serve", "--no-plain", "--wait").options
     assert (options.wait, options.plain, options.serving.no_serve) == (True, False, True)
 
 
@@ -130,7 +126,7 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, mo
     """Options that were left alone are not in it; of a secret it has no more than the name."""
     monkeypatch.setenv("TOKEN", "hunter2")
     typed = ["--name", "a b", "--env", "X=1", "--secret", "TOKEN", "--lease-seconds", "20"]
-    options = parse(SshOptions, "ssh", [*typed, "--wait", "rack.txt"], "")
+    options = over_ssh(*typed, "--wait", "rack.txt").options
     work = TaskWork("catdog", ("--epochs", "2", "--lr=0.1"))
     again = ("rackrun", "ssh", "rack.txt", "catdog")
     text = settings_text("ssh", options, work, again)
@@ -144,14 +140,12 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, mo
         },
         "catdog": {"epochs": 2, "lr": 0.1},
     }  # fmt: skip
-    this_job, rest = split(
-        merged(written(tmp_path, text), settings=SshOptions, words=1), SshOptions, 1
-    )
-    assert parse(SshOptions, "ssh", this_job, "") == options
-    assert work_of(rest) == TaskWork("catdog", ("--epochs=2", "--lr=0.1"))
+    line = over_ssh("--config", written(tmp_path, text))
+    assert line.options == replace(options, config=str(tmp_path / "run.toml"))
+    assert line.work == TaskWork("catdog", ("--epochs=2", "--lr=0.1"))
     command = Command(("python", "x.py", "--epochs", "3"))
-    again = written(tmp_path, settings_text("local", LocalOptions(), command))
-    assert work_of(merged(again)) == command
+    path = written(tmp_path, settings_text("local", LocalOptions(), command))
+    assert read("local", LocalOptions, HEAD, ["--config", path]).work == command
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str) -> Path:
@@ -163,17 +157,18 @@ def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str
     return path
 
 
-def again(*args: str) -> list[str]:
+def again(*args: str) -> CommandLine[SshOptions]:
     """Return the launch that `rerun` makes of its words."""
     _, file, typed = rerun.read(args)
-    return [file.launch, *rerun.command_line(file, typed)]
+    return read("ssh", SshOptions, SSH_HEAD, typed, rerun.as_a_new_run(file))
 
 
 def test_a_run_is_started_again_from_the_settings_in_its_folder(tmp_path, monkeypatch):
     """However it is named."""
-    folder = launched(monkeypatch, tmp_path, 'launch = "local"\ncommand = ["true"]\n', "night")
+    folder = launched(monkeypatch, tmp_path, 'launch = "ssh"\ncommand = ["true"]\n', "night")
     for text in ("latest", "runs/latest", "night", str(folder), folder.name):
-        assert again(text, "--name", "day") == ["local", "--name", "day", "--", "true"]
+        line = again(text, "--name", "day")
+        assert (line.options.name, line.work) == ("day", Command(("true",)))
 
 
 RESUMED = """launch = "ssh"
@@ -188,28 +183,28 @@ resume = "runs/20260101-000000-night"
 
 
 @pytest.mark.parametrize(
-    ("typed", "launch"),
+    ("typed", "words", "work"),
     [
-        ((), "--wait rack.txt catdog --data=shards --epochs=90"),
-        (("--epochs", "3"), "--wait rack.txt catdog --data=shards --epochs 3"),
-        (("catdog", "--epochs", "3"), "--wait rack.txt catdog --data=shards --epochs 3"),
-        (("--name=b", "--no-flip", "--plain"),
-         "--wait --name=b --plain rack.txt catdog DATA --no-flip"),
-        (("--class-weights", "cat=2", "dog=1", "--name", "b"),
-         "--wait --name b rack.txt catdog DATA --class-weights cat=2 dog=1"),
-        (("new.txt", "--epochs", "3"), "--wait new.txt catdog --data=shards --epochs 3"),
-        (("--resume", "latest"), "--wait rack.txt catdog DATA --resume latest"),
-        (("mnist", "--epochs", "1"), "--wait rack.txt mnist --epochs 1"),
+        ("", "rack.txt", "catdog DATA"),
+        ("--epochs 3", "rack.txt", "catdog --data=shards --epochs 3"),
+        ("catdog --epochs 3", "rack.txt", "catdog --data=shards --epochs 3"),
+        ("--name=b --no-flip --plain", "--name b --plain rack.txt", "catdog DATA --no-flip"),
+        ("--class-weights cat=2,dog=1 --name b", "--name b rack.txt",
+         "catdog DATA --class-weights cat=2,dog=1"),
+        ("new.txt --epochs 3", "new.txt", "catdog --data=shards --epochs 3"),
+        ("--resume latest", "rack.txt", "catdog DATA --resume latest"),
+        ("mnist --epochs 1", "rack.txt", "mnist --epochs 1"),
     ],
 )  # fmt: skip
 def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
-    tmp_path, monkeypatch, typed, launch
+    tmp_path, monkeypatch, typed, words, work
 ):
     """What is typed wins, wherever the options of launcher and task stand."""
     launched(monkeypatch, tmp_path, RESUMED, "night")
-    launch = launch.replace("DATA", "--data=shards --epochs=90")
-    assert " ".join(again("night", *typed)) == f"ssh {launch}"
-    assert " ".join(again("--dry-run", "night", *typed)).startswith("ssh --wait --dry-run ")
+    task, *options = work.replace("DATA", "--data=shards --epochs=90").split()
+    for line in (again("night", *typed.split()), again("--dry-run", "night", *typed.split())):
+        assert sorted({*line.words} - {"--dry-run"}) == sorted(["--wait", *words.split()])
+        assert line.work == TaskWork(task, tuple(options))
 
 
 def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab):

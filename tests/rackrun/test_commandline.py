@@ -19,7 +19,7 @@ from rackrun import runs as runs_here
 from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
-from rackrun.commandline.parser import current_names, parse
+from rackrun.commandline.parser import parse
 from tests.lab.needs import need
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
@@ -277,14 +277,6 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
         return stdlib / file
     ours = file.partition("/")[0] in packages
     return ROOT / file if ours else stdlib / "site-packages" / file
-
-
-def test_options_of_other_programs_are_understood():
-    """In all three ways to write them; a value that looks like one stays."""
-    renamed = {"--wd": "--weight-decay"}
-    args = ["--wd", "1", "--wd=2", "--wds", "3", "wd"]
-    ours = ["--weight-decay", "1", "--weight-decay=2", "--wds", "3", "wd"]
-    assert list(current_names(args, renamed)) == ours
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from rackrun.cli import completion, dispatch
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.parse import work_of
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.run.job import TaskWork
 from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import read_settings, settings_text, work_words

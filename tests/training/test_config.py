@@ -20,7 +20,7 @@ from rackrun.training.tasks.definition import recipes_of, require_task
 
 
 def catdog(*args: str) -> CatDog:
-    return from_command_line(RECIPES, "python -m rackrun.catdog", args)
+    return from_command_line(RECIPES, "python -m rackrun.catdog", args)[0]
 
 
 def test_a_recipe_is_the_same_settings_with_other_defaults():

@@ -287,7 +287,7 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
         "--epochs", "2", "--batch-size", "9", "--device", "cpu", "--workers", "0",
         "--no-tensorboard", "--ema-decay", "0.9", *args,
     ]  # fmt: skip
-    assert loop.run(TASK, from_command_line(RECIPES, "test", arguments)) == 0
+    assert loop.run(TASK, from_command_line(RECIPES, "test", arguments)[0]) == 0
     weights: dict[str, torch.Tensor] = checkpoint.read(RunFolder(run).final)["model"]
     return weights
 

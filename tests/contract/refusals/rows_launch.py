@@ -5,6 +5,20 @@ from tests.lab.refusal import Refusal
 HOSTS = {"hosts.txt": "gpu01\ngpu02\ngpu03\ngpu04\n"}
 PROGRAM = {"train.py": "print('trains')\n"}
 BOTH = {**HOSTS, **PROGRAM}
+OWN = {
+    "own.py": """\
+from dataclasses import dataclass
+from rackrun.training.config import Config
+
+@dataclass(frozen=True)
+class Settings(Config):
+    name: str = "net18"
+
+TASK = None
+RECIPES = {"default": Settings}
+"""
+}
+"""A task with an option that launches have, too."""
 DEMO = {"demo/shards/dataset.json": "{}"}
 LONG = "n" * 300
 """More than the name of a file may have."""
@@ -72,16 +86,18 @@ ROWS = [
     Refusal("rackrun --plain", 64, ("--plain", "rackrun COMMAND --help")),
     Refusal("./run-local completion fish", 64, ("fish", "./run-local completion bash|zsh")),
     Refusal("./run-local completion", 64, "./run-local completion bash|zsh"),
-    # The launcher's options go before the task, the task's behind it.
+    # A task's options go behind it; the launcher's stand anywhere.
     Refusal("./run-local --epochs 3", 64, ("--epochs", "./run-local catdog --epochs")),
     Refusal("./run-ssh --data out hosts.txt catdog", 64,
             ("--data", "./run-ssh hosts.txt catdog --data"), HOSTS),
-    Refusal("./run-local catdog --nproc 2", 64, "./run-local --nproc 2 catdog"),
-    Refusal("./run-local catdog --nproc_per_node=2 --lr 1", 64,
-            "./run-local --nproc_per_node=2 catdog --lr 1"),
-    Refusal("./run-ssh hosts.txt catdog --max-restarts 2", 64,
-            "./run-ssh --max-restarts 2 hosts.txt catdog", HOSTS),
-    Refusal("./run-ssh hosts.txt catdog --check", 64, "./run-ssh --check hosts.txt catdog", HOSTS),
+    Refusal("./run-local --lr 0.1 catdog", 64, ("--lr", "./run-local catdog --lr")),
+    Refusal("./run-ssh --lr 0.1 hosts.txt catdog", 64, ("--lr", "hosts.txt catdog --lr"), HOSTS),
+    Refusal("./run-local ./own.py --synthetic --name net50", 64, ("own:", "--name"), OWN),
+    # An option stands once, with its value.
+    Refusal("./run-local --nproc 2 catdog --nproc 3", 64, "--nproc: given twice"),
+    Refusal("./run-local catdog --lr 1 --lr 2 --synthetic", 64, "--lr: given twice"),
+    Refusal("rackrun convert folder a b --seed 1 --seed 2", 64, "--seed: given twice"),
+    Refusal("./run-local --name --plain catdog", 64, "--name: needs a value"),
     Refusal("./run-ssh --check hosts.txt catdog --epohcs 2", 64, ("--epohcs", "--epochs?"), HOSTS),
     # Names of options, and what was meant.
     Refusal("./run-local catdog --epohcs 2", 64, ("--epohcs", "--epochs?")),

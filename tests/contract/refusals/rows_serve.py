@@ -21,8 +21,8 @@ def listed(content: str, *names: str) -> Refusal:
 ROWS = [
     # The folder.
     Refusal("rackrun serve", 64, ("FOLDER", "rackrun serve --help")),
-    Refusal("rackrun serve none", 65, "none"),
-    Refusal("rackrun serve empty", 65, ("empty", "rackrun convert"), {"empty/": ""}),
+    Refusal("rackrun serve no-shards", 64, "no-shards"),
+    Refusal("rackrun serve unfinished", 64, ("unfinished", "rackrun convert"), {"unfinished/": ""}),
     listed("[1]", "dataset.json"),
     listed("[" * 100_000, "dataset.json"),
     listed('{"splits": [{"shards": [{"name": 5}]}]}', "dataset.json"),

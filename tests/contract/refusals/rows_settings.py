@@ -53,6 +53,7 @@ ROWS = [
     Refusal("rackrun rerun night", 64, ("night", "run.toml"),
             {"runs/20260101-000000-night/plan.json": "{}"}),
     again("rackrun rerun night", "[catdog]\nepochs = 1\n", "run.toml: launch", "--config"),
+    again("rackrun rerun night --config run.toml", SCRIPT, "--config run.toml"),
     again("rackrun rerun night --plian", SCRIPT, "--plian", "-- python train"),
     again("rackrun rerun night", "launch = 'local'\n[catdgo]\n", "run.toml: catdgo", "catdog?"),
 ]

@@ -205,12 +205,14 @@ LAST = f"{FIRST_RUN}/checkpoints/step-00000003.pt"
 RESUMED = [
     Refusal(f"rackrun local {words} --data data {options} --resume {FIRST_RUN}", 64, names, RUNS)
     for words, options, names in (
-        ("catdog", f"{SAME} --width 8", ("--width 8 here", "4 in the checkpoint")),
+        ("catdog", SAME.replace("width 4", "width 8"),
+         ("--width 8 here", "4 in the checkpoint")),
         ("catdog", f"{SAME} --seed 1", ("--seed 1 here", "0 in the checkpoint")),
         ("catdog", f"{SAME} --only-classes disc", "--only-classes disc here"),
         ("catdog", f"{SAME} --steps-per-epoch 2", "--steps-per-epoch 2"),
         ("catdog", f"{SAME} --layer-decay 0.5", "--layer-decay 0.5 here"),
-        ("catdog", f"{SAME} --batch-size 8", ("8 images per step here", "4 in the checkpoint")),
+        ("catdog", SAME.replace("size 4", "size 8"),
+         ("8 images per step here", "4 in the checkpoint")),
         ("catdog", f"{SAME} --exact-epochs --global-batch 9", "--global-batch 9 here"),
         ("--nproc 3 catdog", SAME, ("12 images per step", "start as many ranks as before")),
     )

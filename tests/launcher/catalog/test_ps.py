@@ -14,7 +14,7 @@ from rackrun.launcher.catalog.folders import runs_in
 from rackrun.launcher.catalog.listed import ListedRun, table, task_of
 from rackrun.launcher.catalog.ps import main, merged
 from rackrun.launcher.commands.detached import main as look_after
-from rackrun.launcher.commands.parse import work_of
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.detached import known_runs
 from rackrun.launcher.detached.stop import StopOptions, stop
 from rackrun.launcher.lifecycle.task_check import refuse_absent_run

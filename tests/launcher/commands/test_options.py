@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rackrun
+from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
@@ -20,19 +21,16 @@ from rackrun.launcher.commands.parse import (
     ELSEWHERE,
     OF_TASKS,
     from_names,
-    names_of,
-    parse,
-    split,
-    work_of,
+    read,
 )
 from rackrun.launcher.commands.ray import RayOptions
-from rackrun.launcher.commands.settings import NodeOptions, SshOptions
+from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.serving import folder_to_serve
 from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.preflight.checks import CHECKS, check_allowed
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions, Serving
-from rackrun.launcher.settings_file import typed_options
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
@@ -74,12 +72,10 @@ def test_values_from_python_are_what_the_command_line_makes_of_them():
 
 def test_other_launchers_options_are_understood():
     """Scripts for torchrun go on, typed and from Python."""
-    launcher_args, rest = split(
-        ["--nproc-per-node", "2", "--master_port=29500", "catdog"], NodeOptions
-    )
-    assert (launcher_args, rest) == (["--nproc-per-node", "2", "--master-port=29500"], ["catdog"])
-    options = parse(NodeOptions, "node", launcher_args, "")
-    assert (options.nproc, options.port) == (2, 29500)
+    words = ["--nproc-per-node", "2", "catdog", "--master_port=29500", "--batch_size", "4"]
+    line = read("node", NodeOptions, NODE_HEAD, words)
+    assert (line.options.nproc, line.options.port) == (2, 29500)
+    assert line.work == TaskWork("catdog", ("--batch_size", "4"))
     assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
 
 
@@ -160,7 +156,8 @@ ACCEPTED = (
 @pytest.mark.parametrize("typed", ACCEPTED)
 def test_what_the_refusal_of_an_option_without_effect_says_to_type_is_taken(typed):
     way, *args = typed.split()
-    assert parse(CLASSES[way], way, args)
+    head = Head("", "", ())
+    assert read(way, CLASSES[way], head, [*args, *(["hosts.txt"] if way == "ssh" else [])])
 
 
 def test_settings_of_a_server_for_a_folder_that_is_read_here_are_refused():
@@ -177,17 +174,12 @@ def test_names_that_other_programs_have_for_options_are_taken(learning_rate, cap
     assert json.loads(capsys.readouterr().out)["batch_size"] == 8
 
 
-def test_underscores_are_dashes_wherever_options_are_split():
-    """A switch takes no word for its value, and a typed option replaces that of a file."""
-    words = ["--dry_run", "--sync_untracked=a_b", "--include", "n_1", "catdog", "--batch_size", "4"]
-    ours, rest = split(words, SshOptions)
-    assert ours == ["--dry-run", "--sync-untracked=a_b", "--include", "n_1"]
-    assert rest == ["catdog", "--batch_size", "4"]
-    assert typed_options(rest) == {"batch-size"}
+def names_of(settings: type[object]) -> set[str]:
+    return {row.name for row in options_of(settings)}
 
 
 def test_no_option_belongs_to_the_launcher_and_to_a_task():
-    """So one behind a task is surely misplaced, whichever way of launching it is."""
+    """So one behind a task is surely the launch's, whichever way of launching it is."""
     doors = (LocalOptions, SshOptions, RayOptions, NodeOptions)
     launchers = set(ELSEWHERE).union(*map(names_of, doors))
     recipes = [import_module(f"{package_of(task)}.recipes").RECIPES.values() for task in TASKS]

@@ -81,5 +81,5 @@ def test_it_asks_for_the_same_and_the_run(monkeypatch, tmp_path, line):
     assert again.work == TaskWork(first.work.task, options)
     assert again.options == first.options
     assert again.jobs.typed == first.jobs.typed
-    settings = from_command_line(RECIPES, again.work.task, list(again.work.options))
+    settings, _ = from_command_line(RECIPES, again.work.task, list(again.work.options))
     assert str(settings.resume) == run

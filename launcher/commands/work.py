@@ -1,0 +1,100 @@
+"""What is to run: a task with its options, or a command of the user's own."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import NoReturn
+
+from rackrun.commands import LAUNCHES, NAMES, called
+from rackrun.contract.files import LATEST
+from rackrun.errors import UsageError
+from rackrun.launcher.run.job import TaskWork, Work, command_of, values_of
+from rackrun.launcher.run.nested import nested_launcher
+from rackrun.launcher.run.url import check_url
+from rackrun.user_code.tasks import find_task, why_no_task
+
+
+def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
+    """Return the task with its options, the command after `--`, or None.
+
+    `before` are the arguments before, for a better command line in a UsageError.
+    """
+    if not rest:
+        return None
+    if rest[0] == "--":
+        if not rest[1:]:
+            raise UsageError("-- needs a command; for example: -- python train.py")
+        if why := nested_launcher(rest[1:]):
+            raise UsageError(why)
+        return command_of(rest[1:])
+    if not find_task(rest[0]):
+        raise UsageError(_no_task(rest, before))
+    name = rest[0]
+    if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
+        name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
+    task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
+    for data in values_of(task, "--data"):
+        if "://" in data:
+            check_url(data)
+    return task
+
+
+def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
+    name = args[0]
+    if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
+        return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
+    if close := get_close_matches(name, NAMES, n=1, cutoff=0.75):
+        meant = f"{called(close[0])} {shlex.join(args[1:])}".rstrip()
+        return f"no task or command {name!r}; did you mean {close[0]}? type: {meant}"
+    why = why_no_task(name)
+    script = ["python"] if name.endswith(".py") else []
+    if "did you mean" in why or (script and not Path(name).is_file()):
+        return why
+    is_program = script or name.endswith(".sh") or shutil.which(name)
+    program = [*script, *args] if is_program else ["python", "train.py"]
+    return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
+
+
+def _with_latest_run_named(option: str) -> str:
+    # Below `runs/latest` means in the run that it links to now: this launch will move the link.
+    name, _, value = option.rpartition("=")
+    path = Path(value)
+    for link in (path, *path.parents):
+        if link.name == LATEST and link.is_symlink():
+            run = link.with_name(link.readlink().name)
+            return f"{name}{name and '='}{run / path.relative_to(link)}"
+    return option
+
+
+def refuse_no_host_file(options: Sequence[str], rest: Sequence[str]) -> None:
+    """Raise UsageError for a task or a program in place of the host file."""
+    first = rest[0]
+    is_task = (first.endswith(".py") or not Path(first).is_file()) and bool(find_task(first))
+    is_script = first.endswith((".py", ".sh"))
+    if not is_task and not is_script and (Path(first).exists() or not shutil.which(first)):
+        return
+    program = ["--", *(["python"] if first.endswith(".py") else [])]
+    meant = shlex.join([*options, "hosts.txt", *([] if is_task else program), *rest])
+    raise UsageError(
+        f"{first} is a {'task' if is_task else 'program'}; the host file comes first:"
+        f" {called('ssh')} {meant}"
+    )
+
+
+def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[str]) -> NoReturn:
+    """Raise UsageError for a command behind a launch's options and host file."""
+    command, *args = rest
+    others = [option for option in options if option != "--plain"]  # which print lines anyway
+    taken: Sequence[str] = ()
+    if command in LAUNCHES:
+        taken = [*options, *hosts]
+    elif command in ("rack", "ps"):
+        taken = [*others, *hosts]
+    elif command in ("attach", "logs", "status", "stop"):
+        taken = [*others, *(["--hosts", *hosts] if hosts else [])]
+    typed_first = f"{called(command)} {shlex.join([*taken, *args])}".rstrip()
+    raise UsageError(f"{command} is a command, and comes first: {typed_first}")
