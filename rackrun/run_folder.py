@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
-from rackrun.contract.files import ATTACHED, LATEST, RETURNED, SENT_FILES
+from rackrun.contract.files import LATEST, RETURNED, SENT_FILES
 from rackrun.errors import SaveError
 
 RUNS = Path("runs")
@@ -25,7 +25,7 @@ RUN_NAME = r"(?P<start>[0-9]{8}-[0-9]{6})-(?P<name>[A-Za-z0-9._-]{1,239})"
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 
 LAUNCHER_FILES = frozenset(
-    {"run.toml", "report.html", "live.json", ATTACHED, "checkpoints", *SENT_FILES.values()}
+    {"run.toml", "report.html", "live.json", "events.jsonl", "checkpoints", *SENT_FILES.values()}
 )
 """At the top of a run folder, what no host supplies.
 
@@ -34,7 +34,7 @@ tracker the run of its own that one of SENT_FILES names.
 """
 
 SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})
-"""What the supervisor of a run writes: the launcher, or the controller of a detached run."""
+"""What the supervisor of a run writes."""
 
 _NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
 
@@ -63,12 +63,12 @@ class RunFolder:
     """What runs where, written before anything starts."""
     settings = _File("run.toml")
     """The settings file with which the run can be started again."""
-    attached = _File(ATTACHED)
-    """The id of the detached run of which this folder is a copy."""
     result = _File("result.json", of_node=True)
     """The result, written when the run has ended."""
     returned = _File(RETURNED)
     """The folder with what a function returned on each rank."""
+    events = _File("events.jsonl", of_node=True)
+    """What happened, for `attach`; its lock is held as long as the run is supervised."""
     usage = _File("usage.jsonl", of_node=True)
     """What the hosts used over time, a JSON object per line."""
     live = _File("live.json", of_node=True)

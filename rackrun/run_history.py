@@ -1,7 +1,6 @@
 """What the hosts of a run used over time.
 
-The launcher writes it to usage.jsonl; report.html and TensorBoard read it. Standard
-library only: controllers of detached runs write the file on hosts without packages.
+The launcher writes it to usage.jsonl; report.html and TensorBoard read it.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from rackrun.shapes import AtMost, Misshapen, parsed_file
 
 RECORDS = Path("~/.rackrun/known")
 SHORT_ID = 8
-"""Digits of the id of a detached run, and of any other in messages; the others have 32."""
+"""Digits of an id in messages, with which the ids of all attempts of a run begin."""
 MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
 MOST_HOSTS = 100_000
 
 _FOLDER = re.compile(RUN_NAME)
-_ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
+ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 
@@ -46,10 +46,6 @@ class LaunchRecord:
     task: str = ""
     at: float = 0.0
     """When it was started."""
-    resume: tuple[str, ...] = ()
-    """The command that continues it, but for the name of its folder at the end."""
-    settings: str = ""
-    """Its settings file, run.toml."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +60,6 @@ class Run:
     folder: Path | None = None
     """Its folder on this machine, if there is one."""
     record: LaunchRecord | None = None
-    asked: str = ""
-    """What its hosts are asked for: the id, or a name of which only they know which run goes on."""
-
-    @property
-    def is_detached(self) -> bool:
-        """Return True for a run that its hosts look after: --detach gives shorter ids."""
-        return len(self.id) == SHORT_ID
 
     @property
     def is_over(self) -> bool:
@@ -78,7 +67,7 @@ class Run:
         if self.folder is None:
             return False
         folder = RunFolder(self.folder)
-        return folder.result.exists() or not (self.is_detached or is_supervised(folder.plan))
+        return folder.result.exists() or not is_supervised(folder.plan)
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
@@ -86,7 +75,7 @@ class Run:
         return f"run {self.id[:SHORT_ID]}{name}{folder}"
 
     def is_called(self, start: str) -> bool:
-        """Return True for the start of its id; the ids of a detached run's attempts begin so."""
+        """Return True for the start of its id, with which those of its attempts begin."""
         return bool(self.id) and (self.id.startswith(start) or start.startswith(self.id))
 
 
@@ -94,7 +83,7 @@ def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
     """Return the run that is meant, None if there is none here.
 
     Raises UsageError where several are meant. Of several runs of one name, the one that is not over
-    is meant; where only their hosts know which that is, these are asked for the name.
+    is meant.
     """
     text, path, records = os.fspath(text), Path(text), recorded_runs()
     if os.sep in text or RunFolder(path).plan.is_file():
@@ -120,11 +109,9 @@ def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
         return None
     newest = max(matching, key=lambda run: run.at)
     if len(matching) > 1:
-        if not _are_namesakes(matching):
-            labels = ", ".join(str(run.folder or f"{run.id} ({run.name})") for run in matching)
-            hint = "type the folder of one, or more of its id"
-            raise UsageError(f"several runs are called {text}: {labels}; {hint}")
-        newest = replace(newest, asked=text)
+        labels = ", ".join(str(run.folder or f"{run.id} ({run.name})") for run in matching)
+        hint = "type the folder of one, or more of its id"
+        raise UsageError(f"several runs are called {text}: {labels}; {hint}")
     return _with_folder(newest, records)
 
 
@@ -137,8 +124,7 @@ def run_folder(text: str | os.PathLike[str], runs: Path = RUNS, must_be_here: bo
     if run is None or (run.folder is None and not must_be_here):
         return Path(text)
     if run.folder is None:
-        fetch = f"{called('attach')} {run.id}"
-        raise UsageError(f"{run}: its results are on its hosts; to bring them here, type: {fetch}")
+        raise UsageError(f"{run}: its folder is no longer here; type another run")
     return run.folder
 
 
@@ -163,10 +149,10 @@ def final_weights(given: str | os.PathLike[str]) -> Path:
     return files.final
 
 
-def unknown_run(text: str, verb: str = "") -> UsageError:
-    """Return the error for a run of which nothing is known here; `verb` may ask its hosts."""
-    elsewhere = f"; if it was started elsewhere: {called(verb)} --hosts FILE {text}" if verb else ""
-    return UsageError(f"no run {text} is known here; {called('ps')} lists all{elsewhere}")
+def unknown_run(text: str) -> UsageError:
+    """Return the error for a run of which nothing is known here."""
+    elsewhere = "if it was started on another machine, add --on with its name"
+    return UsageError(f"no run {text} is known here; {called('ps')} lists all; {elsewhere}")
 
 
 def recorded_runs() -> dict[str, LaunchRecord]:
@@ -191,6 +177,13 @@ def folders_in(runs: Path) -> list[Path]:
         names = [entry.name for entry in os.scandir(runs) if _FOLDER.fullmatch(entry.name)]
         return [runs / name for name in sorted(names, reverse=True)]
     return []
+
+
+def folders_of(folder: Path) -> list[Path]:
+    """Return the folders of all attempts of the run of this folder, the oldest first."""
+    start = _id_in(folder)[:SHORT_ID]
+    beside = [path for path in folders_in(folder.parent) if _id_in(path)[:SHORT_ID] == start]
+    return beside[::-1] if start and beside else [folder]
 
 
 def name_of(folder: str) -> str:
@@ -222,9 +215,9 @@ def _runs_here(runs: Path, records: Mapping[str, LaunchRecord]) -> Sequence[Run]
     unique: dict[str, Run] = {}
     for folder in folders_in(runs):
         run = _in_folder(folder, records)
-        unique.setdefault(run.id or str(folder), run)
+        unique.setdefault(run.id[:SHORT_ID] or str(folder), run)
     for run_id, record in records.items():
-        unique.setdefault(run_id, Run(run_id, record.name, record.at, None, record, run_id))
+        unique.setdefault(run_id[:SHORT_ID], Run(run_id, record.name, record.at, None, record))
     return list(unique.values())
 
 
@@ -233,21 +226,15 @@ def _in_folder(folder: Path, records: Mapping[str, LaunchRecord]) -> Run:
     if folder.is_symlink():
         folder = folder.parent / folder.readlink()
     run_id = _id_in(folder)
-    run_id = run_id[:SHORT_ID] if run_id[:SHORT_ID] in records else run_id
     record = records.get(run_id)
-    return Run(run_id, name_of(folder.name), start_of(folder), folder, record, run_id)
+    return Run(run_id, name_of(folder.name), start_of(folder), folder, record)
 
 
 def _id_in(folder: Path) -> str:
-    """Return the id of the run of a folder: of a copy that of its detached run."""
+    """Return the id of the run of a folder; empty where there is none."""
     with suppress(OSError, ValueError, Misshapen):
-        mark, plan = RunFolder(folder).attached, RunFolder(folder).plan
-        run_id = (
-            mark.read_text()
-            if mark.is_file()
-            else parsed_file(plan, dict[str, Any], MOST_BYTES).get("run_id")
-        )
-        return run_id if isinstance(run_id, str) and _ID.fullmatch(run_id) else ""
+        run_id = parsed_file(RunFolder(folder).plan, dict[str, Any], MOST_BYTES).get("run_id")
+        return run_id if isinstance(run_id, str) and ID.fullmatch(run_id) else ""
     return ""
 
 
@@ -259,10 +246,3 @@ def _with_folder(run: Run, records: Mapping[str, LaunchRecord]) -> Run:
             if candidate.is_called(run.id):
                 return replace(run, folder=candidate.folder)
     return run
-
-
-def _are_namesakes(runs: Sequence[Run]) -> bool:
-    """Return True for runs of one name, on the same hosts, none of which is known to be over."""
-    hosts = [run.record.hosts for run in runs if run.record and not run.is_over]
-    same_name = all(run.name == runs[0].name for run in runs)
-    return same_name and len(hosts) == len(runs) and all(one == hosts[0] for one in hosts)

@@ -14,8 +14,7 @@ whose message names the place; `parsed` and `parsed_file` do both. Shapes are or
     shaped({"local": 3}, Rank)  ->  Rank(local=3, code=None, name="", hosts=())
 
 Without a limit of their own, numbers stay within 2**53 and are finite, text within 64 KiB, and
-collections within 65,536 items. Unknown fields are refused. Standard library only: controllers
-of detached runs import this on hosts where nothing is installed.
+collections within 65,536 items. Unknown fields are refused. Standard library only.
 """
 
 from __future__ import annotations

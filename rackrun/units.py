@@ -51,7 +51,7 @@ def whole_number(text: str, most: int) -> int | None:
 
 def data_size(count: float) -> str:
     """Return a number of bytes in decimal units: 512 bytes, 1.2 GB."""
-    from rich.filesize import decimal  # the controller of a detached run may have no rich
+    from rich.filesize import decimal  # hosts have no rich
 
     return decimal(int(count))
 

@@ -55,12 +55,10 @@ SLOW_FIRST = (
     "training/test_exact.py",
     "launcher/lifecycle/test_restart_policy.py",
     "test_venv.py",
-    "launcher/detached/test_hostile.py",
-    "launcher/detached/test_faults.py",
     "catdog/test_training.py",
     "training/test_restarts.py",
     "training/test_loop.py",
-    "launcher/detached/test_detach.py",
+    "launcher/viewer/test_detach.py",
     "launcher/commands/test_run_ssh.py",
 )
 TESTS = Path(__file__).parent

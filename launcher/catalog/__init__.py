@@ -1,1 +1,1 @@
-"""The catalog of runs: run folders here, detached runs started from here, runs on hosts."""
+"""The catalog of runs: run folders here, runs started from here, runs on hosts."""

@@ -59,7 +59,6 @@ def _run_in(path: Path) -> ListedRun:
         step=_last_step(folder) if outcome.step is None else outcome.step,
         age_seconds=round(max(0.0, time.time() - start_of(path)), 1),
         folder=os.fspath(path),
-        detached=False,
     )
 
 

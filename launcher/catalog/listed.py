@@ -26,22 +26,17 @@ class ListedRun:
     """A run as the list shows it."""
 
     run: str
-    """Its id: 8 digits of a detached run, 32 of an attached one."""
+    """The id of its newest attempt; all of its attempts have ids that begin alike."""
     name: str
     task: str
     hosts: tuple[str, ...]
     state: str
-    """running, stopped, done, failed, interrupted, killed, or unknown until a host is asked."""
+    """running, done, failed, interrupted, killed, or unknown where its folder is gone."""
     exit_code: int | None
     step: int | None
     age_seconds: float
     """Seconds since its start."""
     folder: str
-    detached: bool
-
-    def is_same(self, other: ListedRun) -> bool:
-        """Return True for another entry of this run: the ids of its attempts begin with its own."""
-        return self.run.startswith(other.run) or other.run.startswith(self.run)
 
 
 def task_of(command: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ import os
 import shutil
 import sys
 from dataclasses import fields, replace
-from functools import partial
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
@@ -55,8 +54,9 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     """
     work = work or DEMO
     if not options.dry_run:
-        begin = partial(_launched, work, options, typed)
-        return controlled(begin) if may_leave(os.environ) else begin()
+        if may_leave(os.environ):
+            return controlled(lambda _: _launched(work, options, typed))
+        return _launched(work, options, typed)
     ready = with_shards(work)
     _refuse_invalid(ready, options, data_exist=not is_to_make(work, ready))
     say_what_is_made(work, ready)

@@ -18,7 +18,7 @@ from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import split
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.output.console import say
-from rackrun.launcher.settings_file import SettingsFile, parsed_settings, read_settings
+from rackrun.launcher.settings_file import SettingsFile, read_settings
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
@@ -85,11 +85,7 @@ def _refuse_options(file: SettingsFile, rest: Sequence[str]) -> None:
 
 
 def _settings_of(run: Run) -> SettingsFile:
-    # The record of a detached run has them as they were typed here; a host that shares the disk
-    # can write to the run folder.
     path = RunFolder(run.folder).settings if run.folder else Path("run.toml")
-    if run.record and run.record.settings:
-        return parsed_settings(path, run.record.settings)
     if not path.is_file():
         raise UsageError(f"{run} has no run.toml: it cannot be started again")
     return read_settings(path)

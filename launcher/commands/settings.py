@@ -24,7 +24,7 @@ SSH_HEAD = Head(
         ("{prog} --sync hosts.txt -- python train.py", "copy a script, then run it"),
         ("{prog} --detach hosts.txt catdog --data ...", "in the background"),
         ("{prog} -H gpu[01-04]:8 -- python train.py", "hosts without a file"),
-        ("{prog} attach|logs|status|stop RUN", "manage a detached run"),
+        ("{prog} attach|logs|status|stop RUN", "manage a run"),
         ("{prog} ps", "list the runs"),
     ),
     "{prog} HOSTS TASK --help shows the options of a task.",
@@ -116,7 +116,7 @@ class DetachOptions:
     """Detached runs."""
 
     detach: bool = False
-    """Print a run ID, return after the first step of every rank; the run continues on its hosts."""
+    """Print a run ID, return after the first step of every rank; the run goes on from here."""
     detach_seconds: float = 10.0
     """With --detach: seconds that your own command must run before the launcher returns."""
 

@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -16,7 +15,6 @@ from rackrun.launcher.commands.reach import addresses, chosen, connected
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.commands.show import check, deep_check, show_plan
 from rackrun.launcher.commands.upload import pending, planned_code, with_code
-from rackrun.launcher.detached.known_runs import forget, remember
 from rackrun.launcher.lifecycle.attempts import Attempt, Launch
 from rackrun.launcher.lifecycle.data_preparation import (
     NotMade,
@@ -25,73 +23,83 @@ from rackrun.launcher.lifecycle.data_preparation import (
     say_what_is_made,
     with_shards,
 )
+from rackrun.launcher.lifecycle.departure import Departure
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
-from rackrun.launcher.lifecycle.serving import folder_to_serve, served
-from rackrun.launcher.lifecycle.starter import controlled, may_leave
+from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.lifecycle.session import OpenScreen, open_screen
+from rackrun.launcher.lifecycle.starter import Controller, controlled, is_bound, may_leave
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.result import Result
+from rackrun.launcher.viewer.known_runs import forget, remember
 from rackrun.runs import SHORT_ID
 from rackrun.units import first_few
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
-    is_launch = not (options.check or options.dry_run or options.detach)
-    begin = partial(_start, work, options, typed)
-    return controlled(begin) if is_launch and may_leave(os.environ) else begin()
+    if options.check or options.dry_run:
+        return _planned(work, options, typed)
+    if options.detach:
+        refuse_ineffective_wait(work, options)
+        if is_bound(os.environ):
+            raise UsageError(
+                "--detach: process 1 and steps of Slurm end with their runs; leave it out"
+            )
+        return controlled(lambda controller: _detached(work, options, typed, controller))
+    if may_leave(os.environ):
+        return controlled(lambda _: _launched(work, options, typed, open_screen))
+    return _launched(work, options, typed, open_screen)
 
 
-def _start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
+def _planned(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     with prepared(work, options, typed) as spec:
-        if options.detach and not options.check:
-            refuse_what_stays(spec, options)  # before images are drawn and code is copied
-        is_launch = not (options.check or options.dry_run)
-        if not is_launch:
-            say_what_is_made(work, spec.work)
-        else:
-            try:
-                make(work, spec.work)
-            except NotMade as problem:  # the lines above say why
-                return problem.exit_code
-        if options.detach and is_launch:
-            from rackrun.launcher.detached.start import start_detached
-
-            seconds = options.detach_seconds if isinstance(spec.work, Command) else None
-            return start_detached(with_code(spec, options), options.ssh_config, seconds)
+        say_what_is_made(work, spec.work)
         pending_checks = pending(spec.work, options, is_to_make(work, spec.work))
         with served(spec.work, options.serving, spec.addresses) as served_work:
             spec = replace(spec, work=served_work)
             if options.check:
                 return _check(spec, pending_checks, options)
-            if options.dry_run:
-                code, _ = planned_code(spec, options)  # raises UsageError as --sync would
-                planned = replace(spec.settings, pending=pending_checks)
-                return show_plan(replace(spec, settings=planned, code=code), options.json)
-            spec = with_code(spec, options)
-            return attached(Launch(spec), options).exit_code
+            code, _ = planned_code(spec, options)  # raises UsageError as --sync would
+            planned = replace(spec.settings, pending=pending_checks)
+            return show_plan(replace(spec, settings=planned, code=code), options.json)
 
 
-def refuse_what_stays(spec: LaunchSpec, options: SshOptions) -> None:
-    """Raise UsageError if --detach is given for work that needs this launcher until its end."""
+def _launched(work: Work, options: SshOptions, typed: tuple[str, ...], screens: OpenScreen) -> int:
+    with prepared(work, options, typed) as spec:
+        try:
+            make(work, spec.work)
+        except NotMade as problem:  # the lines above say why
+            return problem.exit_code
+        with served(spec.work, options.serving, spec.addresses) as served_work:
+            spec = with_code(replace(spec, work=served_work), options)
+            return attached(Launch(spec, screens), options).exit_code
+
+
+def _detached(
+    work: Work, options: SshOptions, typed: tuple[str, ...], controller: Controller
+) -> int:
+    reports_steps = not isinstance(work, Command)
+    departure = Departure(controller, None if reports_steps else options.detach_seconds)
+    return _launched(work, options, typed, departure.open)
+
+
+def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
+    """Raise UsageError for seconds to wait for a task, whose steps are waited for."""
     condition = Condition(
         ("detach_seconds",),
-        lambda _: isinstance(spec.work, Command),
+        lambda _: isinstance(work, Command),
         "a task is waited for until the first step of every rank",
     )
     refuse_without_effect(options, changed_settings(options), [condition])
-    if folder_to_serve(spec.work, options.serving, spec.addresses) is not None:
-        raise UsageError(
-            "--detach: this launcher would serve the shards, and it does not stay;"
-            f" serve them yourself ({called('serve')} --help) and give --data http://...,"
-            " or type --no-serve when every host has the folder"
-        )
 
 
 def launch_attached(work: Work, options: SshOptions) -> Result:
     """Launch in the foreground, and return the result."""
+    if options.detach:
+        raise UsageError("detach: launch() returns at the end of the run; leave it out")
     with prepared(work, options) as spec:
         make(work, spec.work)
         with served(spec.work, options.serving, spec.addresses) as served_work:

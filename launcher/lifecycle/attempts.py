@@ -2,11 +2,12 @@
 
     result = Launch(spec).run()
 
-The transports lead over SSH for a launcher, over relays for the controller of a detached run.
+The transports lead over SSH, or to this machine.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,36 +28,29 @@ from rackrun.launcher.lifecycle.session import (
 )
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.on_event import EventCommand
+from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.job import FunctionCall, JobTemplate
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.transport.base import Transport
+from rackrun.runs import SHORT_ID
 from rackrun.signals import ended_by_a_signal
-
-
-@dataclass(frozen=True)
-class RunObserver:
-    """Outputs of a launch."""
-
-    say: Callable[[str], object] = say
-    """Takes lines between attempts."""
-    screens: OpenScreen = open_screen
-    """Opens the screen of an attempt."""
-    id_prefix: str = ""
-    """Prefix of the ids of all attempts."""
-
-
-TERMINAL = RunObserver()
 
 
 class Launch:
     """The attempts of one launch: what they share, and how the newest ended."""
 
-    def __init__(self, spec: LaunchSpec, observer: RunObserver = TERMINAL) -> None:
-        """Take the spec of all attempts; its probes hold the hosts for the first one."""
+    def __init__(self, spec: LaunchSpec, screens: OpenScreen = open_screen) -> None:
+        """Take the spec of all attempts, whose probes hold the hosts for the first one.
+
+        `screens` opens the screen of an attempt.
+        """
         self.spec = spec
-        self.observer = observer
+        self._screens = screens
+        self._id_prefix = secrets.token_hex(SHORT_ID // 2)
+        self._record: RunRecord | None = None
+        """Of the newest attempt."""
         self.result: Result | None = None
         """The result of the newest attempt."""
         self._runs: list[str] = []
@@ -90,7 +84,9 @@ class Launch:
                     state = self._following(state, attempt)
         finally:
             if self.result is not None:
-                report_end(self._alerts, self.result, self.observer.say)
+                report_end(self._alerts, self.result, self._say)
+            if self._record is not None and self.result is not None:
+                self._record.end(self.result.exit_code)
         return self.final
 
     # -- an attempt
@@ -100,7 +96,7 @@ class Launch:
         for _ in range(PORT_TRIES):  # until torchrun binds it, any program can take the port
             with self._prepared(state) as attempt:
                 attend(attempt)
-            self.result = attempt.result
+            self.result, self._record = attempt.result, attempt.session.record
             if not self.final.port_was_taken:
                 break
         return attempt
@@ -120,22 +116,27 @@ class Launch:
         work = after(self.spec.work, self._runs)
         spec = replace(self.spec, hosts=hosts, transports=transports, work=work)
         self.spec = replace(self.spec, probed=NO_FACTS)  # this attempt takes its probes over
-        with preflight(spec, self.observer.say, is_restart=not is_first) as all_hosts:
+        with preflight(spec, self._say, is_restart=not is_first) as all_hosts:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
                 for line in environments(cluster):
-                    self.observer.say(line)
-            job = self._timed(jobs).job(work, jobs.new_folder(work), self.observer.id_prefix)
+                    self._say(line)
+            job = self._timed(jobs).job(work, jobs.new_folder(work), self._id_prefix)
             plan = plan_for(job, cluster, settings)
             # The probes of active hosts become their agents: that saves a login to each.
             containers = [host.container for host in plan.hosts]
             agents = cluster.successors(transports[: len(active)], containers)
-            screen = self.observer.screens(job, plan, settings.plain)
+            screen = self._screens(job, plan, settings.plain)
             with Session(
                 job, plan, agents, screen, versions=cluster.versions, alerts=self._alerts
             ) as session:
                 yield Attempt(session, transports)
+
+    def _say(self, text: str) -> None:
+        say(text)
+        if self._record is not None:
+            self._record.note(text)
 
     def _timed(self, jobs: JobTemplate) -> JobTemplate:
         self._began = self._began or time.monotonic()
@@ -154,17 +155,17 @@ class Launch:
         line = f"restart {following.restarts} of {settings.restarts.max_restarts}"
         self.spec = replace(self.spec, settings=settings)
         self._runs.insert(0, str(settings.jobs.runs / self.final.folder.name))
-        self.observer.say(line)
+        self._say(line)
         text = f"{line}; {last_line(self.final)}"
         self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
         return following
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:
         for line in str(error).splitlines():
-            self.observer.say(f"left out: {line}")
+            self._say(f"left out: {line}")
         following = state.without(error.hosts)
         if following is None:
-            self.observer.say(f"too few hosts are left; {last_line(self.final)}")
+            self._say(f"too few hosts are left; {last_line(self.final)}")
         return following
 
 

@@ -14,6 +14,7 @@ from rackrun.launcher.output.console import Display, PlainOutput, last_line, say
 from rackrun.launcher.output.journal import JournaledDisplay
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
 from rackrun.launcher.output.on_event import EventCommand
+from rackrun.launcher.output.record import Recorder, RunRecord
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
@@ -71,10 +72,12 @@ class Session:
         """
         self.job = job
         self.result: Result | None = None
+        self.record: RunRecord | None = None
         self.plan = plan
         self._transports = transports
         self._screen_context = screen
         self._screen: Display | None = None  # none before the start, nothing to show without one
+        self._recorder: Recorder | None = None
         self._peers = peers
         self._versions = versions
         self._alerts = alerts or EventCommand(())
@@ -84,7 +87,8 @@ class Session:
 
     def __exit__(self, *reason: object) -> None:
         # Only now: between the end of a run and its last line, results are fetched, notes shown.
-        if self.result is not None and self._screen is not None:
+        if self.result is not None and self._screen is not None and self._recorder is not None:
+            self._recorder.finish(self.result)
             self._screen.finish(self.result)
             self.note(write_run_page(self.job.folder.path, self.plan.task))
 
@@ -98,11 +102,13 @@ class Session:
             settings = job.template.settings
             if settings and not job.folder.node:  # of several nodes, the first one writes them
                 write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
+            self.record = RunRecord(job.folder.events)
             with self._screen_context as self._screen:
+                self._recorder = self.record.attempt(job, self.plan)
                 self.note(unfinished)
                 if not self.plan.task and self._peers is None:  # a task's rank 0 tells more
                     self.note(start_line(self.plan, self._versions, job.folder.path))
-                journal = JournaledDisplay(job, self.plan, self._screen)
+                journal = JournaledDisplay(job, self.plan, self._screen, self._recorder)
                 agents = AgentGroup(self.plan, self._transports)
                 self.result = Supervisor(
                     job, agents, logs, journal, self._peers, self._alerts, signals
@@ -119,7 +125,8 @@ class Session:
 
     def note(self, text: str) -> None:
         """Show a line, if there is one."""
-        if text and self._screen is not None:
+        if text and self._screen is not None and self._recorder is not None:
+            self._recorder.note(text)
             self._screen.note(text)
 
 
@@ -137,6 +144,8 @@ def run(
         result = session.supervise()
     if not result.port_was_taken:
         report_end(alerts, result, say)
+        if session.record is not None:
+            session.record.end(result.exit_code)
     return result
 
 

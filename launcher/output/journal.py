@@ -1,5 +1,6 @@
 """Files in the run folder that change throughout a run, besides the logs.
 
+events.jsonl  what happened, see `record`
 usage.jsonl   how busy every host is, over time
 live.json     what the dashboard shows now, for `status`, `ps` and `stop`
 """
@@ -18,6 +19,7 @@ from typing import Any
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
 from rackrun.launcher.output.console import Display
+from rackrun.launcher.output.record import Recorder
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.run.events import Event, Usage
 from rackrun.launcher.run.job import Job
@@ -38,8 +40,9 @@ FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
 class JournaledDisplay:
     """A display that also writes what the run folder keeps of a run that goes on."""
 
-    def __init__(self, job: Job, plan: Plan, shown: Display) -> None:
+    def __init__(self, job: Job, plan: Plan, shown: Display, recorder: Recorder) -> None:
         self.shown = shown
+        self.recorder = recorder
         self.usage = UsageLog(job.folder.usage, {host.node: host.name for host in plan.hosts})
         self.job = job
         self.live_path = job.folder.live
@@ -54,15 +57,18 @@ class JournaledDisplay:
         """Keep what is kept, and show it."""
         if isinstance(event, Usage):
             self.usage.add(event, time.time())
+        self.recorder.show(event)
         self.shown.show(event)
 
     def note(self, text: str) -> None:
         """Show a line of the launcher's own."""
+        self.recorder.note(text)
         self.shown.note(text)
 
     def draw(self, run: RunState, now: float) -> None:
         """Write what is due, and draw."""
         self.usage.write(now)
+        self.recorder.draw(run, now)
         if now >= self.live_at:
             began = time.perf_counter()
             partial = self.live_path.with_name(f".{self.live_path.name}.partial")
@@ -79,6 +85,7 @@ class JournaledDisplay:
 
     def finish(self, result: Result) -> None:
         """Show how it ended."""
+        self.recorder.finish(result)
         self.shown.finish(result)
 
     def close(self) -> None:

@@ -121,10 +121,8 @@ def write_run_page(folder: Path, task: str) -> str:
     """
     if not (task or RunFolder(folder).metrics.exists()):
         return ""
-    try:
-        from rackrun.run_report.page import write
-    except ImportError:  # the controller of a detached run: the page is drawn where one attaches
-        return ""
+    from rackrun.run_report.page import write  # takes a moment, at the end of a run
+
     try:
         write(folder)
     except Exception as error:  # whatever it is, the run is over

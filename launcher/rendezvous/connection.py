@@ -8,11 +8,11 @@ import socket
 import time
 from typing import Any
 
-from rackrun.launcher.remote.sockets import keep_alive
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
+UNACKNOWLEDGED_MILLISECONDS = 15000
 
 
 class PeerConnection:
@@ -92,3 +92,19 @@ class PeerConnection:
             except OSError:  # we have closed it ourselves
                 return None
         return line
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let the kernel end a connection whose other side is silent; send small things at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # These names are Linux's; a launcher elsewhere imports this module, and connects by SSH alone.
+    for option, value in (
+        (socket.TCP_KEEPIDLE, 5),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    # Keepalive probes are not sent while data waits for an acknowledgement: this covers the rest.
+    milliseconds = UNACKNOWLEDGED_MILLISECONDS
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

@@ -31,6 +31,8 @@ class ReachOptions:
     """ssh_config file to use instead of your own and the system's."""
     accept_new: bool = False
     """Add unknown host keys to known_hosts; changed keys are still refused."""
+    on: str = ""
+    """Type this on that host; a launch brings the project as by --sync, and its run lives there."""
 
 
 @dataclass(frozen=True)
@@ -153,15 +155,12 @@ class Options:
 
     @property
     def on_event_args(self) -> tuple[str, ...]:
-        """The words of --on-event; raises UsageError for what cannot be run here.
-
-        A detached run starts the program on its first host, which may have it.
-        """
+        """The words of --on-event; raises UsageError for what cannot be run here."""
         try:
             args = tuple(shlex.split(self.on_event))
         except ValueError as error:
             raise UsageError(f"--on-event {self.on_event}: {str(error).lower()}") from None
-        if args and not getattr(self, "detach", False) and shutil.which(args[0]) is None:
+        if args and shutil.which(args[0]) is None:
             raise UsageError(f"--on-event {args[0]}: no such program here; type its path")
         return args
 

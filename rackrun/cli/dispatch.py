@@ -30,7 +30,7 @@ class ModuleCommand(NamedTuple):
 
 
 _SSH = "rackrun.launcher.commands.ssh"
-_MANAGE = "rackrun.launcher.commands.detached"
+_MANAGE = "rackrun.launcher.commands.manage"
 
 COMMANDS = {
     "local": ModuleCommand("Train", "Train on this machine.", "rackrun.launcher.commands.local"),
@@ -52,9 +52,7 @@ COMMANDS = {
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": ModuleCommand(
-        "Runs", "Follow a detached run; Ctrl-C detaches.", _MANAGE, ("attach",)
-    ),
+    "attach": ModuleCommand("Runs", "Show a run from its first line on.", _MANAGE, ("attach",)),
     "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _MANAGE, ("logs",)),
     "status": ModuleCommand(
         "Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)
@@ -110,6 +108,11 @@ def run(args: Sequence[str]) -> int:
     if args[0] in ("-h", "--help", "help"):
         sys.stdout.write(help_text())
         return 0
+    if _is_elsewhere(args):
+        from rackrun.launcher.commands.on import split_host, there
+
+        host, args = split_host(args)
+        return there(host, args)
     folder, script, name = args[0].rpartition("run-")
     name, rest = ALIASES.get(name, name), list(args[1:])
     call_by(script, folder)
@@ -127,6 +130,12 @@ def run(args: Sequence[str]) -> int:
         if is_command(behind):
             return _run_behind(options, behind)
     return COMMANDS[name].run(rest)
+
+
+def _is_elsewhere(args: Sequence[str]) -> bool:
+    ours = args[: args.index("--")] if "--" in args else args
+    is_help = any(arg in ("-h", "--help") for arg in ours)
+    return not is_help and any(arg == "--on" or arg.startswith("--on=") for arg in ours)
 
 
 def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -17,9 +17,6 @@ MOST_RETURNED = 1_000_000
 LATEST = "latest"
 """The newest run; of --resume, the newest of a name. Also the link in a folder of runs."""
 
-ATTACHED = ".attached"
-"""The file in the copy of a detached run's folder that names the run."""
-
 PUBLISHED = "imagenet"
 """The value of --weights for published weights of the model; any other is a file or a URL."""
 

@@ -32,8 +32,6 @@ EVENT = "RACKRUN_EVENT"
 """Of the command of --on-event: stall, lost, restart or end."""
 NOTE_ROWS = "RACKRUN_NOTE_ROWS"
 """Not empty: each rank writes the rows that it trains on into the run folder; tests add them up."""
-CONTROLLER = "RACKRUN_CONTROLLER"
-"""The id of the detached run that this process controls."""
 
 CREDENTIALS = "RACKRUN_CREDENTIALS"
 """A file of one line, user:password; else ~/.netrc."""

@@ -168,9 +168,7 @@ class Hosts(NetLab):
         parts: dict[str, list[int]] = {}
         for pid, line in lines.items():
             kind = "daemon" if line == DAEMON else "loader" if line == LOADER else ""
-            if "rackrun.launcher.detached" in line:
-                kind = "controller"
-            elif "rackrun.shards.peers.server" in line:
+            if "rackrun.shards.peers.server" in line:
                 kind = "cache"
             if kind:
                 parts.setdefault(kind, []).append(pid)

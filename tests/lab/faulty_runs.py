@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests.lab.detached import writers_of
 from tests.lab.fault import LEASE_SECONDS, LIMITS, Fault, Outcome
 from tests.lab.faulty_hosts import Hosts
 from tests.lab.hosts import ROOT, children, command_line, processes_with, with_signal
@@ -330,24 +331,20 @@ def partial_files(runs: Path) -> Iterator[str]:
 
 
 class DetachedRun(Run):
-    """A detached run: its controller is on the first host, and `attach` gives its exit code."""
-
-    def __init__(
-        self, fault: Fault, folder: Path, chance: random.Random | None, slow: float
-    ) -> None:
-        super().__init__(fault, folder, chance, slow, 3)
+    """A detached run: its controller is on this machine, and `attach` gives its exit code."""
 
     def start(self) -> None:
         """Start it, and attach."""
         process = self.launch("--detach", *self.fault.options, words=self.command())
         _, err = process.communicate(timeout=90 * self.slow)
         assert process.returncode == 0, err
-        self.process = self.look("attach", "--runs", str(self.runs))
+        self.process = self.look("attach")
 
-    def on(self, number: int) -> "DetachedRun":
-        """Choose the host of the fault."""
-        self.number = number
-        return self
+    def processes(self, kind: str) -> list[int]:
+        """Return the processes of a kind; what supervises the run has its entries open."""
+        if kind == "controller":
+            return [pid for path in self.runs.glob("2*/events.jsonl") for pid in writers_of(path)]
+        return super().processes(kind)
 
     def says_killed(self) -> bool:
         """Return True if its controller was killed."""

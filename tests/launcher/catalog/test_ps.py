@@ -12,19 +12,17 @@ from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from rackrun.launcher.catalog.folders import runs_in
 from rackrun.launcher.catalog.listed import ListedRun, table, task_of
-from rackrun.launcher.catalog.ps import main, merged
-from rackrun.launcher.commands.detached import main as look_after
+from rackrun.launcher.catalog.ps import main
+from rackrun.launcher.commands.manage import main as look_after
 from rackrun.launcher.commands.work import work_of
-from rackrun.launcher.detached import known_runs
-from rackrun.launcher.detached.stop import StopOptions, stop
 from rackrun.launcher.lifecycle.task_check import refuse_absent_run
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.remote import processes
-from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.hosts import hosts_named
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.transport.local import free_port
+from rackrun.launcher.viewer.stop import StopOptions, stop
 from rackrun.run_folder import new_run_folder, point_latest_to
 from rackrun.run_report import __main__ as report
 from rackrun.runs import Run, find_run, run_folder
@@ -107,15 +105,12 @@ def test_an_attached_run_is_found_by_the_start_of_its_id(tmp_path, monkeypatch, 
     assert look_after(["status", job.run_id[:8], "--json"]) == 0
     status, messages = capfd.readouterr()
     report = json.loads(status)
-    assert (report["run"], report["controller"]["alive"]) == (job.run_id, True)
+    assert (report["run"], report["supervised"]) == (job.run_id, True)
     assert "are not known here; type: --hosts FILE" in messages
     log = job.folder.log("gpu01", 0, "out")
     log.write_text("step 1\n")
     assert look_after(["logs", job.run_id[:8]]) == 0
     assert capfd.readouterr().out == "step 1\n"
-    follow = rf"type: \./run-ssh logs --follow {job.run_id[:8]}"
-    with pytest.raises(UsageError, match=f"has its own terminal.*{follow}"):
-        look_after(["attach", job.run_id[:8]])
     with pytest.raises(UsageError, match="press Ctrl-C there"):  # this process is no launcher
         look_after(["stop", "live"])
     files.close(ended(job, "interrupted", 130, 5))
@@ -234,32 +229,8 @@ def test_hosts_are_listed_as_in_other_launchers(listed, lines):
     assert [(host.name, host.slots) for host in paths] == lines
 
 
-def test_runs_are_called_by_id_prefix_or_name(tmp_path, monkeypatch):
-    """What is ambiguous is refused with the candidates; namesakes on the same hosts are not."""
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    host, other_host = [Host("gpu01")], [Host("gpu02")]
-    for run, hosts, name in (
-        ("3fa81c02", host, "lr-tenth"),
-        ("3fb00000", host, "night"),
-        ("40000000", host, "night"),
-        ("50000000", host, "split"),
-        ("60000000", other_host, "split"),
-    ):
-        assert known_runs.remember(run, hosts, tmp_path, "", name, "catdog") == ""
-    runs = [find_run(text) for text in ("3fa", "lr-tenth", "60", "3fa81c02" + "0" * 24)]
-    assert [run and run.id for run in runs] == ["3fa81c02", "3fa81c02", "60000000", "3fa81c02"]
-    run = find_run("night")  # its hosts know which one is running
-    assert run is not None and (run.asked, run.record is not None) == ("night", True)
-    for text in ("3f", "split"):
-        with pytest.raises(UsageError, match="several runs are called") as error:
-            find_run(text)
-        assert error.value.args[0].count("(") == 2
-    with pytest.raises(UsageError, match=r"lr-tenth.*results are on its hosts.*attach 3fa81c02"):
-        run_folder("lr-tenth")
-
-
 def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monkeypatch):
-    """Also where one is detached: a folder with its result shows that the other is over."""
+    """A folder with its result shows that the other is over."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     over, files = written(tmp_path / "runs", "night")
@@ -272,12 +243,9 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monke
     running.close(ended(live, "done", 0, 5))
     with pytest.raises(UsageError, match="several runs are called night: runs/.*, runs/"):
         find_run("night")
-    known_runs.remember("3fa81c02", [Host("gpu01")], tmp_path / "runs", "", "night", "catdog")
-    run = find_run("night")
-    assert run is not None and (run.id, run.asked) == ("3fa81c02", "3fa81c02")
-    (earlier / ".attached").write_text("3fa81c02")  # the copy of its results
-    run = find_run("3fa")
-    assert run is not None and run.folder == Path("runs") / earlier.name
+    for text, folder in ((over.run_id[:8], earlier), (live.run_id[:12], live.folder.path)):
+        run = find_run(text)
+        assert run is not None and run.folder == Path("runs") / folder.name
 
 
 @pytest.mark.parametrize(
@@ -309,81 +277,25 @@ def test_names_of_hosts_move_no_cursor():
         1,
         1.0,
         "f",
-        detached=True,
     )
     text = table([run])
     assert (text.count("\n"), "\x1b" in text, "gpu[01-04]" in text) == (4, False, True)
     assert text.endswith("\n1 run: 1 done\n")
 
 
-def test_a_host_of_a_run_that_was_started_here_is_asked_and_may_be_silent(
-    tmp_path, monkeypatch, capsys
-):
-    """It was not named: a note, the state stays unknown, and the exit code is 0."""
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    monkeypatch.chdir(tmp_path)
-    silent = [Host("127.0.0.1", port=free_port())]
-    known_runs.remember("3fa81c02", silent, tmp_path, "", "night", "catdog")
-    known_runs.remember("4" * 32, silent, tmp_path, "", "attached", "catdog")
-    assert main(["--json"]) == 0
-    captured = capsys.readouterr()
-    assert {run["state"] for run in json.loads(captured.out)} == {"unknown"}
-    assert captured.err.count("not asked: 127.0.0.1") == 1
-
-
 def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached):
-    """Those that run and those that are over, from a machine that has started none of them."""
-    over = detached.detach("--name", "short", detached.hosts, *OTHER)
-    again = (
-        "--dry-run",
-        "--wait",
-        over,
-        "--name",
-        "again",
-    )  # before anything of it was brought here
-    code, out, err = detached.lab.result_of(
-        *again, verb=("rerun",), cwd=detached.home, env={"HOME": str(detached.home)}
-    )
-    assert (code, "print(" in out, "-again" in out) == (0, True, True), err
-    detached.result_of("attach")
+    """Those that run, from a folder in which none of them was started."""
     run = detached.detach("--name", "night", detached.hosts, "--", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
-    code, out, err = detached.lab.result_of(
-        "--json", verb=("ps",), cwd=detached.home, env={"HOME": str(detached.home)}
-    )
-    states = {entry["run"]: entry["state"] for entry in json.loads(out) if entry["detached"]}
-    assert (code, states[run]) == (0, "running"), err  # its hosts were not named
-    second = detached.machine("second")
-    code, out, err = detached.lab.result_of(
-        detached.hosts, "--json", verb=("ps",), cwd=second, env={"HOME": str(second)}
-    )
-    assert code == 0, err
-    # Runs of other tests are on these hosts as well: they share this machine's processes.
-    content = {entry["run"]: entry for entry in json.loads(out) if entry["detached"]}
-    assert set(content) == {over, run}
-    assert [content[one]["name"] for one in (over, run)] == ["short", "night"]
-    assert [content[one]["state"] for one in (over, run)] == ["done", "running"]
-    assert content[run]["hosts"] == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    assert content[run]["folder"].startswith("127.0.0.2:")
+    for cwd, words in ((detached.home, ()), (detached.work, (detached.hosts,))):
+        env = {"HOME": str(detached.lab.home if words else detached.home)}
+        code, out, err = detached.lab.result_of(*words, "--json", verb=("ps",), cwd=cwd, env=env)
+        assert code == 0, err
+        (found,) = [one for one in json.loads(out) if one["run"].startswith(run)]
+        assert (found["name"], found["state"]) == ("night", "running")
+        assert set(found["hosts"]) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+        assert found["folder"].startswith("127.0.0.2:" if words else "runs/")
     detached.run = "night"
-    assert detached.status(home=second)["run"] == run
-    code, out, err = detached.result_of("status", home=detached.machine("third"))
-    assert code == 0 and f"run {run} night" in out, err
+    assert detached.status()["run"].startswith(run)
     assert detached.result_of("stop", "--force")[0] == 0
-    listed = detached.lab.result_of(
-        verb=("status",), cwd=detached.home, env={"HOME": str(detached.home)}
-    )
-    assert listed[0] == 0 and run in listed[1] and over in listed[1]
-
-
-def test_a_run_is_listed_once(tmp_path):
-    """The id of a detached run begins those of its attempts; its folder here is shown."""
-    on_hosts = ListedRun(
-        "3fa81c02", "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "gpu01:/r/x", detached=True
-    )
-    in_folder = ListedRun(
-        "3fa81c02" + "0" * 24, "a", "catdog", ("gpu01",), "done", 0, 9, 1.0, "runs/x", False
-    )
-    (run,) = merged([on_hosts, in_folder])
-    assert (run.run, run.folder) == ("3fa81c02", "runs/x")
-    assert list(runs_in(tmp_path / "no-such-folder")) == []
+    assert list(runs_in(detached.home / "no-such-folder")) == []

@@ -11,8 +11,6 @@ from rackrun.launcher.commands import local_run, ray, ssh_run
 from rackrun.launcher.commands.parse import job_template
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import SshOptions
-from rackrun.launcher.detached.entries import Ending
-from rackrun.launcher.detached.replay import resume_command
 from rackrun.launcher.lifecycle.data_preparation import DEMO
 from rackrun.launcher.lifecycle.launch_spec import LaunchSettings
 from rackrun.launcher.run.job import JobTemplate, TaskWork, Work, without_option
@@ -72,10 +70,6 @@ def test_it_asks_for_the_same_and_the_run(monkeypatch, tmp_path, line):
     run = str(first.jobs.runs / RUN)
     printed = shlex.join(first.jobs.resume_command(RUN))
     assert printed.split()[0] == line.split()[0]
-    report = Ending(
-        *("interrupted", 130, "", None, None, None, "", "", {}, {}, 1.0, {}, f"/there/{RUN}", 7)
-    )
-    assert resume_command(first.jobs.resume_command(""), report) == printed
     again = asked(monkeypatch, printed)
     options = (*without_option(first.work.options, "--resume"), "--resume", run)
     assert again.work == TaskWork(first.work.task, options)

@@ -174,7 +174,14 @@ def test_what_a_host_must_not_offer_is_refused_in_one_line(lie, tmp_path):
 
 OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/fake/rank-0.out")
 OURS += ("returned/rank-1.json", "checkpoints/step-99999999.pt")
-ONLY_HERE = ("run.toml", "Run.TOML", "report.html", "live.json", "live-node1.json/x", ".attached")
+ONLY_HERE = (
+    "run.toml",
+    "Run.TOML",
+    "report.html",
+    "live.json",
+    "live-node1.json/x",
+    "events.jsonl",
+)
 ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 
 
@@ -187,7 +194,7 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
     with pytest.raises(Problem, match="a file that is not a host's is offered"):
         fetch_results(host, host_plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
-    if path in ONLY_HERE:  # nor the controller of a detached run, which writes the others
+    if path in ONLY_HERE:  # nor what supervises a run, which writes the others
         host.left = service.MARKER + data
         with pytest.raises(Problem, match="a file that is not a host's is offered"):
             fetch_results(host, host_plan(tmp_path), "", tmp_path, ())

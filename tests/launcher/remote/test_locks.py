@@ -89,7 +89,7 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack, tmp_path):
     assert "time limit reached" in err
 
 
-def test_a_detached_run_reports_its_end_from_its_first_host(detached, tmp_path):
+def test_a_detached_run_reports_its_end(detached, tmp_path):
     """No launcher is attached when the command gets the result; its failure is recorded."""
     kept = tmp_path / "result.json"
     command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'

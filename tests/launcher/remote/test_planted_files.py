@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.remote import files, processes, run_manager
+from rackrun.launcher.remote import files, processes, run_processes
 from rackrun.launcher.remote.agent import shutdown
 from tests.lab.detached import WAIT, DetachedLab
 from tests.lab.needs import need
@@ -199,9 +199,8 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path):
             bystander.kill()
 
 
-def test_an_agent_with_a_damaged_command_is_listed(tmp_path, monkeypatch):
+def test_an_agent_with_a_damaged_command_is_listed():
     """Its run and its age are known all the same: one damaged file hides no run of the host."""
-    monkeypatch.setattr(run_manager, "STATES", str(tmp_path))
     run = secrets.token_hex(16)  # other tests have folders of OTHER_RUN
     path = Path(f"/tmp/rackrun-{run}-0")
     path.mkdir(0o700)
@@ -212,7 +211,7 @@ def test_an_agent_with_a_damaged_command_is_listed(tmp_path, monkeypatch):
         (path / "agent.pid").write_text(json.dumps(agent))
         for damaged in ("[1]", "5", "{", ""):
             (path / "command.json").write_text(damaged)
-            agents = run_manager.list_runs()["agents"]
+            agents = run_processes.list_agents()["agents"]
             (listed,) = [agent for agent in agents if agent["run"] == run]
             assert (listed["folder"], listed["command"]) == ("", [])
     finally:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.remote import run_manager
 from rackrun.launcher.run.container import ContainerSpec
 from tests.lab import warm
+from tests.lab.detached import writers_of
 from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
 from tests.lab.servers import BORROWED, docker, rank_image
 from tests.lab.waiting import until
@@ -193,7 +193,8 @@ def test_no_container_outlives_a_detached_run(hosts, how):
     assert code == 0, err
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
     if how != "stop":
-        os.kill(run_manager.controller_of(run.strip()), signal.SIGKILL)
+        (events,) = lab.folder.glob("runs/2*/events.jsonl")
+        os.kill(writers_of(events)[0], signal.SIGKILL)
         until(lambda: not containers() and not ranks(), "nothing is left", 20)
     else:
         _, out, _ = lab.result_of("--json", run.strip(), verb=("status",), env=home)

@@ -108,24 +108,20 @@ def test_a_host_with_another_time_trains_with_the_others(start_lab, skew, detach
 
 DATES = {
     "agent._show_heartbeat",  # the age of a file, for people who ask
-    "run_manager.clear_old",
-    "run_manager.pass_on",
-    "run_manager.agents_of",
+    "run_processes.agents_of",
     "known_runs._forget_old",
     "transfer._new_incoming",
     "probe.clock",  # the preflight compares clocks, and warns
     "on_event.send",  # of an event, for the command of the user
     "record.begin",
-    "results.is_same",
-    "start.start_controller",
     "facts._measure_clock",
     "console.time_of_day",  # of a line of progress, for people who read it later
     "folders._run_in",
     "logs.read_files",  # of an attempt whose record has no time
-    "hosts._detached",
     "ps._recorded",
     "known_runs.remember",
     "journal.show",
+    "replay.take",
     "metrics._write",  # when a line of metrics.jsonl was written
     "noted_rows.note_rows",
     "launch_spec._turn",  # who of two waiting launches came first

@@ -154,29 +154,6 @@ def test_two_names_of_one_machine_are_found_out(net):
     assert "10.77.0.11: machine: is the same machine as node1" in err
 
 
-@pytest.mark.long
-def test_a_detached_run_notices_a_pulled_cable_without_a_launcher(net):
-    """The controller loses a host in time, both sides end, and attach reports it later."""
-    lab = net(3)
-    home = {"HOME": str(lab.folder / "home")}
-    code, out, err = lab.result_of(
-        "--detach", "--detach-seconds", "0", *SHORT, lab.cheap_hosts(), *WAIT, env=home
-    )
-    assert code == 0, err
-    run = out.strip()
-    until(lambda: any(lab.folder.glob("runs/2*/plan.json")), "the controller begins", 20)
-    until(lambda: len(ranks_left(lab)) >= 9, "all ranks, shims and torchruns run", 60)
-    lab.pull_cable(2)
-    until(lambda: not ranks_left(lab), "all ranks end", LEASE_SECONDS * BUSY + 10)
-    code, _, err = lab.result_of(run, verb=("attach",), env=home)
-    assert code == 75, err
-    assert "failed: node2: silent for" in err.splitlines()[-1]
-    code, out, err = lab.result_of("--json", run, verb=("status",), env=home)
-    assert code == 0, err
-    states = {host["name"]: host["state"] for host in json.loads(out)["hosts"]}
-    assert states == {"node1": "stopped", "node2": "not reached", "node3": "stopped"}
-
-
 def test_a_connection_that_is_reset_is_a_lost_host(net):
     """A firewall resets the launcher's ssh in mid-run: 75, the host is named, ranks are gone."""
     lab = net(2)

@@ -1,14 +1,15 @@
-"""The record of a detached run, one line per entry: `attach` shows it from the start.
+"""events.jsonl: what happened in an attempt of a run, an entry a line, for those who look at it.
 
-    attempt   a run begins: its plan, its folder, where its logs are
+    attempt   a run begins: its plan
     turn      seconds since then; what follows until the next one happened at that moment
     event     as it came; of reports and of how busy hosts are only some
     output    more bytes are in a log: the bytes themselves are only there
     note      a line that the launcher itself printed
     finish    how the attempt ended
-    end       the last line: the exit code of it all, and an error if no attempt could be made
+    end       the last line: the exit code of the whole run
 
-The order of the entries is that in which a launcher on a terminal would have shown them.
+The order of the entries is that in which the terminal showed them. A file of MOST_BYTES takes
+neither reports nor outputs any more.
 """
 
 from __future__ import annotations
@@ -25,40 +26,29 @@ from typing import Any, TypeAlias
 from rackrun.launcher.run.events import Event, Output, Report, Usage
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.result import Result, as_plain
 from rackrun.launcher.run.state import RunState
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 MOST_CHARACTERS = 4096  # of a text in an event
-SPARE_BYTES = 1 << 18  # for the last two entries of a run whose disk is full
-LAST_BYTES = 1 << 12  # of it, for the very last one
+MOST_BYTES = 1 << 27
 
 Entry: TypeAlias = dict[str, Any]
 
 
 class RunRecord:
-    """The file of one detached run; locked as long as its controller lives."""
+    """The file of an attempt; locked as long as the process lives that supervises it."""
 
-    def __init__(self, state: Path) -> None:
-        """Open the record in `state`, the folder of the run's controller."""
-        self.state = state
+    def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.file = os.open(state / "record", flags, 0o600)
-        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.file = os.open(path, flags, 0o600)
+        with suppress(OSError):  # a disk without locks
+            fcntl.flock(self.file, fcntl.LOCK_EX)
         self.missed = 0
-        self.spare = state / "spare"
-        """Room on the disk, so that how it ended can be written down when there is no more."""
+        self.size = 0
 
-    def attempt(self, job: Job, plan: Plan, plain: bool) -> AbstractContextManager[Recorder]:
+    def attempt(self, job: Job, plan: Plan) -> Recorder:
         """Return a display that writes down an attempt."""
-        del plain
-        with suppress(OSError):
-            self.spare.write_bytes(os.urandom(SPARE_BYTES))  # what disks cannot make smaller
-        # The run manager finds the newest attempt, and its live.json, by this link.
-        partial = self.state / ".folder.partial"
-        with suppress(OSError):
-            partial.symlink_to(job.folder.path)
-            partial.replace(self.state / "folder")
         self.write([begin(job, plan)])
         return Recorder(self, plan)
 
@@ -66,15 +56,14 @@ class RunRecord:
         """Write a line that is printed between attempts."""
         self.write([{"note": text}])
 
-    def end(self, code: int, error: str = "") -> None:
-        """Write the last entry."""
-        self.spare.unlink(missing_ok=True)
-        self.write([{"end": code, "error": error}])
+    def end(self, code: int) -> None:
+        """Write the last entry of a run."""
+        self.write([{"end": code}])
 
-    def make_room(self) -> None:
-        """Give up all of the spare room but for that of the last entry."""
-        with suppress(OSError):
-            os.truncate(self.spare, LAST_BYTES)
+    @property
+    def is_full(self) -> bool:
+        """Return True once only what happens rarely is still written."""
+        return self.size > MOST_BYTES
 
     def write(self, entries: list[Entry]) -> None:
         """Append entries, all or none of them; a full disk must not end the run."""
@@ -82,7 +71,7 @@ class RunRecord:
             text = f"{self.missed} entries are missing here: there was no room for them"
             entries = [{"note": text}, *entries]
         data = b"".join(json.dumps(entry, default=str).encode() + b"\n" for entry in entries)
-        size = os.fstat(self.file).st_size
+        self.size = size = os.fstat(self.file).st_size
         try:
             written = os.write(self.file, data)
         except OSError:
@@ -111,6 +100,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def show(self, event: Event) -> None:
         """Take an event; reports and usage wait for their turn."""
+        if self.record.is_full and isinstance(event, Output | Report | Usage):
+            return
         if isinstance(event, Output):
             size = len(event.data)
             self.waiting.append({"output": [event.node, event.rank, event.stream, size]})
@@ -139,9 +130,8 @@ class Recorder(AbstractContextManager["Recorder"]):
 
     def finish(self, result: Result) -> None:
         """Write how the attempt ended."""
-        self.record.make_room()
         self._take_throttled(everything=True)
-        self.waiting.append({"finish": {**dataclasses.asdict(result), "codes": dict(result.codes)}})
+        self.waiting.append({"finish": as_plain(result)})
         self._write()
 
     def _take_throttled(self, now: float = 0.0, everything: bool = False) -> None:
@@ -186,8 +176,6 @@ def begin(job: Job, plan: Plan) -> Entry:
     return {
         "attempt": {
             "name": job.work.name,
-            "folder": str(job.folder.path),
-            "logs": [str(job.folder.log(host.name, None, "out").parent) for host in plan.hosts],
             "at": time.time(),
             "plan": dataclasses.asdict(plan),
         }

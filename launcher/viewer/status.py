@@ -1,4 +1,4 @@
-"""`./run-ssh status RUN`: show which processes of a run exist on every host."""
+"""`status RUN`: show which processes of a run exist on every host."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from typing import Any, ClassVar
 
 from rackrun.commandline.options import Examples
 from rackrun.errors import Problem
-from rackrun.launcher.detached.locate import (
+from rackrun.launcher.remote.files import SCRATCH
+from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.viewer.reach import (
     Reached,
     ReachedRun,
     RunOptions,
     TooLate,
     each_in_time,
+    processes_on,
     reached,
-    run_manager_on,
     short_message,
 )
-from rackrun.launcher.detached.replies import LiveHost, RunListing, RunProcess
-from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.remote.files import SCRATCH
-from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.viewer.replies import LiveHost, RunListing, RunProcess
 from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 
-EARLIER = ("", "connecting", "starting")  # a controller may still report these when ranks run
+EARLIER = ("", "connecting", "starting")  # the folder may still say these when ranks run
 HEAD = ("hosts", "state", "step", "since", "last heard", "processes")
 HEARTBEAT = ("heard_seconds_ago", "lease_seconds")
 
@@ -52,11 +51,11 @@ class StatusOptions(RunOptions):
 
 def status(run: Run, options: StatusOptions) -> int:
     """Print how the run goes, and which of its processes exist on every host."""
-    with reached(run, options, need_controller=False, need_hosts=False) as reached_run:
+    with reached(run, options, need_hosts=False) as reached_run:
         hosts = status_of_all(reached_run)
     report = report_of(reached_run, hosts)
     sys.stdout.write(f"{json.dumps(report, indent=2)}\n" if options.json else describe(report))
-    return HostUnreachable.exit_code if reached_run.error else 0
+    return 0
 
 
 # -- the hosts
@@ -77,9 +76,7 @@ class HostStatus:
 
 def status_of_all(run: ReachedRun) -> list[HostStatus]:
     """Ask every host of the run what runs there."""
-    hosts = [host for host in run.hosts if host.label in (run.labels or (host.label,))]
-    if not run.transports:
-        run.transports = run.network.try_each(hosts)
+    hosts = run.hosts
     pairs = [
         (host, run.silent.get(host.label, transport))
         for host, transport in zip(hosts, run.transports, strict=True)
@@ -99,7 +96,7 @@ def status_of_all(run: ReachedRun) -> list[HostStatus]:
 
 def _status_of(run_id: str, pair: Reached) -> HostStatus:
     host, transport = pair
-    with run_manager_on(transport, host.python) as client:
+    with processes_on(transport, host.python) as client:
         listing = client.parsed(client.call("processes", run=run_id), RunListing)
     return HostStatus(host.label, transport, listing.python, listing.processes)
 
@@ -111,8 +108,6 @@ def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[Ho
     owners = {f"{scratch}-{host.node}": host.name for host in live.hosts}
 
     def owner(process: RunProcess, default: str) -> str:
-        if process.role == "controller":
-            return run.host.label
         return owners.get(process.scratch, default)
 
     return [
@@ -130,14 +125,11 @@ def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
     reply, finish = run.facts, run.facts.finish
     live = {host.name: host for host in reply.live.hosts}
-    host = run.host.label if reply.summary or run.error else ""
-    controller = {"host": host, "alive": reply.alive, "error": run.error}
     return {
         "run": run.id,
-        "name": reply.summary.name if reply.summary else run.name,
-        "controller": {**controller, "stopped": reply.stopped},
+        "name": run.name,
+        "supervised": reply.alive,
         "exit_code": reply.end,
-        "error": reply.error,
         "verdict": finish.verdict if finish else "",
         "cause": finish.cause if finish else "",
         "folder": reply.folder,
@@ -161,22 +153,19 @@ def _host_report(host: HostStatus, live: LiveHost) -> dict[str, Any]:
 
 
 def _state_of(host: HostStatus, has_ranks: bool, live: LiveHost) -> str:
-    """Return the state of a host: by its processes first, by its controller second."""
+    """Return the state of a host: by its processes first, by the run's folder second."""
     if host.error:
         return "not reached"
     if has_ranks:
         return live.state if live.state not in EARLIER else "running"
-    busy = [process for process in host.processes if process.role != "controller"]
-    return "starting or stopping" if busy else "stopped"
+    return "starting or stopping" if host.processes else "stopped"
 
 
 def describe(report: dict[str, Any]) -> str:
     """Return the report as text, with hosts that are alike in one row."""
-    controller = report["controller"]
     lines = [f"run {report['run']} {one_line(report['name'])}: {_headline(report)}"]
     if report["folder"]:
-        where = controller["host"] and f" on {controller['host']}"
-        lines.append(f"folder {one_line(report['folder'])}{where}")
+        lines.append(f"folder {one_line(report['folder'])}")
     if not report["hosts"]:
         return "\n".join([*lines, ""])
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -196,21 +185,14 @@ def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
 
 
 def _headline(report: dict[str, Any]) -> str:
-    controller = report["controller"]
-    supervisor = f"its controller on {controller['host']}" if controller["host"] else "its launcher"
-    if controller["error"]:
-        return f"its controller's host does not answer: {controller['error']}"
-    if controller["stopped"]:
-        number = controller["stopped"]
-        return f"suspended: {supervisor} (process {number}) was stopped"
-    if controller["alive"]:
+    if report["supervised"]:
         seconds = report["seconds"]
-        since = "" if seconds is None else f" for {duration(seconds)}"
-        return f"running{since}, supervised by {supervisor}"
+        return "running" if seconds is None else f"running for {duration(seconds)}"
+    if not report["folder"]:
+        return "its folder is not on this machine"
     if report["exit_code"] is None:
-        return f"{supervisor} is gone; its hosts end it on their own"
-    why = report["error"] or report["cause"]
-    return f"ended with {report['exit_code']}: {one_line(why)}"
+        return "its launcher is gone; its hosts end it on their own"
+    return f"ended with {report['exit_code']}: {one_line(report['cause'])}"
 
 
 def _cells(host: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`./run-ssh stop RUN`: stop a run as Ctrl-C would, and verify every host afterwards."""
+"""`stop RUN`: stop a run as Ctrl-C would, and verify every host afterwards."""
 
 from __future__ import annotations
 
@@ -7,37 +7,24 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import ClassVar
 
 from rackrun.commandline.options import Examples
 from rackrun.commands import called
-from rackrun.errors import Problem, UsageError
-from rackrun.launcher.detached.entries import Ending, result_of
-from rackrun.launcher.detached.locate import (
-    RUN_BYTES,
-    ReachedRun,
-    RunOptions,
-    TooLate,
-    call_in_time,
-    facts_in,
-    is_controlled,
-    reached,
-    run_manager_on,
-)
-from rackrun.launcher.detached.replies import EmptyReply, RunFacts, YesOrNo
-from rackrun.launcher.detached.status import HostStatus, status_of_all
-from rackrun.launcher.errors import HostLost, HostUnreachable
+from rackrun.errors import UsageError
+from rackrun.launcher.errors import HostLost
 from rackrun.launcher.output.console import last_line, say
-from rackrun.launcher.remote import processes, run_manager
+from rackrun.launcher.remote import processes
 from rackrun.launcher.run.job import Limits
 from rackrun.launcher.settings_file import read_settings
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport import bootstrap
-from rackrun.launcher.transport.parallel import all_or_raise, each
-from rackrun.launcher.transport.rpc import RpcClient
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.viewer.entries import Ending, result_of
+from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, facts_in, reached
+from rackrun.launcher.viewer.status import HostStatus, status_of_all
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
 from rackrun.terminal import one_line
@@ -49,8 +36,6 @@ NOW_SECONDS = 20.0  # for one that is told to end it at once
 KILLED_SECONDS = 10.0  # for one that was killed
 LINGER_SECONDS = 20.0  # for agents without a controller: heartbeat timeout, grace, a busy host
 SWEEP_SECONDS = 60.0
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -68,67 +53,20 @@ class StopOptions(RunOptions):
 
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
-    if run.folder and not is_controlled(run, options):
+    if run.folder:
         launcher = LocalLauncher(RunFolder(run.folder))
         was_running = _interrupt(launcher, run.id, options.force)
         if not (was_running or options.name_hosts):
             ending = launcher.ending()
             if ending and set(ending.hosts.values()) == {"clean"}:
                 return 0
-    linger_seconds = LINGER_SECONDS
-    with reached(run, options, need_controller=False) as reached_run:
-        try:
-            if reached_run.error:
-                _reach_controller(reached_run)
-            if reached_run.client is not None:
-                _interrupt(Controller(reached_run), reached_run.id, options.force)
-        except Problem as error:
-            if not options.force:
-                hint = "without its controller, so without a checkpoint"
-                command = f"{called('stop')} --force {reached_run.id}"
-                raise HostUnreachable(f"{error}; {hint}: {command}") from error
-            say(f"{one_line(str(error))}; ending what runs on the others")
-            linger_seconds = 0.0  # no controller has told agents to end: they are ended at once
-        left = is_left(reached_run, linger_seconds)
+    with reached(run, options) as reached_run:
+        left = is_left(reached_run, LINGER_SECONDS)
     return HostLost.exit_code if left else 0
 
 
-class Controller:
-    """The controller of a detached run, by the run manager on its host."""
-
-    def __init__(self, run: ReachedRun) -> None:
-        self.run = run
-        self.title = f"the controller on {run.host.label}"
-
-    @property
-    def checkpoint_seconds(self) -> float:
-        """As its launcher was started with; 0 where the record of the run cannot be read."""
-        summary = self.run.facts.summary
-        return summary.checkpoint_seconds if summary else 0.0
-
-    def is_alive(self) -> bool:
-        """Return whether there is such a process."""
-        return self._call(YesOrNo, "alive").yes
-
-    def interrupt(self, kill: bool = False) -> bool:
-        """Send it the signal; return False where there is none."""
-        return self._call(YesOrNo, "interrupt", kill=kill).yes
-
-    def ending(self) -> Ending | None:
-        """Return what its record ends with."""
-        return self._call(RunFacts, "find").finish
-
-    def _call(self, shape: type[T], question: str, **arguments: object) -> T:
-        run, client = self.run, self.run.client
-        reply = call_in_time(run, lambda: client.call(question, run=run.id, **arguments))
-        value: T = client.parsed(reply, shape)
-        return value
-
-
 class LocalLauncher:
-    """The launcher of an attached run on this machine, found by its lock on the plan."""
-
-    title = "the launcher"
+    """What supervises a run on this machine, found by its lock on the plan."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -160,10 +98,6 @@ class LocalLauncher:
         return facts_in(self.folder).finish
 
 
-RunSupervisor: TypeAlias = Controller | LocalLauncher
-"""The process that supervises a run, and lets its ranks save before it ends them."""
-
-
 def _lock_holder(plan: Path) -> int:
     target = str(plan.resolve())
     with suppress(OSError):  # a system without /proc
@@ -178,20 +112,7 @@ def _lock_holder(plan: Path) -> int:
     return 0
 
 
-def _reach_controller(run: ReachedRun) -> None:
-    # The controller's host has not found the record of the run in time. Ending a controller needs
-    # nothing from the home directory, whose disk may be down; but only the record completes an id.
-    if len(run.id) != 2 * RUN_BYTES:
-        raise HostUnreachable(f"{run.host.label}: {run.error}; give the whole id of the run")
-    if run.host.label in run.silent:
-        raise run.silent[run.host.label]
-    (run.transport,) = all_or_raise(run.network.try_each([run.host]))
-    run.client = call_in_time(
-        run, lambda: RpcClient(run.transport, run_manager, run.host.python or "")
-    )
-
-
-def _interrupt(supervisor: RunSupervisor, run: str, now: bool) -> bool:
+def _interrupt(supervisor: LocalLauncher, run: str, now: bool) -> bool:
     was_running = supervisor.interrupt()
     if was_running:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
@@ -201,30 +122,27 @@ def _interrupt(supervisor: RunSupervisor, run: str, now: bool) -> bool:
         return False  # --force ends the agents themselves, which needs no launcher
     else:
         raise UsageError(
-            f"{supervisor.title} of run {run} is not a process of yours on this machine; press"
+            f"the launcher of run {run} is not a process of yours on this machine; press"
             f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run}"
         )
     _wait_for_end(supervisor, now)
-    try:
-        if ending := supervisor.ending():
-            say(last_line(result_of(ending, Path(ending.folder))))
-    except TooLate as error:  # the controller is gone; only its record cannot be read
-        say(str(error))
+    if ending := supervisor.ending():
+        say(last_line(result_of(ending, supervisor.folder.path)))
     return was_running
 
 
-def _wait_for_end(supervisor: RunSupervisor, now: bool) -> None:
+def _wait_for_end(supervisor: LocalLauncher, now: bool) -> None:
     seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + supervisor.checkpoint_seconds
     deadline = time.monotonic() + seconds
     while supervisor.is_alive():
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
-            say(f"{supervisor.title} does not answer: killing it")
+            say("the launcher does not answer: killing it")
         if now or is_late:  # two signals at once may arrive as one
             supervisor.interrupt(kill=is_late)
         if is_late and time.monotonic() > deadline + KILLED_SECONDS:
-            raise HostLost(f"{supervisor.title} cannot be killed: its disk is down")
+            raise HostLost("the launcher cannot be killed: its disk is down")
 
 
 def is_left(run: ReachedRun, linger_seconds: float) -> bool:
@@ -237,7 +155,7 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     if left := [host for host in hosts if host.processes]:
         why = f"has not ended it within {SWEEP_SECONDS:g} s"
         outcomes = each(
-            partial(_clean_up, run.id),
+            _clean_up,
             left,
             SWEEP_SECONDS,
             lambda host: HostLost(f"{host.name}: {why}"),
@@ -262,11 +180,9 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def _clean_up(run_id: str, host: HostStatus) -> None:
+def _clean_up(host: HostStatus) -> None:
     assert host.transport is not None
-    # the run manager ends relays; a new agent ends what an earlier one has left
-    with run_manager_on(host.transport, host.python) as client:
-        client.parsed(client.call("sweep", run=run_id), EmptyReply)
+    # a new agent ends what an earlier one has left
     for scratch in {process.scratch for process in host.processes} - {""}:
         channel = host.transport.open(bootstrap.bootstrap(host.python))
         channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))

@@ -27,8 +27,6 @@ def remember(
     config: str,
     name: str = "",
     task: str = "",
-    resume: tuple[str, ...] = (),
-    settings: str = "",
 ) -> str:
     """Record the hosts of a run; return why that failed: its hosts will have to be typed."""
     record = LaunchRecord(
@@ -38,8 +36,6 @@ def remember(
         name=name,
         task=task,
         at=time.time(),
-        resume=resume,
-        settings=settings,
     )
     path = _path_of(run)
     try:

@@ -2,10 +2,9 @@
 
 import json
 import signal
-import subprocess
 import sys
 
-from tests.lab.detached import WAIT, DetachedLab
+from tests.lab.detached import WAIT
 from tests.lab.waiting import until
 
 STEP = """\
@@ -22,42 +21,37 @@ time.sleep(999)
 """
 
 
-def starting(detached: DetachedLab, seconds: str, *command: str) -> "subprocess.Popen[str]":
-    args = ("--detach", "--detach-seconds", seconds, detached.hosts, "--", *command)
-    env = {"HOME": str(detached.home)}
-    process = detached.lab.run_ssh(*args, env=env, cwd=detached.home)
-    assert process.stdout is not None
-    detached.run = process.stdout.readline().strip()
-    return process
+def starting(detached, seconds, *command):
+    typed = detached.start_detached(seconds, detached.hosts, "--", *command)
+    detached.run = typed.first_line()
+    return typed
 
 
 def test_it_waits_for_the_first_step_of_the_last_rank(detached):
     """Two ranks have taken one and the third has not: it waits; then it returns 0."""
-    process = starting(detached, "999", sys.executable, "-c", STEP)
+    typed = starting(detached, "999", sys.executable, "-c", STEP)
     until(lambda: steps(detached) == [1, 1, 0], "two have taken a step", 60)
-    assert process.poll() is None
-    (detached.folder / "go").touch()
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert (
-        f"to see it: ./run-ssh attach {detached.run}; to end it: ./run-ssh stop {detached.run}"
-        in err
-    )
+    assert typed.process.poll() is None
+    (folder,) = (detached.work / "runs").glob("2*")
+    (folder / "go").touch()
+    code, _, err = typed.wait_for_end()
+    assert code == 0, err
+    see, end = (f"./run-ssh {verb} {detached.run}" for verb in ("attach", "stop"))
+    assert f"detached; to see it: {see}; to end it: {end}" in err
 
 
-def steps(detached: DetachedLab) -> list[int]:
-    """Return the newest step of every host, as the controller shows it."""
-    live = detached.state / "folder" / "live.json"
+def steps(detached):
+    """Return the newest step of every host, as the run folder has it."""
+    live = detached.folder / "live.json"
     hosts = json.loads(live.read_text())["hosts"] if live.exists() else []
     return [host["step"] for host in sorted(hosts, key=lambda host: host["node"])]
 
 
 def test_what_ends_the_run_before_is_shown_with_its_code(detached):
-    """The cause, rank and host of an attached run, its exit code, and nothing is left."""
+    """The cause, rank and host, the run's exit code, and nothing is left."""
     fails = "import os, sys; sys.exit('error: no data' if os.environ['RANK'] == '1' else 0)"
-    process = starting(detached, "30", sys.executable, "-c", fails)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    code, _, err = starting(detached, "30", sys.executable, "-c", fails).wait_for_end()
+    assert code == 1, err
     assert f"run {detached.run} has ended: failed: rank 1 on 127.0.0.3: no data" in err
     assert f"its output: ./run-ssh logs {detached.run}" in err
     detached.wait_until_clean()
@@ -65,11 +59,11 @@ def test_what_ends_the_run_before_is_shown_with_its_code(detached):
 
 def test_ctrl_c_ends_only_the_wait(detached):
     """130, the run goes on, and two commands are named."""
-    process = starting(detached, "999", sys.executable, "-c", WAIT)
+    typed = starting(detached, "999", sys.executable, "-c", WAIT)
     detached.wait_for_ranks(3)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    typed.process.send_signal(signal.SIGINT)
+    code, _, err = typed.wait_for_end()
+    assert code == 130, err
     assert f"not waited for, the run continues; to see it: ./run-ssh attach {detached.run}" in err
     assert [host["state"] for host in detached.status()["hosts"]] == ["running"] * 3
     assert detached.result_of("stop", "--force")[0] == 0

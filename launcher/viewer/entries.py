@@ -1,8 +1,7 @@
-"""Entries of a run's record, decoded: only what a controller writes is accepted.
+"""Entries of events.jsonl, decoded: only what `output/record` writes is accepted.
 
-The record lies on a host, which may have been taken over. So every entry is held against a shape
-(see `record`), and what is in it against the plan of its attempt: an event
-belongs to a host of the plan, and to a rank of that host.
+Ranks may write into the run folder, too. So every entry is held against a shape, and what is in it
+against the plan of its attempt: an event belongs to a host of the plan, and to a rank of that host.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result, moved
 from rackrun.launcher.supervision.agent_protocol import FRAME_BYTES
 from rackrun.launcher.supervision.reports import fitting_fields
-from rackrun.run_folder import RUN_NAME
 from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
 from rackrun.terminal import clean_lines, one_line
 
 MOST_RANKS = 1 << 17
-RUN_FOLDER = rf"/(?:[^\x00-\x1f\x7f]*/)?{RUN_NAME}"
-"""A run folder on a host: its name is that of a run, so never `..` and never hidden."""
-
-Folder: TypeAlias = Annotated[str, AtMost(4096), Matches(RUN_FOLDER)]
 Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
 Code: TypeAlias = Annotated[int, Between(-128, 255)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
@@ -38,21 +32,20 @@ Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """An attempt: its plan, and where its files are on the first host."""
+    """An attempt: its plan, and when it began."""
 
     name: str
-    folder: Folder
-    logs: tuple[str, ...]
     at: float
     plan: Plan
+    folder: str = ""
+    """Where its entries were read."""
 
 
 @dataclass(frozen=True)
 class Began:
-    """An attempt began, `age` seconds ago."""
+    """An attempt began."""
 
     attempt: AttemptRecord
-    age: Annotated[float, Between(-1e10, 1e10)]
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class Ending:
-    """End of an attempt: a `Result`, with the paths of the host."""
+    """End of an attempt: a `Result`, as result.json has it."""
 
     verdict: Literal["done", "failed", "interrupted"]
     exit_code: Code
@@ -99,10 +92,9 @@ class Ending:
     hosts: dict[Name, str]
     seconds: Seconds
     report: Values
-    folder: Folder
+    folder: Annotated[str, AtMost(4096)]
     saved: events.Count = 0
     resume: str = ""
-    """Never used: the machine that started the run knows the command itself."""
 
 
 @dataclass(frozen=True)
@@ -114,34 +106,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class Ended:
-    """The run ended: its exit code, and an error if no attempt could be made."""
+    """The run ended: its exit code."""
 
     end: Code
-    error: str = ""
 
 
-@dataclass(frozen=True)
-class Beat:
-    """A sign of life of the host; the process id of a controller that was stopped, else 0."""
-
-    beat: Annotated[int, Between(0, 1 << 31)]
-
-
-@dataclass(frozen=True)
-class Last:
-    """Not of the record: no more entries come; True while the controller lives."""
-
-    alive: bool
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Not of the record: nothing more can be read, and why."""
-
-    why: str
-
-
-Entry: TypeAlias = Began | Turn | Event | Wrote | Noted | Finished | Ended | Beat | Last | Failed
+Entry: TypeAlias = Began | Turn | Event | Wrote | Noted | Finished | Ended
 
 KINDS: dict[str, Any] = {
     "attempt": Began,
@@ -151,18 +121,13 @@ KINDS: dict[str, Any] = {
     "note": Noted,
     "finish": Finished,
     "end": Ended,
-    "beat": Beat,
-    "alive": Last,
 }
 EVENTS: dict[str, Any] = {
     kind.__name__: kind
     for kind in get_args(Event)
     if kind not in (events.Output, *get_args(events.PeerEvent))
 }
-"""The events that a record may have; of outputs it has the sizes.
-
-A controller has no peers, and no host file from which it could get more hosts.
-"""
+"""The events that entries have; of outputs they have the sizes. Peers have files of their own."""
 
 
 class EntryReader:
@@ -172,10 +137,10 @@ class EntryReader:
         self.plan: Plan | None = None
 
     def entry(self, message: Mapping[str, Any]) -> Entry:
-        """Return an entry; raise Misshapen for what no controller would write."""
+        """Return an entry; raise Misshapen for what is none."""
         kind = next(iter(message), "")  # the first key of an entry names its kind
         if kind not in KINDS:
-            raise Misshapen(f"no entry of a record: {one_line(kind[:40])!r}")
+            raise Misshapen(f"no entry of a run: {one_line(kind[:40])!r}")
         parsed = shaped(dict(message), KINDS[kind], "entry")
         if isinstance(parsed, Began):
             _check_plan(parsed.attempt.plan)
@@ -219,7 +184,7 @@ def _check_plan(plan: Plan) -> None:
 
 
 def result_of(ending: Ending, folder: Path) -> Result:
-    """Return the result of an attempt, its paths turned into local ones."""
+    """Return the result of an attempt whose folder may have been moved."""
     source = Path(ending.folder)
     values = {each.name: getattr(ending, each.name) for each in fields(Result)}
     values |= {
@@ -235,6 +200,6 @@ def result_of(ending: Ending, folder: Path) -> Result:
             for name, value in fitting_fields(ending.report).items()
         },
         "folder": folder,
-        "resume": "",
+        "resume": one_line(ending.resume),
     }
     return Result(**values)

@@ -1,4 +1,4 @@
-"""Answers of a host about a detached run: fuzz targets, one for each decoder."""
+"""Entries of a run, and answers of its hosts: fuzz targets, one for each decoder."""
 
 import contextlib
 import functools
@@ -6,15 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rackrun.launcher.detached.entries import AttemptRecord, EntryReader
-from rackrun.launcher.detached.replay import Replay
-from rackrun.launcher.detached.replies import RunFacts, RunListing, StartReply
 from rackrun.launcher.output.console import PlainOutput
 from rackrun.launcher.output.merge import LogMerger
 from rackrun.launcher.output.nonblocking import NonBlockingWriter
-from rackrun.launcher.remote import files, run_manager
+from rackrun.launcher.remote import files, run_processes
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.viewer.entries import EntryReader
+from rackrun.launcher.viewer.replay import Replay
+from rackrun.launcher.viewer.replies import RunFacts, RunListing
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 MOST_BYTES = 1 << 20
@@ -40,32 +40,23 @@ def screen(job: Job, plan: Plan, plain: bool) -> Quiet:
     return Quiet(plan)
 
 
-def fetched(attempt: AttemptRecord) -> Path:
-    return Path("/nowhere") / Path(attempt.folder).name
-
-
 def fuzz_record(data: bytes) -> None:
     """Fuzz the lines of a record, as far as they make sense, shown as `attach` shows them."""
     reader = EntryReader()
-    with contextlib.suppress(Misshapen), Replay(screen, True, fetched) as replay:
+    with contextlib.suppress(Misshapen), Replay(screen, True) as replay:
         for line in data.split(b"\n"):
             message = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
             replay.take(reader.entry(message), b"some\nbytes")
 
 
 def fuzz_found(data: bytes) -> None:
-    """Fuzz the first host's facts about a run."""
+    """Fuzz the facts of a folder about a run."""
     decode(data, RunFacts)
 
 
 def fuzz_listing(data: bytes) -> None:
     """Fuzz the list of a run's processes on a host."""
     decode(data, RunListing)
-
-
-def fuzz_began(data: bytes) -> None:
-    """Fuzz the answer to a step of the start of a run."""
-    decode(data, StartReply)
 
 
 def decode(data: bytes, shape: type[Any]) -> None:
@@ -82,7 +73,7 @@ def fuzz_agent_pid(data: bytes) -> None:
         (folder / "agent.pid").write_bytes(data)
         for identity in files.identities_in(str(folder)):
             assert all(type(number) is int for number in identity)
-        assert len(run_manager.agents_of(run)) <= 1
+        assert len(run_processes.agents_of(run)) <= 1
     finally:
         (folder / "agent.pid").unlink()
         folder.rmdir()

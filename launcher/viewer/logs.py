@@ -1,4 +1,4 @@
-"""`./run-ssh logs RUN`: print the output of the ranks of a run."""
+"""`logs RUN`: print the output of the ranks of a run."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from rackrun.commandline.options import Examples
+from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
-from rackrun.launcher.detached.attach import watch
-from rackrun.launcher.detached.entries import AttemptRecord, Wrote
-from rackrun.launcher.detached.locate import RunOptions, is_controlled, plan_in, reached
-from rackrun.launcher.detached.replay import Replay
 from rackrun.launcher.output.console import PlainOutput
 from rackrun.launcher.run.events import Event, Output
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.run.state import RunState
+from rackrun.launcher.viewer.entries import AttemptRecord, Wrote
+from rackrun.launcher.viewer.reach import plan_in
+from rackrun.launcher.viewer.replay import Replay
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised, name_of
 from rackrun.signals import interruptible
@@ -31,7 +31,7 @@ PIECE_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
-class LogsOptions(RunOptions):
+class LogsOptions(ReachOptions):
     """Print the output of a run's ranks."""
 
     examples: ClassVar[Examples] = (
@@ -39,6 +39,8 @@ class LogsOptions(RunOptions):
         ("{prog} 3fa8 --rank 0 --follow", "of one rank, until the run ends"),
     )
 
+    run: Positional[str] = ""
+    """The run: ID, start of an ID, name, folder, or latest."""
     host: tuple[str, ...] = ()
     """Print only the ranks of this host."""
     rank: tuple[int, ...] = ()
@@ -61,15 +63,10 @@ def logs(run: Run, options: LogsOptions) -> int:
     with ExitStack() as stack:
         stack.enter_context(interruptible())
         try:
-            replay = Replay(screens, True, lambda attempt: Path(attempt.folder))
-            stack.enter_context(replay)
-            if is_controlled(run, options):
-                reached_run = stack.enter_context(reached(run, options))
-                watch(reached_run, replay, follow=options.follow)
-            elif run.folder:
-                read_files(RunFolder(run.folder), replay, options.follow)
-            else:
+            replay = stack.enter_context(Replay(screens, plain=True))
+            if run.folder is None:
                 raise UsageError(f"{run} has no folder here; its logs are where it was started")
+            read_files(RunFolder(run.folder), replay, options.follow)
             if isinstance(replay.screen, LogScreen):
                 replay.screen.let_out()
                 replay.draw()
@@ -111,8 +108,7 @@ def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
     """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
     plan = plan_in(folder)
     name, now = name_of(folder.path.name), time.time()
-    attempt = AttemptRecord(name, str(folder.path), (), now, plan)
-    replay.begin(attempt, age_seconds=0.0)
+    replay.begin(AttemptRecord(name, now, plan, str(folder.path)), age_seconds=0.0)
     read: dict[Path, int] = {}  # bytes of each log
     while not replay.closed:
         # asked before the logs are read: what is written in between is read in the next round

@@ -7,15 +7,17 @@ time. A slow reader is waited for: unlike a launcher, it holds up no run.
 
 from __future__ import annotations
 
-import re
-import shlex
 import time
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
-from rackrun.launcher.detached.entries import (
+from rackrun.launcher.lifecycle.session import OpenScreen
+from rackrun.launcher.output.console import Display, PlainOutput
+from rackrun.launcher.run.events import Event, Output
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
+from rackrun.launcher.viewer.entries import (
     AttemptRecord,
     Began,
     Ended,
@@ -27,36 +29,20 @@ from rackrun.launcher.detached.entries import (
     Wrote,
     result_of,
 )
-from rackrun.launcher.lifecycle.session import OpenScreen
-from rackrun.launcher.output.console import Display, PlainOutput
-from rackrun.launcher.run.events import Event, Output
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.result import Result
-from rackrun.launcher.run.state import RunState
-from rackrun.run_folder import RUN_NAME, RunFolder
-from rackrun.terminal import clean, clean_lines
+from rackrun.run_folder import RunFolder
+from rackrun.terminal import clean
 
 DELAY_SECONDS = 1.0  # of the clock shown, so that no entry is ever from the future
 BOARD_SECONDS = 0.25
 
-Fetch = Callable[[AttemptRecord], Path]
-"""Fetches the results of an attempt that has ended, and returns their folder."""
-
 
 class Replay:
-    """Viewer of a detached run, from its first line on."""
+    """Viewer of a run, from its first line on."""
 
-    def __init__(
-        self, screens: OpenScreen, plain: bool, fetch: Fetch, resume: Sequence[str] = ()
-    ) -> None:
-        """Show nothing before the first entry.
-
-        `resume` is the command that continues the run, but for the name of its folder.
-        """
+    def __init__(self, screens: OpenScreen, plain: bool) -> None:
+        """Show nothing before the first entry."""
         self.screens = screens
         self.plain = plain
-        self.fetch = fetch
-        self.resume = resume
         self.stack = ExitStack()
         self.attempt: AttemptRecord | None = None
         self.screen: Display | None = None
@@ -65,8 +51,6 @@ class Replay:
         self.result: Result | None = None
         self.code: int | None = None
         """The exit code, once the run has come to its end."""
-        self.error = ""
-        """Why there was no attempt, or no other one."""
 
     def __enter__(self) -> Replay:
         return self
@@ -78,12 +62,12 @@ class Replay:
         """Show one entry; `data` are the bytes of an output."""
         match entry:
             case Began():
-                self.begin(entry.attempt, entry.age)
+                self.begin(entry.attempt, time.time() - entry.attempt.at)
             case Turn():
                 self.now = max(self.now, self.began + entry.turn)
                 self.draw()
             case Ended():
-                self.code, self.error = entry.end, clean_lines(entry.error)
+                self.code = entry.end
             case _ if self.run is None or self.screen is None:
                 return
             case Wrote():
@@ -130,20 +114,11 @@ class Replay:
         return self.screen is not None and self.screen.closed
 
     def finish(self, ending: Ending) -> None:
-        """Fetch the results of an attempt that has ended, and print how it ended."""
+        """Print how an attempt ended."""
         assert self.screen is not None and self.attempt is not None
         self.stack.close()
-        ended = result_of(ending, self.fetch(self.attempt))
-        self.result = replace(ended, resume=resume_command(self.resume, ending))
+        self.result = result_of(ending, Path(self.attempt.folder))
         self.screen.finish(self.result)
-
-
-def resume_command(args: Sequence[str], ending: Ending) -> str:
-    """Return the command that continues a run; only its folder's name comes from the host."""
-    run = Path(ending.folder).name
-    if not args or not ending.saved or ending.verdict == "done" or not re.fullmatch(RUN_NAME, run):
-        return ""
-    return shlex.join((*args[:-1], str(Path(args[-1]) / run)))
 
 
 def clock() -> float:

@@ -1,0 +1,209 @@
+"""`--on HOST`: type a command on another machine, on which the run then lives.
+
+    1  for a launch, the project and rackrun go there, as --sync brings them to hosts
+    2  its variables and secrets go there by a connection of their own, into memory
+    3  `ssh -t HOST` types the same words there, and its terminal is this one
+
+The run outlives this machine: if the connection breaks, its terminal there has hung up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from rackrun.commands import LAUNCHES, called
+from rackrun.errors import UsageError
+from rackrun.launcher.errors import HostLost
+from rackrun.launcher.files.sync import Destination, upload_code
+from rackrun.launcher.files.working_tree import WorkingTree, with_installed, with_untracked
+from rackrun.launcher.lifecycle.planning import code_here
+from rackrun.launcher.output.console import say
+from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.run_folder import RUNS
+
+MANAGES = ("ps", "rack", "attach", "logs", "status", "stop", "report", "predict")
+"""Commands that need nothing of this folder there."""
+BROKEN = 255
+"""The exit code of `ssh` for what is wrong with the connection itself."""
+
+HOLD = """\
+import json, os, sys, tempfile
+values = sys.stdin.buffer.read()
+path = os.path.join(tempfile.mkdtemp(prefix="rackrun-"), "values")
+os.mkfifo(path, 0o600)
+print(path, flush=True)
+if os.fork():
+    os._exit(0)
+import signal
+os.setsid()
+null = os.open(os.devnull, os.O_RDWR)
+for stream in (0, 1, 2):
+    os.dup2(null, stream)
+signal.alarm(60)
+try:
+    with open(path, "wb") as file:
+        file.write(values)
+finally:
+    os.unlink(path)
+    os.rmdir(os.path.dirname(path))
+"""
+"""Keeps values in memory until they are fetched, for a minute at most."""
+
+BEGIN = """\
+import json, os, sys
+values, main = sys.argv[1:3]
+if values:
+    os.environ.update(json.load(open(values)))
+os.execv(sys.executable, [sys.executable, "-P", main, *sys.argv[3:]])
+"""
+
+TRACK = """\
+mark="# rackrun --on"
+command -v git >/dev/null || exit 0
+if [ ! -e .git ]; then
+    git init -q && printf '%s\\n' "$mark" .rackrun .venv .venv.lock runs >>.git/info/exclude
+fi
+! grep -qxF "$mark" .git/info/exclude || git add --all .
+"""
+"""Has git know the files that were brought, unless it is a repository of the user's own.
+
+So hosts can be compared with them, and --sync brings them on.
+"""
+
+RUN = """\
+for root in . .rackrun; do
+    if [ -f "$root/rackrun/launcher/venv.sh" ] && [ -x "$root/.venv/bin/python" ]; then
+        exec "$root/.venv/bin/python" -c "$0" "$1" "$root/rackrun/__main__.py" "${@:2}"
+    fi
+done
+echo "error: no rackrun was brought to this folder; launch from it with --on first" >&2
+exit 64
+"""
+
+
+def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of --on before any `--`, and the other words."""
+    end = args.index("--") if "--" in args else len(args)
+    for index, arg in enumerate(args[:end]):
+        if arg.startswith("--on="):
+            return arg.removeprefix("--on="), [*args[:index], *args[index + 1 :]]
+        if arg == "--on":
+            if index + 1 >= end:
+                raise UsageError("--on: name the host on which to type this")
+            return args[index + 1], [*args[:index], *args[index + 2 :]]
+    return "", list(args)
+
+
+def there(host: str, args: Sequence[str]) -> int:
+    """Type the words on a host; return the exit code of the command there."""
+    if host.startswith("-"):
+        raise UsageError(f"--on {host}: no name of a host")
+    config, words = _without_config(args)
+    ssh = ["ssh", *(("-F", config) if config else ())]
+    is_launch = not any(word in MANAGES for word in words[:2])
+    if is_launch and not _may_launch(words[0]):
+        raise UsageError(f"--on {host}: {words[0]} is typed here; log in there to type it")
+    folder = _folder_there()
+    values = ""
+    if is_launch:
+        _refuse_absent_data(ssh, host, folder, words)
+        _bring(host, config, folder)
+        track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
+        subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
+        values = _send_values(ssh, host, words)
+    line = f"cd {_quoted(folder)} && exec bash -c {shlex.quote(RUN)} " + shlex.join(
+        [BEGIN, values, *words]
+    )
+    terminal = "-tt" if is_launch or sys.stdin.isatty() else "-T"
+    code = subprocess.run([*ssh, terminal, host, line], check=False).returncode
+    if code == BROKEN:
+        see = f"{called('attach')} --on {host} latest"
+        raise HostLost(f"{host}: the connection ended; a run goes on there; to see it: {see}")
+    return code
+
+
+def _without_config(args: Sequence[str]) -> tuple[str, list[str]]:
+    # it is a file of this machine
+    words = list(args)
+    for index, arg in enumerate(words):
+        if arg == "--":
+            break
+        if arg.startswith("--ssh-config="):
+            return arg.partition("=")[2], [*words[:index], *words[index + 1 :]]
+        if arg == "--ssh-config" and index + 1 < len(words):
+            return words[index + 1], [*words[:index], *words[index + 2 :]]
+    return "", words
+
+
+def _values(words: Sequence[str], *names: str) -> list[str]:
+    """Return the values of some options, as `--name value` or `--name=value`."""
+    ours = list(words[: words.index("--")] if "--" in words else words)
+    apart = [value for name, value in zip(ours, ours[1:], strict=False) if name in names]
+    joined = [word.partition("=")[2] for word in ours if word.partition("=")[0] in names]
+    return [*apart, *filter(None, joined)]
+
+
+def _may_launch(command: str) -> bool:
+    return command.rpartition("run-")[2] in LAUNCHES
+
+
+def _folder_there() -> str:
+    """Return the folder of this name there: below the home where it is so here."""
+    here, home = Path.cwd(), Path.home()
+    if here != home and here.is_relative_to(home):
+        return f"~/{here.relative_to(home)}"
+    return str(here)
+
+
+def _quoted(folder: str) -> str:
+    return f"~/{shlex.quote(folder[2:])}" if folder.startswith("~/") else shlex.quote(folder)
+
+
+def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Sequence[str]) -> None:
+    for value in _values(words, "--data"):
+        if "://" in value or not Path(value).exists():
+            continue
+        path = value if Path(value).is_absolute() else f"{folder}/{value}"
+        test = subprocess.run([*ssh, host, f"test -e {_quoted(path)}"], check=False)
+        if test.returncode not in (0, BROKEN):
+            copy = f"rsync -a --mkpath {shlex.quote(value.rstrip('/'))}/ {host}:{_quoted(path)}/"
+            raise UsageError(f"--data {value} is not on {host}; to bring it there, type: {copy}")
+
+
+def _bring(host: str, config: str, folder: str) -> None:
+    from rackrun.launcher.transport.ssh import (
+        open_network,  # Fabric takes as long to import as --help may
+    )
+
+    code = code_here(RUNS)
+    tree = with_untracked(code, (), say) if code else WorkingTree(Path.cwd(), {})
+    with closing(open_network(ReachOptions(ssh_config=config))) as network:
+        (machine,) = network.connect([Host(host)])
+        upload_code(with_installed(tree), [Destination(machine, folder)], say)
+
+
+def _send_values(ssh: Sequence[str], host: str, words: Sequence[str]) -> str:
+    """Send the values of --secret NAME and --env NAME; return where they wait, "" without any."""
+    asked = [value for value in _values(words, "--secret", "--env") if "=" not in value]
+    values = {name: os.environ[name] for name in asked if name in os.environ}
+    if not values:
+        return ""
+    program = f"python3 -c {shlex.quote(HOLD)}"
+    held = subprocess.run(
+        [*ssh, "-T", host, program],
+        input=json.dumps(values).encode(),
+        capture_output=True,
+        check=False,
+    )
+    path = held.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    if held.returncode or not path.startswith("/"):
+        raise HostLost(f"{host}: the values of {', '.join(values)} could not be sent there")
+    return path

@@ -1,1 +1,0 @@
-"""Detached runs: started, supervised and stopped without the terminal they came from."""

@@ -1,0 +1,85 @@
+"""`--on HOST`: the run lives on another machine, and needs nothing of this one any more."""
+
+import os
+import shutil
+import signal
+
+import pytest
+
+from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
+from tests.lab.hosts import ROOT
+from tests.lab.waiting import until
+from tests.launcher.conftest import project
+
+COUNT = """\
+import os, time
+for number in range(100):
+    print(number, len(os.environ["CANARY"]), flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture
+def laptop(start_lab):
+    """Yield two hosts and a function that types on a third machine, in a checkout of its own."""
+    lab = start_lab(2)
+    head, worker = lab.hosts
+    lab.configure(f"Host head\n  HostName {head.address}\n  Port {head.port}\n")
+    (head.folder / ".ssh").mkdir()
+    shutil.copy(lab.config, head.folder / ".ssh" / "config")  # how it logs in to the worker
+    folder = project(lab)
+    with (folder / ".gitignore").open("a") as ignored:
+        ignored.write("__pycache__/\n.venv\n")
+    for package in ("rackrun", *PLATFORM, *(TASKS.keys() - PACKAGES.keys())):
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, dirs_exist_ok=True)
+    made = f"mkdir -p .venv/bin; ln -sf {lab.cheap_python()} .venv/bin/python"
+    (folder / "launcher" / "venv.sh").write_text(f"venv_python() {{ {made}; }}\n")
+    (folder / "train.py").write_text(COUNT)
+    line = f"{worker.line} python={lab.cheap_python()} workdir={lab.folder}/work slots=1\n"
+    (folder / "hosts.txt").write_text(line)
+
+    def typed(*words, verb=(), **more):
+        env = {"HOME": str(lab.folder), "CANARY": "canary-" + "x" * 9}
+        options = {"cwd": folder, "env": env, "before": ("env",), "start_new_session": True}
+        return lab.run_ssh("--on", "head", *words, verb=verb, **options, **more)
+
+    return lab, typed
+
+
+def ended(process):
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
+    """The client and its connection are killed; the run ends with 0, and attach --on shows it."""
+    lab, typed = laptop
+    words = ("--secret", "CANARY", "--sync", "hosts.txt", "--", "python", "train.py")
+    client = typed(*words)
+    there = lab.hosts[0].folder / "project" / "runs"
+
+    def logged():
+        return "".join(path.read_text() for path in there.glob("2*/logs/*/rank-0.out"))
+
+    until(lambda: client.poll() is not None or "5 16" in logged(), "it runs", 60)
+    assert client.poll() is None, client.communicate()
+    os.killpg(client.pid, signal.SIGKILL)
+    client.communicate()
+    code, out, err = ended(typed("--plain", "latest", verb=("attach",)))
+    assert code == 0, (out, err)
+    assert [line for line in out.splitlines() if line.endswith(" 16")] == [
+        f"{number} 16" for number in range(100)
+    ]
+    assert "99 16" in logged()
+    for path in (*there.rglob("*"), *lab.hosts[0].folder.glob("project/*")):
+        assert not path.is_file() or b"canary-" not in path.read_bytes(), path
+
+
+def test_data_that_is_only_here_is_refused_with_what_to_type(laptop):
+    """The folder is not there: one line with the rsync that brings it, and nothing starts."""
+    lab, typed = laptop
+    (lab.folder / "project" / "ignored-data").mkdir()
+    code, _, err = ended(typed("hosts.txt", "catdog", "--data", "ignored-data"))
+    assert code == 64
+    assert "--data ignored-data is not on head; to bring it there, type: rsync -a" in err
+    assert not (lab.hosts[0].folder / "project").exists()

@@ -1,0 +1,195 @@
+"""Runs that outlive what started them, and the commands that look at them or end them."""
+
+import json
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+from tests.lab.detached import WAIT
+from tests.lab.hosts import with_signal
+from tests.lab.run import Terminal
+from tests.lab.waiting import until
+
+COUNT = """\
+import os, sys, time
+for number in range(int(sys.argv[1])):
+    print("line", number, "of", os.environ["RANK"], flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def counting(lines, pause):
+    return ("--", sys.executable, "-c", COUNT, str(lines), str(pause))
+
+
+def shown_so_far(detached):
+    return "".join(path.read_text() for path in detached.home.glob("runs/2*/logs/*/*.out"))
+
+
+def test_a_run_outlives_what_started_it_and_every_viewer_sees_all_of_it(detached):
+    """Killed after it has printed the id; viewers from the start, late and after the end agree."""
+    typed = detached.start_detached("999", detached.hosts, *counting(60, 0.1))
+    detached.run = typed.first_line()
+    typed.process.kill()
+    typed.process.communicate()
+    early = detached.start("attach")
+    until(lambda: "line 20 of" in shown_so_far(detached), "a third of the run is over", 60)
+    late = detached.start("attach")
+    shown = [process.communicate(timeout=120) for process in (early, late)]
+    assert [early.returncode, late.returncode] == [0, 0], shown
+    code, out, err = detached.result_of("attach")
+    assert (code, "done in" in err) == (0, True)
+    wanted = sorted(f"line {n} of {rank}" for n in range(60) for rank in range(3))
+    for text in (out, *(text for text, _ in shown)):
+        assert sorted(line.partition(" | ")[2] for line in text.splitlines()) == wanted
+    detached.wait_until_clean()
+
+
+def test_a_viewer_on_a_terminal_draws_the_dashboard_and_ctrl_c_ends_only_that(detached):
+    """A row for every host; the terminal is left as it was, and the run goes on."""
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    terminal = Terminal()
+    attached = detached.start("attach", env={"TERM": "xterm"}, **terminal.streams)
+    for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
+        until(lambda text=text: terminal.shows(text), text, 60)
+    terminal.type(b"\x03")
+    assert attached.wait(60) == 0
+    assert terminal.shows("detached, the run continues")
+    assert terminal.restored()
+    assert detached.result_of("stop", "--force")[0] == 0
+
+
+def test_code_and_cause_of_a_failure_are_reported_later(detached):
+    """One rank fails: all hosts end while nobody looks; attach ends with its code."""
+    script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
+    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
+    detached.wait_until_clean(60)
+    until(lambda: not detached.controller(), "the controller has ended", 60)
+    status = detached.status()
+    assert (status["exit_code"], status["verdict"]) == (7, "failed")
+    code, _, err = detached.result_of("attach")
+    assert code == 7
+    assert "failed: rank 1 on 127.0.0.3: exit code 7" in err
+
+
+def test_restarts_and_spares_work_while_nobody_looks(detached):
+    """A host is lost, the spare takes its place, and attach shows both attempts as one run."""
+    first = detached.work / "first"
+    script = (
+        f"import os, pathlib, time; mark = pathlib.Path({str(first)!r} + os.environ['RANK'])\n"
+        "again = mark.exists(); mark.touch(); print('again', again, flush=True)\n"
+        "again or time.sleep(999)"
+    )
+    rules = ("--max-restarts", "1", "--spares", "1")
+    detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
+    detached.wait_for_ranks(2)
+    detached.lab.hosts[1].stop()
+    for pid in (*detached.lab.hosts[1].sessions(), *detached.on(detached.lab.hosts[1])):
+        with_signal(pid, signal.SIGKILL)
+    code, out, err = detached.result_of("attach")
+    assert code == 0, err
+    assert "restart 1 of 1" in err
+    assert out.count("again True") + 2 * out.count("x2 | again True") >= 1
+    plan = json.loads((detached.folder / "plan.json").read_text())
+    assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
+    assert len(list((detached.home / "runs").glob("2*"))) == 2
+
+
+def test_stop_lets_the_ranks_save_and_verifies_every_host(detached):
+    """SIGTERM and time for a checkpoint, then nothing is left anywhere, and stop says so."""
+    script = (
+        "import signal, sys, time\n"
+        "def save(*_): print('saved', flush=True); sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, save); print('here', flush=True)\n"
+        "while True: time.sleep(0.1)"
+    )
+    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
+    until(lambda: shown_so_far(detached).count("here") == 3, "all ranks are there", 60)
+    code, _, err = detached.result_of("stop")
+    assert code == 0, err
+    assert shown_so_far(detached).count("saved") == 3
+    detached.wait_until_clean(5)
+    assert detached.status()["exit_code"] == 130
+    code, _, err = detached.result_of("stop")
+    assert (code, "the run has already ended" in err) == (0, True)
+    assert detached.result_of("attach")[0] == 130
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_host_outlives_the_controller(detached, how):
+    """It is killed: all are clean within the lease, and attach says that it is gone."""
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    os.kill(detached.controller(), how)
+    detached.wait_until_clean(30)
+    until(lambda: not detached.controller(), "the controller has ended", 60)
+    code, _, err = detached.result_of("attach")
+    if how == signal.SIGTERM:
+        assert code == 143
+    else:
+        assert (code, "what supervised the run is gone" in err) == (75, True)
+    assert detached.result_of("stop")[0] == 0
+    detached.wait_until_clean()
+
+
+def test_a_starter_that_is_killed_before_there_is_a_run_leaves_nothing(detached):
+    """Before the id is printed, the controller has not been let go."""
+    typed = detached.start_detached("999", "--wait", detached.hosts, "--", "sleep", "999")
+    typed.process.kill()
+    out, _ = typed.process.communicate(timeout=60)
+    if out:  # it was faster
+        detached.run = out.strip()
+        assert detached.result_of("stop", "--force")[0] == 0
+    detached.wait_until_clean()
+
+
+def test_logs_are_those_of_the_wanted_ranks(detached):
+    """--host and --rank choose, --follow waits for the end; without it, what is there by now."""
+    detached.detach(detached.hosts, *counting(20, 0.05))
+    code, out, err = detached.result_of("logs", "--follow", "--rank", "2")
+    assert code == 0, err
+    assert out == "".join(f"127.0.0.4:2 | line {number} of 2\n" for number in range(20))
+    code, out, _ = detached.result_of("logs", "--host", "127.0.0.3")
+    assert out == "".join(f"127.0.0.3:1 | line {number} of 1\n" for number in range(20))
+    code, _, err = detached.result_of("logs", "--host", "gpu99")
+    assert (code, "there are: 127.0.0.2, 127.0.0.3, 127.0.0.4" in err) == (64, True)
+    code, _, err = detached.result_of("logs", "--rank", "99")
+    assert (code, "--rank 99: there are: 0 to 2" in err) == (64, True)
+
+
+def test_status_shows_what_really_runs(detached):
+    """Processes by what they are for, since when, the lease; a host that does not answer."""
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.wait_for_ranks(3)
+    (detached.lab.hosts[2].folder / ".bashrc").write_text("exit 3\n")
+    status = detached.status()
+    assert status["supervised"]
+    assert [host["state"] for host in status["hosts"]] == ["running", "running", "not reached"]
+    for host in status["hosts"][:2]:
+        roles = {process["role"] for process in host["processes"]}
+        assert roles == {"agent", "rank", "shim", "torchrun"}
+        assert host["heartbeat"]["lease_seconds"] == 3
+    code, out, _ = detached.result_of("status")
+    assert code == 0
+    assert "agent, torchrun, shim, rank" in out
+    assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
+    (detached.lab.hosts[2].folder / ".bashrc").unlink()
+    assert detached.result_of("stop", "--force")[0] == 0
+
+
+def test_no_secret_of_a_detached_run_is_written_down(detached):
+    """--secret reaches the ranks, and no file or command line anywhere."""
+    script = "import os, time; print(len(os.environ['CANARY']), flush=True); time.sleep(999)"
+    secret = "canary-" + os.urandom(8).hex()
+    args = ("--secret", "CANARY", detached.hosts, "--", sys.executable, "-c", script)
+    detached.detach(*args, env={"CANARY": secret})
+    detached.wait_for_ranks(3)
+    assert not {line for line in detached.processes().values() if secret in line}
+    for path in [*detached.lab.folder.rglob("*")]:
+        if path.is_file() and not path.is_symlink():
+            assert secret.encode() not in path.read_bytes(), path
+    assert detached.result_of("stop", "--force")[0] == 0
+    assert shown_so_far(detached).split() == [str(len(secret))] * 3
