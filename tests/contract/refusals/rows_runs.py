@@ -23,7 +23,7 @@ ROWS = [
         for verb in ("attach", "logs", "stop")
     ),
     *(
-        Refusal(f"./run-ssh {verb} 0123abcd", 64, ("0123abcd", f"./run-ssh {verb} --hosts FILE"))
+        Refusal(f"./run-ssh {verb} 0123abcd", 64, ("0123abcd", "add --on"))
         for verb in ("attach", "logs", "status", "stop")
     ),
     *(
