@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -28,6 +29,7 @@ from rackrun.commandline.parser import Values
 from rackrun.commands import called, is_command
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
+from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
@@ -134,7 +136,7 @@ def read(
     Raises UsageError. A task that is called for help, or for a tool of its own, replaces this
     process; --help before a task prints ours and exits.
     """
-    count = args.index("--") if "--" in args else len(args)
+    count = _count_of_ours(args)
     before, command = list(map(_with_its_value, args[:count])), list(args[count:])
     name = "check" if "--check" in before else way
     launch = command_of(settings, name, head)
@@ -166,6 +168,15 @@ def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]
         raise with_place(error, file, typed) if file else error from None
 
 
+def _count_of_ours(args: Sequence[str]) -> int:
+    # Words up to two dashes, or up to a tool of a task, such as predict: its options are its own.
+    tools = {"predict", *chain.from_iterable(TASKS.values())}
+    for index, word in enumerate(args):
+        if word == "--" or (index and word in tools and find_task(args[index - 1])):
+            return index
+    return len(args)
+
+
 def _with_its_value(word: str) -> str:
     # -H=gpu01, which click knows of longer names only
     return f"--host-list={word.removeprefix('-H=')}" if word.startswith("-H=") else word
@@ -190,8 +201,6 @@ def command_of(settings: type[Options], name: str, head: Head) -> SettingsComman
 
 
 def _use_file(context: click.Context, param: click.Parameter, name: str | None) -> str | None:
-    if name and context.obj:
-        raise UsageError(f"--config {name}: a run that starts again has settings of its own")
     if name and isinstance(context.command, SettingsCommand):
         context.obj = file = read_settings(Path(name))
         context.default_map = launcher_values(file, context.command.settings)
