@@ -5,12 +5,12 @@ They are in run.toml of its folder. No host supplies that file: results come wit
 
 from __future__ import annotations
 
-import itertools
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 from rackrun.commands import called
@@ -62,6 +62,9 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     run = find_run(rest[0])
     if run is None:
         raise unknown_run(rest[0])
+    for option, value in pairwise(words):
+        if option == "--config":
+            raise UsageError(f"--config {value}: a run that starts again has settings of its own")
     file = _settings_of(run)
     if not file.launch:
         raise UsageError(f"{file.path}: launch: missing; type: --config {file.path}")
@@ -69,7 +72,7 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
 
 
 def _before_dashes(args: Sequence[str]) -> list[str]:
-    return list(itertools.takewhile(lambda arg: arg != "--", args))
+    return list(takewhile(lambda arg: arg != "--", args))
 
 
 def _refuse_options(file: SettingsFile, rest: Sequence[str]) -> None:

@@ -114,7 +114,9 @@ class Options:
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
         """The pairs of --env; raises UsageError for what is none."""
-        pairs = (pair.partition("=") for pair in self.env)
+        pairs = [pair.partition("=") for pair in self.env]
+        if not all(name for name, *_ in pairs):
+            raise UsageError("--env: a variable without a name; type: NAME=VALUE")
         return tuple((name, value if is_set else _from_here(name)) for name, is_set, value in pairs)
 
     @property
