@@ -284,9 +284,11 @@ def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
 
     arguments = [
         "--data", str(data), "--run-folder", str(run), "--image-size", "16", "--width", "4",
-        "--epochs", "2", "--batch-size", "9", "--device", "cpu", "--workers", "0",
-        "--no-tensorboard", "--ema-decay", "0.9", *args,
+        "--batch-size", "9", "--device", "cpu", "--no-tensorboard", "--ema-decay", "0.9", *args,
     ]  # fmt: skip
+    for option, value in (("--epochs", "2"), ("--workers", "0")):
+        if option not in args:
+            arguments += [option, value]
     assert loop.run(TASK, from_command_line(RECIPES, "test", arguments)[0]) == 0
     weights: dict[str, torch.Tensor] = checkpoint.read(RunFolder(run).final)["model"]
     return weights
