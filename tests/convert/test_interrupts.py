@@ -57,7 +57,7 @@ def test_kill_9_and_the_same_command_again(slow, command, convert, tmp_path):
     wait_for_a_shard(out)
     interrupted.process.kill()
     assert interrupted.end()[0] == -signal.SIGKILL
-    code, errors = command(*slow, "--shards", "5").end()  # waits for the workers' end, too
+    code, errors = command(*slow[:4], 5, *slow[5:]).end()  # waits for the workers' end, too
     assert code == 64 and "holds an unfinished conversion" in errors
     assert_only_whole_files(out)
     kept = {path: path.stat().st_ino for path in out.glob("*.tar")}

@@ -15,6 +15,13 @@ LIMITS = (
 )
 """What runs are started with, unless the options of a fault say otherwise."""
 
+
+def with_limits(*options: str) -> tuple[str, ...]:
+    """Return options for the launcher, and those of LIMITS that they do not have."""
+    limits = zip(LIMITS[::2], LIMITS[1::2], strict=True)
+    return (*(word for limit in limits if limit[0] not in options for word in limit), *options)
+
+
 CLEAN_SECONDS = 10.0
 """After the launcher's end, until every host that was lost has ended its ranks by itself."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.lab.detached import writers_of
-from tests.lab.fault import LEASE_SECONDS, LIMITS, Fault, Outcome
+from tests.lab.fault import LEASE_SECONDS, Fault, Outcome, with_limits
 from tests.lab.faulty_hosts import Hosts
 from tests.lab.hosts import ROOT, children, command_line, processes_with, with_signal
 from tests.lab.waiting import until
@@ -73,7 +73,7 @@ class Run:
     def launch(self, *options: str, words: tuple[str, ...]) -> Any:
         """Start a launcher in the run's folder."""
         return self.hosts.run_ssh(
-            *(*LIMITS, "--runs", str(self.runs), *options, self.write_hosts(), *words),
+            *(*with_limits("--runs", str(self.runs), *options), self.write_hosts(), *words),
             fresh=self.fault.moment != "step",
             env=self.environment(),
         )
@@ -369,7 +369,7 @@ class NodeRun(Run):
             program = (*self.hosts.inside(number), sys.executable, "-m", "tests.lab.cheap_node")
             nodes.append(
                 subprocess.Popen(
-                    [*program, *LIMITS, "--runs", str(self.runs), *options, *words],
+                    [*program, *with_limits("--runs", str(self.runs), *options), *words],
                     env={
                         **os.environ,
                         **{n: str(v) for n, v in about.items()},
@@ -437,9 +437,10 @@ class ServedRun(Run):
         if words[0] == "--":
             return super().launch(*options, words=words)
         path = self.hosts.write_hosts(f"python={sys.executable} workdir={ROOT} slots=1")
-        serve = ("--serve", "--serve-native", *LIMITS, "--hang-seconds", "60")
+        serve = ("--serve", "--serve-native", "--hang-seconds", "60")
         serve += ("--env", "RACKRUN_NOTE_ROWS=1", "--runs", str(self.runs))
-        return self.hosts.run_ssh(*serve, *options, str(path), *words, env=self.environment())
+        options = with_limits(*serve, *options)
+        return self.hosts.run_ssh(*options, str(path), *words, env=self.environment())
 
     def is_training(self) -> bool:
         """Return True once there is a checkpoint."""

@@ -96,8 +96,9 @@ def run(tmp_path: Path) -> Run:
 
 
 def options(data: Path, model: str, *more: object) -> list[object]:
-    line = "--weights= --image-size 32 --device cpu --workers 0 --no-tensorboard --run-folder run"
-    return ["classify", "--data", data, "--model", f"models:{model}", *line.split(), *more]
+    line = "--weights= --image-size 32 --device cpu --workers 0 --no-tensorboard"
+    folder = () if "--run-folder" in more else ("--run-folder", "run")
+    return ["classify", "--data", data, "--model", f"models:{model}", *line.split(), *folder, *more]
 
 
 def black() -> bytes:
