@@ -28,7 +28,7 @@ from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
 from rackrun.terminal import say
 
-OF_RAW_DATA = ("val_percent", "test_percent", "exif", "follow_links")
+OF_RAW_DATA = ("val_percent", "test_percent", "exif")
 """Options of conversions that have no meaning for shards."""
 
 
