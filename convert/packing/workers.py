@@ -11,8 +11,6 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-import numpy as np
-
 from rackrun.convert.progress import Meter, Progress, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
@@ -21,7 +19,7 @@ from rackrun.terminal import one_line
 GRACE_SECONDS = 5.0
 SHOWN_SECONDS = 0.2  # between two looks at what is done
 ENDING = (signal.SIGINT, signal.SIGTERM)
-NOTE = np.dtype([("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")])
+NOTE = [("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")]
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -57,7 +55,10 @@ def in_parallel(
     """
     if not jobs:
         return []
-    notes = np.frombuffer(mmap.mmap(-1, len(jobs) * NOTE.itemsize), NOTE)
+    import numpy as np  # only here, so that a wrong line is refused before it is loaded
+
+    note = np.dtype(NOTE)
+    notes = np.frombuffer(mmap.mmap(-1, len(jobs) * note.itemsize), note)
     # Forked, so that jobs, open archives and their listings are there without being pickled.
     pool = ProcessPoolExecutor(
         min(workers, len(jobs)),
