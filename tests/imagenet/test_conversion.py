@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def contents(folder: Path) -> dict[str, Sample]:
 
 
 def test_shards_hold_the_original_bytes_under_the_right_labels(small_imagenet, tmp_path):
-    """From the tar of tars to shards: bytes, labels, splits, one extension for all, the PNG too."""
+    """From the tar of tars to shards: bytes, labels, splits, .jpg for all members, the PNG too."""
     source, out = small_imagenet.archives(tmp_path / "raw"), tmp_path / "out"
     Imagenet(source, out, choice=PART, packing=FEW).run()
     content = contents(out)
@@ -46,7 +47,10 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(small_imagenet, t
     for key, sample in content.items():
         assert sample.image == originals[key].data
         assert small_imagenet.wnids[sample.label] == originals[key].wnid
-        assert sample.extension == "jpg"
+        assert sample.extension == ("png" if sample.image.startswith(b"\x89PNG") else "jpg")
+    for path in out.glob("*.tar"):
+        with tarfile.open(path) as tar:
+            assert {name.partition(".")[2] for name in tar.getnames()} == {"cls", "jpg"}
     manifest = open_source(str(out)).manifest
     assert manifest.dataset == "imagenet" and manifest.classes[0].startswith("n01440764 ")
     assert {split.name: (split.samples, len(split.shards)) for split in manifest.splits} == {

@@ -47,7 +47,10 @@ ROWS = [
         Refusal(f"rackrun {command}", 64, (f"{command}: no longer a command; ", instead))
         for command, instead in (
             ("board", "report --watch"),
+            ("convert log", "convert summary"),
+            ("convert prune", "convert shards DATA OUT"),
             ("convert sidecars", "wds2idx"),
+            ("convert squash", "convert shards DATA OUT"),
             ("ledger", "--exact-epochs"),
             ("serve status", "docker ps"),
             ("serve stop", "docker stop NAME"),

@@ -32,7 +32,7 @@ FIRST, INDEX, MANIFEST = (
 # No folder of shards.
 NONE = [
     refusal
-    for command in ("verify", "summary", "log")
+    for command in ("verify", "summary")
     for refusal in (
         Refusal(f"rackrun convert {command} nowhere", 64, "nowhere"),
         Refusal(f"rackrun convert {command} data", 64, "dataset.json", {"data/": ""}),
@@ -186,7 +186,7 @@ ROWS_OF_TABLES = [
 TARS = {
     "data": made_by(
         "rackrun convert index data",
-        "rackrun convert drop data b --workers 1",
+        "rackrun convert drop data b",
         name="data",
         **{
             f"data/set-{split}-0.tar": tarred(
@@ -211,7 +211,7 @@ def tar_with(key: str, label: bytes = b"0", image: str = "") -> dict[str, bytes]
 
 APPENDS = [
     Refusal(
-        "rackrun convert append new data", 65, ("set-train-000000.tar", "a"), TARS | tar_with("a"),
+        "rackrun convert append new data", 65, ("set-train-0.tar", "a"), TARS | tar_with("a"),
     ),
     Refusal("rackrun convert append new data", 65, "--allow dropped", TARS | tar_with("b")),
     Refusal(
