@@ -13,6 +13,8 @@ import select, sys
 says, rest = bytes.fromhex(sys.argv[1]), float(sys.argv[2])
 sys.stdout.buffer.write(says[:-1])
 sys.stdout.buffer.flush()
+if rest:  # it rests once it has its program, which alone may fill the socket
+    sys.stdin.buffer.read(int(sys.stdin.buffer.readline().split()[0]))
 poll = select.poll()
 poll.register(0, select.POLLHUP)  # takes nothing, and goes when the other side has gone
 poll.poll(rest * 1000)

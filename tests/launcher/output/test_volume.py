@@ -117,8 +117,8 @@ def test_every_byte_of_every_rank_is_in_its_log(tmp_path):
 
 def test_a_full_disk_under_the_logs_does_not_end_the_run(tmp_path):
     """What cannot be logged is said once; the ranks go on and the run ends well."""
-    code = "import os, time; print('x' * 200000); time.sleep(0.3); print('the end')"
-    drive = Drive(tmp_path, [sys.executable, "-c", code], log_bytes=160_000)  # the agent has 130 kB
+    code = "import os, time; print('x' * 400000); time.sleep(0.3); print('the end')"
+    drive = Drive(tmp_path, [sys.executable, "-c", code], log_bytes=300_000)  # the agent has 200 kB
     assert drive.wait() == 0, drive.err
     assert drive.err.count("output is not logged any more") == 1
     assert "the end" in drive.out
