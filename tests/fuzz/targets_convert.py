@@ -121,7 +121,10 @@ def _file(data: bytes, suffix: str) -> Iterator[Path]:
         path.write_bytes(data)
         first = os.dup(0)
         os.close(first)
+        free = [n for n in range(first, first + 8) if not os.path.lexists(f"/proc/self/fd/{n}")]
         try:
             yield path
         finally:
-            os.closerange(first, first + 8)  # archives stay open until their process ends
+            for number in free:  # archives stay open until their process ends
+                with contextlib.suppress(OSError):
+                    os.close(number)
