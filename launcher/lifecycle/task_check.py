@@ -109,13 +109,18 @@ def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
     if needs.imports:
         from rackrun.launcher.remote.probe import describe
 
-        for name in describe([python], needs.imports, str(Path.cwd())).get("missing", ()):
+        missing = describe([python], needs.imports, str(Path.cwd())).get("missing", ())
+        for name in missing:
             if name in needs.modules:
-                missing = f"no module {name} in {Path.cwd()} or installed"
-                raise UsageError(f"{missing}; type MODULE:NAME, as my_module:Net for my_module.py")
-            if python != sys.executable:
-                raise UsageError(f"{python} has no {name}; install it there, or leave out --python")
-            raise MissingPackage(name, name)
+                where = f"in {Path.cwd()} or installed"
+                hint = "type MODULE:NAME, as my_module:Net for my_module.py"
+                raise UsageError(f"no module {name} {where}; {hint}")
+        if missing and python != sys.executable:
+            names, them = " or ".join(missing), "it" if len(missing) == 1 else "them"
+            hint = f"install {them} there, or leave out --python"
+            raise UsageError(f"{python} has no {names}; {hint}")
+        if missing:
+            raise MissingPackage(missing[0], missing[0])
 
 
 def refuse_cache(needs: TaskNeeds) -> None:
