@@ -166,13 +166,13 @@ class NewestVersion:
         splits = [SplitRows(name, change.shards, change.rows) for name, change in changes.items()]
         new_from = {name: len(self.shards_in(name)) for name in changes}
         findings = [*copies(splits, classes, local_files(path_of), new_from=new_from)]
-        for line in report_lines(findings):
-            say(line.strip())
         if "leaks" not in packing.allow and (leaks := leaks_refused(findings)):
             raise DataError(
                 f"{folder}: {leaks}; take them out of the source and add --force, or add --allow"
                 " leaks"
             )
+        for line in report_lines(findings):
+            say(line.strip())
         return findings
 
     def say_added(self, version: Manifest) -> None:
