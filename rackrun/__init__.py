@@ -6,6 +6,7 @@ __version__ = "0.1.0"
 
 PUBLIC = {
     "Config": "rackrun.training.config",
+    "ExactSampler": "rackrun.training.data.sampler",
     "Problem": "rackrun.errors",
     "RunFolder": "rackrun.run_folder",
     "Site": "rackrun.nginx.site",

@@ -7,6 +7,7 @@ from rackrun.run_folder import RunFolder as RunFolder
 from rackrun.shards.open import open_source as open_source
 from rackrun.shards.samples import samples as samples
 from rackrun.training.config import Config as Config
+from rackrun.training.data.sampler import ExactSampler as ExactSampler
 from rackrun.training.data.transforms import Transforms as Transforms
 from rackrun.training.data.transforms import augmented as augmented
 from rackrun.training.from_python import load_checkpoint as load_checkpoint
