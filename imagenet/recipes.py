@@ -61,6 +61,7 @@ class ImageNet(Config):
         ),
     )
 
+    exact_epochs: bool = False
     epochs: int = 90
     batch_size: int = 256
     lr: float = 0.1
@@ -127,6 +128,7 @@ class TorchvisionV2(ImageNet):
     """
 
     recipe: str = "torchvision-v2"
+    exact_epochs: bool = True
     epochs: int = 600
     nesterov: bool = False
     batch_size: int = 128

@@ -2,7 +2,7 @@
 
 With requests, all ranks learn how long forward and backward of each of them took in the steps that
 have ended last (training.sync.step_exchange). From these numbers all find the same cut. It holds
-LEAD steps later, of which no loader worker has begun anything.
+some steps later, of which no loader worker has begun anything.
 
 A cut moves when the slowest rank would be done so much earlier that chance does not explain it.
 Where the times vary by a tenth, the median of n of them varies by 0.125 / sqrt(n), and four times
@@ -23,9 +23,7 @@ from torch import nn
 
 from rackrun.training.config import Config
 from rackrun.training.data.open import Data
-from rackrun.training.data.order.cut import MOST_SHARE, Cut
-from rackrun.training.data.order.epoch import Numbers
-from rackrun.training.data.slots import LEAD
+from rackrun.training.data.order import MOST_SHARE, Cut, Numbers
 from rackrun.training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
@@ -90,13 +88,13 @@ class Balance:
         """
         self._step = self._sent_at = step
         self._ranks = ranks
-        self._batch = data.batch
+        self._batch, self._lead = data.batch, data.lead
         self._compute_nanoseconds = compute_nanoseconds
         even = self._batch / ranks.world
         self._least = max(2, round(even / LEAST_SHARE))
         self._most = min(self._batch, int(even) * MOST_SHARE)
         self._times = deque[Sequence[int]](maxlen=MOST_TIMES)
-        self._begin(data.cut(step + LEAD), step)
+        self._begin(data.cut(step + self._lead), step)
 
     def _begin(self, cut: Cut, step: int) -> None:
         self.cut = cut
@@ -136,13 +134,13 @@ class Balance:
         counts = self._better_counts()
         if counts is None:
             return None
-        self._begin(Cut.into(counts, step + LEAD), step)
+        self._begin(Cut.into(counts, step + self._lead), step)
         return self.cut
 
     @property
     def counts(self) -> list[int]:
-        """By rank, the samples of a full step under the newest cut: of an even one, the most."""
-        counts: list[int] = self.cut.most(self._batch).tolist()
+        """By rank, the samples of a full step under the newest cut."""
+        counts: list[int] = self.cut.sizes(self._batch).tolist()
         return counts
 
     def remedy(self, rank: int, step: int) -> str:
@@ -157,7 +155,7 @@ class Balance:
         times[times == 0] = np.nan  # of a rank whose GPU was behind: nothing new from it
         if (np.isfinite(times).sum(axis=0) < len(times) / 2).any():
             return None
-        counts = (self.cut.fewest(self._batch) + self.cut.most(self._batch)) / 2
+        counts = self.cut.sizes(self._batch)
         # Medians: a step that something else interrupted says nothing of how fast a GPU is.
         costs = np.nanmedian(times, axis=0) / counts
         better = fastest_counts(costs, self._batch, self._least, self._most)

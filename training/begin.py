@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from rackrun.contract import phases
 from rackrun.training import first_lines
-from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.order import Cut
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.weights import load_weights
 from rackrun.training.run import compatibility
@@ -32,14 +32,15 @@ def begin(run: TrainingRun) -> None:
     for line in first_lines.lines_of(run, facts):
         log.say(line)
     log.progress.reads(", ".join(first_lines.images(facts)))
-    changed = order = ""
+    changed = drawn = ""
     if earlier:
         changed = compatibility.changes(asdict(run.config), earlier.content)
-        order = compatibility.order(run.data.lanes, earlier.content)
+        if not (run.config.exact_epochs or run.config.synthetic):
+            drawn = f"shards are drawn anew from step {state.step} on (--resampled)"
     # From here on the checkpoint's content is freed.
     log.open(state.step, facts, writes, earlier)
     log.remark(f"settings changed since the checkpoint: {changed}" if changed else "")
-    log.remark(order)
+    log.remark(drawn)
     if run.config.earlier_attempts and not earlier:
         log.say("no checkpoint from earlier attempts; starting from scratch")
     for remark in (*first_lines.remarks(run), loaded):

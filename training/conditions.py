@@ -70,8 +70,8 @@ CONDITIONS = (
     ),
     Condition(
         ("shuffle_buffer",),
-        lambda config: not config.has_planned_order,
-        "--exact-epochs, --balance auto and chosen samples have a planned order",
+        lambda config: not config.exact_epochs,
+        "samples of exact epochs pass through no buffer",
     ),
     Condition(
         ("cache_size", "prefetch"),

@@ -32,6 +32,7 @@ OTHER_SPELLINGS = {
     "--opt": "--optimizer",
     "--arch": "--model",
     "--splitshards": "--exact-epochs",
+    "--resampled": "--no-exact-epochs",
 }
 """Options as other training programs call them."""
 
@@ -72,10 +73,7 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
     @property
     def unbalanceable(self) -> dict[str, str]:
         """The options that need steps that are cut evenly, and why."""
-        obstacles = (
-            (self.synthetic, "--synthetic", "the images of each rank are fixed"),
-            (self.aug_repeats > 1, "--aug-repeats", "copies of an image are on certain ranks"),
-        )
+        obstacles = ((self.synthetic, "--synthetic", "the images of each rank are fixed"),)
         return {option: why for obstacle, option, why in obstacles if obstacle}
 
     def _unbalanced(self) -> list[str]:

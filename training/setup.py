@@ -97,7 +97,6 @@ class TrainingRun:
             "dataset": data.dataset,
             "preparation": asdict(self.preparation),
             "config": asdict(config),
-            "lanes": data.lanes,
             "data_versions": data.versions,
         }
         identity = compatibility.identity(

@@ -29,7 +29,7 @@ from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import as_counts
 from rackrun.training.data.loader import first_batch, waits_reported
-from rackrun.training.data.order.cut import Cut
+from rackrun.training.data.order import Cut
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
@@ -314,5 +314,7 @@ def split(batch: Batch, parts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 @lru_cache(8)  # all steps but an epoch's last have the same answer
 def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
     # By rank, in how many parts it computes its samples; and the fewest samples of any part.
-    parts = np.maximum(1, -(-cut.most(samples) // per_part))
-    return tuple(parts.tolist()), int((cut.fewest(samples) // parts).min())
+    sizes = cut.sizes(samples)
+    largest = np.maximum(sizes, sizes.max()) if cut.is_even else sizes
+    parts = np.maximum(1, -(-largest // per_part))
+    return tuple(parts.tolist()), int((sizes // parts).min())

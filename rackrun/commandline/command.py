@@ -93,7 +93,9 @@ class SettingOption(click.Option):
     def __init__(self, row: Option, spellings: Spellings, fields: set[str]) -> None:
         names = [row.name, *(theirs for theirs, ours in spellings.items() if ours == row.name)]
         if row.is_switch and not row.field.startswith("no_") and f"no_{row.field}" not in fields:
+            off = f"--no-{row.name.removeprefix('--')}"
             names = [f"{name}/--no-{name.removeprefix('--')}" for name in names]
+            names += [f" /{theirs}" for theirs, ours in spellings.items() if ours == off]
         super().__init__(
             [row.field, *names],
             type=click.BOOL if row.is_switch else type_of(row),

@@ -295,14 +295,6 @@ def test_settings_that_changed_are_named():
     assert not [change for change in changes if re.match("--(data|workers|log|run|resume)", change)]
 
 
-def test_another_number_of_loader_workers_is_named_where_it_changes_the_order():
-    """Also one that follows from the cores of a host."""
-    assert "4 loader workers here, 2 in the checkpoint" in compatibility.order(4, {"lanes": 2})
-    assert compatibility.order(4, {"lanes": 2}).endswith("type --workers 2")
-    for local, remote in ((2, 2), (0, 2), (4, 0), (4, None)):
-        assert compatibility.order(local, {"lanes": remote}) == ""
-
-
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     """What does not fit is no file at all, the last checkpoint stays, and the code is 74."""
     program = (

@@ -46,30 +46,27 @@ def test_without_weights_nothing_is_counted():
 
 
 @pytest.mark.parametrize(
-    ("options", "exact", "shares"),
+    ("options", "shares"),
     [
-        ({"exact_epochs": True}, True, (20, 20, 20)),
-        ({"exact_epochs": True, "only_classes": "0,2"}, True, (25, 0, 25)),
-        ({"exact_epochs": True, "max_train_samples": 10}, True, (3, 3, 3)),
-        ({}, False, (20, 20, 20)),
+        ({}, (20, 20, 20)),
+        ({"only_classes": "0,2"}, (25, 0, 25)),
+        ({"max_train_samples": 10}, (3, 3, 3)),
     ],
-    ids=["exact", "of two classes", "the first samples", "resampled"],
+    ids=["all", "of two classes", "the first samples"],
 )
-def test_balanced_classes_are_drawn_equally_often(make_shards, options, exact, shares):
+def test_balanced_classes_come_equally_often(make_shards, options, shares):
     """--class-weights balanced: 40, 10 and 10 samples come 20 times each in an epoch of 60."""
     data = make_shards(train=(30, 30), val=(), classes=3, labels=(0, 0, 0, 0, 1, 2))
     config = ImageNet(
         data=str(data), class_weights="balanced", image_size=8, batch_size=6, workers=0,
-        device="cpu", **options,
+        device="cpu", exact_epochs=True, **options,
     )  # fmt: skip
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     opened = open_data(config, alone, lambda epoch: TASK.transforms(config, epoch), "t", 2)
-    epochs = 1 if exact else 10
     drawn = Counter[int]()
-    for batch in islice(opened.training(0), epochs * opened.epoch_steps):
+    for batch in islice(opened.training(0), opened.epoch_steps):
         drawn.update(batch.labels.tolist())
-    result = [drawn[label] / epochs for label in range(3)]
-    assert result == (list(shares) if exact else pytest.approx(shares, rel=0.15))
+    assert [drawn[label] for label in range(3)] == list(shares)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +82,7 @@ def test_a_further_folder_comes_as_often_as_its_weight(make_shards, options, sha
     """--extra-data FOLDER=0.5 draws half of its 40 samples, beside all 10 of the first folder."""
     labels = (0, 1, 1, 0, 1)
     first, further = (make_shards(train=(size,), val=(), labels=labels) for size in (10, 40))
-    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", **options)
+    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", exact_epochs=True, **options)
     pool = training_pool(config)
     chosen = training_mixture(config, pool)
     assert chosen.samples == sum(shares)

@@ -9,7 +9,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -26,7 +26,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training import train as loop
 from rackrun.training.config import Config, from_command_line
-from rackrun.training.data.open import Planned
+from rackrun.training.data.open import Exact
 from rackrun.training.data.pool import SamplePool, training_mixture, training_pool
 from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.transforms import Transforms
@@ -144,15 +144,14 @@ def test_ranks_train_like_one_process(ranks, cases, folder):
     assert [f"holds: {case}" in output for case in cases] == [True] * len(cases), output
 
 
-@pytest.mark.parametrize("choice", [{"exact_epochs": True}, {"max_train_samples": 40}])
-def test_each_epoch_has_an_order_of_its_own(choice, folder):
+def test_each_epoch_has_an_order_of_its_own(folder):
     """What a rank trains on in an epoch comes in another order in the next one, and in the same
     order in another run with the same seed."""
 
     def epochs() -> list[list[int]]:
-        config = Config(data=str(folder / "61"), batch_size=8, workers=0, image_size=32, **choice)
+        config = Config(data=str(folder / "61"), batch_size=8, workers=0, image_size=32)
         ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
-        data = Planned(config, ranks, lambda epoch: Transforms(size=32))
+        data = Exact(config, ranks, lambda epoch: Transforms(size=32))
         steps = islice(data.training(0), 3 * data.epoch_steps)
         rows = [batch.rows.tolist() for batch in steps if batch.rows is not None]
         return [
@@ -163,8 +162,7 @@ def test_each_epoch_has_an_order_of_its_own(choice, folder):
     first, second, third = epochs()
     assert first != second and second != third and first != third
     assert [first, second, third] == epochs()
-    if "exact_epochs" in choice:
-        assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
+    assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
 
 
 def test_loader_workers_end_with_data_that_nobody_has_any_more(folder):
@@ -175,8 +173,9 @@ def test_loader_workers_end_with_data_that_nobody_has_any_more(folder):
             data=str(folder / "61"), batch_size=8, workers=1, image_size=32, exact_epochs=True
         )
         ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
-        data = Planned(config, ranks, partial(TASK.transforms, config))
-        next(data.training(0))
+        data = Exact(config, ranks, partial(TASK.transforms, config))
+        batches = data.training(0)
+        next(batches)
         return len(multiprocessing.active_children())
 
     gc.disable()
@@ -342,23 +341,21 @@ def test_a_position_is_one_integer(folder, tmp_path):
     assert len(pickle.dumps(plain)) < 200
 
 
-@pytest.mark.parametrize("mode", ["--exact-epochs", "resampled"])
-def test_chosen_samples_are_all_that_is_trained_on(mode, folder, tmp_path, monkeypatch):
-    """A class, and the first samples of it: in both modes nothing else is even read, and a run
-    goes on in the middle of an epoch with the same bits."""
+def test_chosen_samples_are_all_that_is_trained_on(folder, tmp_path, monkeypatch):
+    """A class, and the first samples of it: nothing else is even read, and a run goes on in the
+    middle of an epoch with the same bits."""
     args = ["--only-classes", "box", "--max-train-samples", "20", "--save-minutes", "1e-9"]
-    args += ["--keep-checkpoints", "99", *([mode] if mode == "--exact-epochs" else [])]
+    args += ["--keep-checkpoints", "99"]
     read: list[int] = []
 
-    def noted(pool: SamplePool, row: int, samples: int) -> dict[int, StoredSample]:
-        read.extend(range(row, row + samples))
-        return whole_read(pool, row, samples)
+    def noted(pool: SamplePool, rows: np.ndarray) -> Iterator[StoredSample]:
+        read.extend(rows.tolist())
+        return whole_read(pool, rows)
 
-    whole_read = SamplePool.read
-    monkeypatch.setattr(SamplePool, "read", noted)
+    whole_read = SamplePool.samples
+    monkeypatch.setattr(SamplePool, "samples", noted)
     whole = trained_alone(folder / "61", tmp_path / "whole", *args)
-    assert set(read) <= set(range(1, 41, 2))
-    assert mode != "--exact-epochs" or set(read) == set(range(1, 41, 2))
+    assert set(read) == set(range(1, 41, 2))
     origin = RunFolder(tmp_path / "whole").checkpoint(1)
     went_on = trained_alone(folder / "61", tmp_path / "on", *args, "--resume", str(origin))
     assert same(whole, went_on)

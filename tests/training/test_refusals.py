@@ -85,7 +85,7 @@ def typed(command_line: str, data: Path, capsys: pytest.CaptureFixture[str]) -> 
         "catdog --eval-split val",
         "--nproc 2; catdog --batch-size 4 --resume {earlier}",
         "catdog --batch-size 8 --lr 0.3 --resume {earlier}",
-        "catdog --batch-size 8 --steps-per-epoch 3 --resume {earlier}",
+        "catdog --batch-size 8 --resampled --steps-per-epoch 3 --resume {earlier}",
         "catdog --batch-size 8 --resume latest",
         "--nproc 3; catdog --batch-size 4 --exact-epochs --resume {earlier}",
         "catdog --weights whole.pt",

@@ -18,7 +18,7 @@ from rackrun.errors import DataError, Problem, UsageError
 from rackrun.training.data.loader import loaded, with_problems
 from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import training_pool
-from rackrun.training.data.slots import AHEAD, HELD, Slots, shared_bytes
+from rackrun.training.data.slots import AHEAD, HELD, FilledSlot, Slots, shared_bytes
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -39,9 +39,9 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
     data = open_data(config, ALONE, partial(TASK.transforms, config), TASK.name, 2)
 
     def alone(row: int, epoch: int, position: int) -> bytes:
-        image = pool.read(row, 1)[row].sample.image
+        (stored,) = pool.samples(np.array([row]))
         random = np.random.default_rng((config.seed, epoch, position))
-        return transforms.for_training(image, random).tobytes()
+        return transforms.for_training(stored.sample.image, random).tobytes()
 
     batches, before = data.training(0), None
     for step, batch in enumerate(islice(batches, data.epoch_steps + 2)):
@@ -116,12 +116,13 @@ def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch):
     slots = Slots(4, 616, torch.device("cuda"))
     images = slots.images(5, 2, (10, 10, 3)).fill_(7)
     assert images.data_ptr() == slots.images(1, 2, (10, 10, 3)).data_ptr()
-    labels = slots.labels(5, np.array([-1, 3]))
-    assert labels.data_ptr() == images.data_ptr() + 600
-    assert labels.tolist() == [-1, 3] and bool((images == 7).all())
-    assert slots.labels(5, np.array([], np.int64)).shape == (0,)
+    batch = slots.batch(FilledSlot(5, (10, 10, 3), [-1, 3], [], []))
+    assert batch.images.data_ptr() == images.data_ptr()
+    assert batch.labels.data_ptr() == images.data_ptr() + 600
+    assert batch.labels.tolist() == [-1, 3] and bool((images == 7).all())
+    assert slots.batch(FilledSlot(5, (10, 10, 3), [], ["bad"], [])).labels.shape == (0,)
     assert runtime.asked == [("pin", 4 * 616)]
-    del slots, images, labels
+    del slots, images, batch
     assert runtime.asked == [("pin", 4 * 616), ("release", 0)]
     runtime.reply = 2
     with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import UsageError
-from rackrun.training.data.order.epoch import Positions, Rows
+from rackrun.training.data.order import Rows
 from rackrun.units import whole_number
 
 BALANCED = "balanced"
@@ -24,10 +24,10 @@ BALANCED = "balanced"
 class RowGroup:
     """Rows that share a weight, in the order in which epochs draw them."""
 
-    rows: Positions
+    rows: Rows
     draws: int  # per epoch
 
-    def copies(self, epoch: int) -> list[Positions]:
+    def copies(self, epoch: int) -> list[Rows]:
         """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
         start = epoch * self.draws
         walked = (start + np.arange(self.draws)) % self.rows.size
@@ -51,8 +51,8 @@ class Mixture:
     def rows(self, epoch: int) -> Rows:
         """Return the rows of an epoch: ascending, once more from the start for each copy."""
         if self.first:
-            return self.first
-        layers: dict[int, list[Positions]] = {}
+            return np.arange(len(self.first), dtype=np.int32)
+        layers: dict[int, list[Rows]] = {}
         for group in self.groups:
             for layer, rows in enumerate(group.copies(epoch)):
                 layers.setdefault(layer, []).append(rows)

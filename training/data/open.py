@@ -1,7 +1,7 @@
 """Open a data set for training and validation: what the training loop sees of it.
 
     Resampled   shards drawn with replacement           training.data.resampled
-    Planned     an order that is known beforehand       training.data.exact
+    Exact       every sample once in an epoch           training.data.exact
     Synthetic   the same random images at every step    nothing is read
 
 Validation is always complete (training.data.validation). Batches leave loader workers as uint8.
@@ -19,10 +19,9 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.resize import Resize
-from rackrun.training.data.exact import Assignment, Feed, StepPlan
+from rackrun.training.data.exact import Reader, Steps
 from rackrun.training.data.loader import loaded, on_device, worker_count
-from rackrun.training.data.order.cut import Cut
-from rackrun.training.data.order.epoch import rows_by_label
+from rackrun.training.data.order import Cut
 from rackrun.training.data.pool import (
     TRAIN,
     conversion_of,
@@ -30,9 +29,9 @@ from rackrun.training.data.pool import (
     training_mixture,
     training_pool,
 )
-from rackrun.training.data.resampled import LanePlan, ResampledStream, batch_in_slot
-from rackrun.training.data.samples import Batch
-from rackrun.training.data.slots import AHEAD
+from rackrun.training.data.resampled import ResampledStream
+from rackrun.training.data.samples import Batch, Quarantine
+from rackrun.training.data.slots import AHEAD, HELD, slots_for
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.data.validation import Validation
 from rackrun.training.ranks import Numbers, Ranks, part_of
@@ -63,8 +62,8 @@ class Data(ABC):
     """Whether it turned them upright by their EXIF."""
     cache: CacheFiller
     """What fetches the data into the cache of this host."""
-    lanes: int = 0
-    """Streams of a rank on which the order of its samples depends; 0: it follows from the seed."""
+    lead: int = 0
+    """Steps after the current one of which something may be read: they stay cut as they were."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._cuts = [Cut.even(ranks.world)]  # the newest one last
@@ -97,12 +96,9 @@ class Data(ABC):
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
 
-    # The next two are for planned orders, which --balance auto implies: lanes belong to
-    # ranks, so that steps made by lanes cannot be cut otherwise.
-
     def recut(self, cut: Cut) -> None:
-        """Cut the steps from one on otherwise (--balance auto, which implies a planned order)."""
-        raise NotImplementedError
+        """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
+        self._cuts.append(cut)
 
     def close(self) -> None:  # noqa: B027
         """End loader workers that outlast the iterators of their batches."""
@@ -125,7 +121,7 @@ def open_data(
     # Workers read beyond the last epoch. Nobody uses these batches, but they have to fit the memory
     # of the others, so they are of the last epoch's size.
     up_to_last = partial(_of_epoch, transforms, config.epochs - 1)
-    return (Planned if config.has_planned_order else Resampled)(config, ranks, up_to_last)
+    return (Exact if config.exact_epochs else Resampled)(config, ranks, up_to_last)
 
 
 def _of_epoch(transforms: TransformsOfEpoch, last: int, epoch: int) -> Transforms:
@@ -172,77 +168,64 @@ class StoredData(Data):
 
 
 class Resampled(StoredData):
-    """Training on shards drawn with replacement, by as many lanes as a rank has loader workers."""
+    """Training on shards drawn with replacement, by each loader worker of each rank."""
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
+        self._config, self._transforms = config, transforms
         self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
-        self.lanes = max(self._workers, 1)
-        self._plan = LanePlan(
-            config=config,
-            source=self._pool.sources[0],
-            transforms=transforms,
-            rank=ranks.rank,
-            world=ranks.world,
-            epoch_steps=self.epoch_steps,
-            lanes=self.lanes,
-        )
 
     def training(self, start: int) -> Iterator[Batch]:
-        """Yield this rank's batches from a step on; a step's batch does not depend on `start`."""
-        self._plan.source.index(TRAIN)  # read here, once: workers get it with the source
-        slots = self._plan.slots(AHEAD * self._workers, self._ranks.device)
-        filled_slots = loaded(ResampledStream(self._plan, slots, start), self._workers)
-        batches = (batch_in_slot(slots, filled_slot) for filled_slot in filled_slots)
-        return self._validation.left_out.counted(on_device(batches, self._ranks.device))
+        """Yield this rank's batches from a step on: other ones than a run that began earlier."""
+        config, ranks, source = self._config, self._ranks, self._pool.sources[0]
+        source.index(TRAIN)  # read here, once: workers get it with the source
+        in_flight = AHEAD * self._workers
+        slots = slots_for(
+            config.batch_size, self._transforms, config.epochs, in_flight, ranks.device
+        )
+        stream = ResampledStream(
+            config, source, self._transforms, slots, ranks.rank, self.epoch_steps, start
+        )
+        batches = map(slots.batch, loaded(stream, self._workers))
+        return self._validation.left_out.counted(on_device(batches, ranks.device))
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""
-        labels = self._plan.source.index(TRAIN)["label"]
+        labels = self._pool.index["label"]
         return np.bincount(labels, minlength=len(self.classes))
 
 
-class Planned(StoredData):
-    """Training in a planned order.
-
-    That is exact epochs or, where only some samples are chosen, blocks of these drawn with
-    replacement, for epochs of as many whole steps as they fill.
-    """
+class Exact(StoredData):
+    """Training on every sample once in an epoch, or as often as its weight says."""
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
+        self._config, self._transforms = config, transforms
         mixture = training_mixture(config, self._pool)
-        self._plan = StepPlan(config, self._pool, mixture, transforms, self.batch)
-        self.epoch_steps = self._plan.epoch_steps
-        self._feed: Feed | None = None
+        self._steps = Steps(self._pool, mixture, config.seed, self.batch, config.aug_repeats)
+        self.epoch_steps = self._steps.epoch_steps
+        most = ranks.all_reduce_max(self._workers) if ranks.connected else self._workers
+        self.lead = AHEAD * most + HELD
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on."""
-        ranks, in_flight = self._ranks, AHEAD if self._workers else 0
-        slots = self._plan.slots(ranks.world, in_flight, ranks.device)
-        assignment = Assignment(ranks.rank, self.cut(start), start, slots)
-        self._feed = Feed(self._plan, assignment, self._workers)
-        batches = on_device(self._feed.batches(), ranks.device)
-        return self._validation.left_out.counted(batches)
+        config, ranks, transforms = self._config, self._ranks, self._transforms
+        largest, in_flight = self._steps.largest_part(ranks.world, config), AHEAD * self._workers
+        slots = slots_for(largest, transforms, config.epochs, in_flight, ranks.device)
+        reader = Reader(config, self._pool, transforms, slots, Quarantine(config))
+        parts = self._steps.of_rank(ranks.rank, start, self.cut)
+        filled_slots = loaded(reader, self._workers, requests=parts)
+        batches = map(slots.batch, filled_slots)
+        return self._validation.left_out.counted(on_device(batches, ranks.device))
 
     def class_sizes(self) -> Numbers:
-        """Return the samples of each class that the first epoch draws."""
-        return rows_by_label(self._pool.index, self._plan.mixture.rows(0), len(self.classes))
+        """Return the samples of each class in the first epoch."""
+        labels = self._pool.index["label"][self._steps.mixture.rows(0)]
+        return np.bincount(labels, minlength=len(self.classes))
 
     def samples_in(self, step: int) -> int:
         """Return the samples of this step over all ranks: the last of an epoch has the rest."""
-        return self._plan.samples_in(step)
-
-    def recut(self, cut: Cut) -> None:
-        """Cut steps otherwise, from one on that no loader worker can have begun (see LEAD)."""
-        self._cuts.append(cut)
-        if self._feed:  # else as a resumed run begins
-            self._feed.recut(cut)
-
-    def close(self) -> None:
-        """End the loader workers."""
-        if self._feed:
-            self._feed.close()
+        return self._steps.samples_in(step)
 
 
 class Synthetic(Data):

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,6 @@ from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.resize import Resize
-from rackrun.shards.samples import neighbours
 from rackrun.shards.source import Source
 from rackrun.training.data.mixture import (
     BALANCED,
@@ -24,7 +25,8 @@ from rackrun.training.data.mixture import (
     mixture,
     weights_in,
 )
-from rackrun.training.data.samples import StoredSample
+from rackrun.training.data.order import Rows
+from rackrun.training.data.samples import StoredSample, stored_samples
 from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
@@ -82,21 +84,18 @@ class SamplePool:
         """The number of its folder, by row."""
         return np.searchsorted(self._bases[1:], self.index["shard"], side="right")
 
-    def read(self, row: int, samples: int) -> dict[int, StoredSample]:
-        """Return neighbouring samples of one shard, in one read, each held against its row.
+    def samples(self, rows: Rows) -> Iterator[StoredSample]:
+        """Yield the samples of ascending rows, each checked against its row."""
+        edges = np.searchsorted(rows, self._first_rows)
+        for source, first, (begin, end) in zip(
+            self.sources, self._first_rows, pairwise(edges), strict=False
+        ):
+            yield from stored_samples(source, TRAIN, rows[begin:end] - first)
 
-        Any thread may call it: threads share the sources, which keep a connection for each.
-        """
-        rows = self.index[row : row + samples]
-        number = int(rows[0]["shard"])
-        folder = int(np.searchsorted(self._bases[1:], number, side="right"))
-        source = self.sources[folder]
-        shard = source.manifest.split(TRAIN).shards[number - int(self._bases[folder])]
-        samples_read = neighbours(source, shard, rows)
-        return {
-            row + offset: StoredSample(shard.name, sample)
-            for offset, sample in enumerate(samples_read)
-        }
+    @cached_property
+    def _first_rows(self) -> npt.NDArray[np.int64]:
+        # The first row of each folder, and the number of all rows.
+        return np.cumsum([0, *(source.manifest.split(TRAIN).samples for source in self.sources)])
 
     @cached_property
     def _bases(self) -> npt.NDArray[np.int64]:

@@ -1,7 +1,7 @@
 """From rows of the index to the images of a batch, whichever way the rows were chosen.
 
-    rows_of   StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-    filled    KeptSample: its image is in its place in a batch; bad samples are counted
+    stored_samples   StoredSample: a verified sample (key, bytes, label) and the shard it lies in
+    filled           KeptSample: its image is in its place in a batch; bad samples are counted
 
 `filled` takes samples in groups: it draws the crops of all, then decodes all, then resizes all.
 """
@@ -12,6 +12,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rackrun.errors import DataError
@@ -119,16 +120,17 @@ def _limit(config: DataSettings) -> int:
     return config.bad_samples_limit if config.bad_samples == "quarantine" else 0
 
 
-def rows_of(source: Source, split: str, rows: range) -> Iterator[StoredSample]:
-    """Yield the samples of neighbouring rows of the index, each checked against its row."""
-    shards = source.manifest.split(split).shards
-    index = source.index(split)[rows.start : rows.stop]
-    # A request has samples of one shard, and about READ_BYTES.
-    block_numbers = index["offset"] // READ_BYTES
-    borders = np.flatnonzero((np.diff(block_numbers) != 0) | (np.diff(index["shard"]) != 0)) + 1
-    blocks = np.split(index, borders) if len(index) else []
-    shard_blocks = [(shards[int(block[0]["shard"])], block) for block in blocks]
-    for (shard, _), samples in zip(shard_blocks, portions(source, shard_blocks), strict=True):
+def stored_samples(
+    source: Source, split: str, rows: npt.NDArray[np.integer]
+) -> Iterator[StoredSample]:
+    """Yield the samples of ascending rows of the index, each checked against its row."""
+    shards, found = source.manifest.split(split).shards, source.index(split)[rows]
+    # A request has neighbours in one shard, and about READ_BYTES.
+    borders = np.diff(rows) != 1
+    borders |= (np.diff(found["offset"] // READ_BYTES) != 0) | (np.diff(found["shard"]) != 0)
+    portions_of_rows = np.split(found, np.flatnonzero(borders) + 1) if len(rows) else []
+    requests = [(shards[int(portion[0]["shard"])], portion) for portion in portions_of_rows]
+    for (shard, _), samples in zip(requests, portions(source, requests), strict=True):
         for sample in samples:
             yield StoredSample(shard.name, sample)
 

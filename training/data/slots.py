@@ -15,22 +15,33 @@ import os
 import shutil
 import weakref
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import get_worker_info
 
 from rackrun.errors import UsageError
+from rackrun.training.data.order import Rows
+from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Shape, TransformsOfEpoch
 from rackrun.units import data_size
 
 SHARED = Path("/dev/shm")
 AHEAD = 2  # items per loader worker
 HELD = 3  # batches
-LEAD = AHEAD + HELD
-"""Steps after the current one of which something may be begun: they stay cut as they were."""
 LABEL_BYTES = 8
+
+
+class FilledSlot(NamedTuple):
+    """All but the images of a batch that a loader worker has decoded into a slot."""
+
+    number: int  # of the batch, in the order in which the rank takes them
+    shape: Shape
+    labels: list[int]
+    left_out: list[str]  # bad samples
+    keys: list[tuple[str, str]]  # shard and key of each
+    places: list[int] | None = None  # of each in the slot; None: they lie one after the other
+    rows: Rows | None = None  # of each in the index, if known
 
 
 class Slots:
@@ -47,12 +58,25 @@ class Slots:
         """Return the place of a batch: uint8 (samples, size, size, channels)."""
         return self._slot(number)[: samples * math.prod(shape)].view(samples, *shape)
 
-    def labels(self, number: int, numbers: npt.NDArray[np.int64]) -> torch.Tensor:
-        """Return the labels of a batch; those that a GPU reads lie at the end of its slot."""
-        labels = torch.from_numpy(numbers)
-        if not (self.pinned and len(numbers)):
+    def batch(self, filled: FilledSlot) -> Batch:
+        """Return the batch that a worker has put into a slot."""
+        number, shape, labels, left_out, keys, places, rows = filled
+        images = self.images(number, max(places, default=-1) + 1 if places else len(labels), shape)
+        if len(images) > len(labels):  # there are gaps where samples were left out
+            images = images[places]
+        return Batch(
+            images.permute(0, 3, 1, 2),
+            self._labels(number, torch.tensor(labels, dtype=torch.int64)),
+            left_out,
+            None if rows is None else torch.from_numpy(rows),
+            keys,
+        )
+
+    def _labels(self, number: int, labels: torch.Tensor) -> torch.Tensor:
+        # Those that a GPU reads lie at the end of the slot.
+        if not (self.pinned and len(labels)):
             return labels
-        return self._slot(number)[-numbers.nbytes :].view(torch.int64).copy_(labels)
+        return self._slot(number)[-labels.nbytes :].view(torch.int64).copy_(labels)
 
     def _slot(self, number: int) -> torch.Tensor:
         return self._memory[number % len(self._memory)]

@@ -3,12 +3,13 @@
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself.
 
-    rows_of -> filled
+    stored_samples -> filled
 """
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -16,7 +17,7 @@ from rackrun.errors import Problem, UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.pool import share_index
-from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled, rows_of
+from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled, stored_samples
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks, part_of
@@ -72,7 +73,7 @@ class Validation(Dataset[Batch | Problem]):
             return None
         # A set: where there are fewer samples than are asked for, each comes once.
         rows = rows or sorted({self._total * number // count for number in range(count)})
-        return self._batch([range(row, row + 1) for row in rows])
+        return self._batch(np.array(rows))
 
     def __len__(self) -> int:
         return -(-len(self._rows) // self._config.batch_size)
@@ -80,22 +81,21 @@ class Validation(Dataset[Batch | Problem]):
     def __getitem__(self, number: int) -> Batch | Problem:
         size = self._config.batch_size
         try:
-            return self._batch([self._rows[number * size : (number + 1) * size]])
+            return self._batch(np.array(self._rows[number * size : (number + 1) * size]))
         except Problem as problem:  # as a value, it reaches the rank without a worker's traceback
             return problem
 
-    def _batch(self, parts: list[range]) -> Batch:
+    def _batch(self, rows: npt.NDArray[np.int64]) -> Batch:
         split = self._config.eval_split
         # At full size, though images of the first epochs may be smaller. Made here, in the worker:
         # a task's function can be sent to it, but what that returns perhaps cannot.
         transforms = self._transforms(self._config.epochs - 1)
-        samples = (sample for part in parts for sample in rows_of(self._source, split, part))
-        rows = np.concatenate([np.arange(part.start, part.stop) for part in parts])
+        samples = stored_samples(self._source, split, rows)
 
         def prepare(data: bytes, random: np.random.Generator) -> Prepared:
             return transforms.prepared_for_evaluation(data)
 
-        images = room_for(sum(map(len, parts)), *transforms.evaluation_shape)
+        images = room_for(len(rows), *transforms.evaluation_shape)
         kept = filled(images, enumerate(samples), prepare, (), self._quarantine)
         return Batch(
             images[: len(kept)].permute(0, 3, 1, 2),

@@ -85,21 +85,6 @@ def changes(config: Mapping[str, Any], content: Content) -> str:
     )
 
 
-def order(lanes: int, content: Content) -> str:
-    """Return a remark if samples are drawn in another order than the checkpoint's, or "".
-
-    `lanes`: one for each loader worker; 0 if the order follows from the seed alone.
-    """
-    recorded_lanes = content.get("lanes")
-    if not lanes or not recorded_lanes or lanes == recorded_lanes:
-        return ""
-    workers, recorded = plural(lanes, "loader worker"), short(recorded_lanes)
-    return (
-        f"other images are drawn than without the interruption: {workers} here,"
-        f" {recorded} {IN_CHECKPOINT}; to draw the same, type --workers {recorded}"
-    )
-
-
 def _problems(
     expected: Content, described: Content, recorded_identity: Content, content: Content
 ) -> Iterator[str]:

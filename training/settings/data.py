@@ -17,6 +17,9 @@ POLICIES = ("trivial_augment", "rand_augment")
 SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
 """Settings that choose samples, or have some come more often than others."""
 
+ONLY_EXACT = ("global_batch", *SELECTION)
+"""Settings that resampled reading does not have."""
+
 CropArea = Annotated[float, Between(0.001, 1)]
 """The least share of an image that tasks keep which crop by chance."""
 
@@ -42,16 +45,15 @@ class DataSettings(Slice):
     epochs: Positive = 10
     """Passes over the training set."""
     steps_per_epoch: Count = 0
-    """Steps per epoch; 0: as many as the training set fills."""
-    exact_epochs: bool = False
-    """Use every sample exactly once per epoch, on any number of ranks."""
+    """With --resampled: steps per epoch; 0: as many as the training set fills."""
+    exact_epochs: bool = True
+    """Use every sample exactly once per epoch, on any number of ranks; --resampled: draw shards
+    with replacement, and read each as a stream."""
     global_batch: Count = 0
-    """Exact epochs: images per step over all ranks; 0: --batch-size on each rank. A resumed run
+    """Images per step over all ranks; 0: --batch-size on each rank. A resumed run
     keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
     balance: Literal["even", "auto"] = "even"
     """How each step is cut among ranks: evenly, or by their measured speeds (auto)."""
-    """Train on in another group when ranks are lost or join. The launcher sets this; it decides who
-    is in the group."""
     only_classes: str = ""
     """Train only on these classes, by name or number: cat,dog."""
     class_weights: str = ""
@@ -63,10 +65,10 @@ class DataSettings(Slice):
     """More shard folders with the same classes, and how often their samples are used per epoch:
     FOLDER=1,FOLDER=0.5."""
     aug_repeats: Positive = 1
-    """Augmented copies of each drawn image (repeated augmentation); not with --exact-epochs or
-    chosen samples."""
+    """Augmented copies of an image in a step (repeated augmentation); it then comes in one of that
+    many epochs."""
     shuffle_buffer: Positive = 1000
-    """Images in the shuffle buffer of each worker."""
+    """With --resampled: images in the shuffle buffer of each worker."""
     workers: Annotated[int, Between(-1, 256)] = -1
     """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
     seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
@@ -86,11 +88,6 @@ class DataSettings(Slice):
         return "validation" if self.eval_split == "val" else self.eval_split
 
     @property
-    def has_planned_order(self) -> bool:
-        """Whether a plan assigns samples to steps, whichever ranks compute them."""
-        return self.exact_epochs or self.chooses or self.balance == "auto"
-
-    @property
     def chooses(self) -> bool:
         """Whether only some samples are trained on, or some more often than others."""
         return any(getattr(self, name) for name in SELECTION)
@@ -100,17 +97,19 @@ class DataSettings(Slice):
         problems = super().problems()
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
+        if self.synthetic:
+            return problems
         if self.exact_epochs and self.steps_per_epoch:
             problems.append(
-                "--exact-epochs says how many steps an epoch has: not --steps-per-epoch"
+                "exact epochs have as many steps as samples fill: leave out --steps-per-epoch, or"
+                " type --resampled"
             )
-        if self.aug_repeats > 1 and (self.exact_epochs or self.chooses):
-            problems.append(
-                f"--aug-repeats {self.aug_repeats} draws images several times, which --exact-epochs"
-                " and chosen samples plan otherwise: type --aug-repeats 1"
-            )
-        if self.global_batch and not (self.exact_epochs or self.balance == "auto"):
-            problems.append("--global-batch needs --exact-epochs")
+        if not self.exact_epochs:
+            options = [option(name) for name in ONLY_EXACT if getattr(self, name)]
+            options += ["--aug-repeats"] * (self.aug_repeats > 1)
+            options += ["--balance auto"] * (self.balance == "auto")
+            if options:
+                problems.append(f"{', '.join(options)}: only with --exact-epochs, which is not on")
         return problems
 
     def require_data(self, task: str) -> None:

@@ -1,1 +1,0 @@
-"""The order of samples: planned once per rank and epoch, and read by parts."""
