@@ -31,7 +31,7 @@ from rackrun.run_report.folder import mean_speed, read
 from rackrun.training import checkpoint
 from rackrun.training import train as loop
 from rackrun.training.checkpoint import pack
-from rackrun.training.data.open import Resampled
+from rackrun.training.data.open import Exact
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.run import resume
@@ -211,18 +211,18 @@ def test_an_attempt_goes_on_from_an_earlier_one_or_begins_anew(shapes, whole, tm
 
 
 class Interrupting:
-    """Walks through the data as Resampled does; a signal comes with one of the batches."""
+    """Walks through the data as Exact does; a signal comes with one of the batches."""
 
     def __init__(self, number: int, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        walk = Resampled.training
+        walk = Exact.training
 
-        def training(data: Resampled, start: int) -> Iterator[Batch]:
+        def training(data: Exact, start: int) -> Iterator[Batch]:
             for index, batch in enumerate(walk(data, start), start=start):
                 if index == step:
                     os.kill(os.getpid(), number)
                 yield batch
 
-        monkeypatch.setattr(Resampled, "training", training)
+        monkeypatch.setattr(Exact, "training", training)
 
 
 @pytest.mark.parametrize(
@@ -270,15 +270,15 @@ def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
 
 def test_a_second_interrupt_does_not_wait(shapes, tmp_path, monkeypatch):
     """Who presses Ctrl-C twice wants out now."""
-    walk = Resampled.training
+    walk = Exact.training
 
-    def training(data: Resampled, start: int) -> Iterator[Batch]:
+    def training(data: Exact, start: int) -> Iterator[Batch]:
         for batch in walk(data, start):
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             yield batch
 
-    monkeypatch.setattr(Resampled, "training", training)
+    monkeypatch.setattr(Exact, "training", training)
     with pytest.raises(KeyboardInterrupt):
         loop.run(TASK, settings(shapes, tmp_path))
 

@@ -48,7 +48,7 @@ def test_a_run_leaves_the_files_and_fields_of_the_page(shards):
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     trained = [line for line in lines if line["kind"] == "train"]
     evaluated = [line for line in lines if line["kind"] == "evaluate"]
-    assert trained[-1]["step"] == evaluated[-1]["step"] == 6
+    assert trained[-1]["step"] == evaluated[-1]["step"] == 8
     assert {"loss", "accuracy", "images_per_second", "rate", "epoch", "time"} <= trained[0].keys()
     assert {"split", "loss", "top1", "top5", "samples", "epoch", "time"} <= evaluated[0].keys()
     assert evaluated[-1]["samples"] == 8
@@ -58,9 +58,9 @@ def test_a_run_leaves_the_files_and_fields_of_the_page(shards):
 
 def test_a_checkpoint_is_read_with_its_step_settings_and_weights(shards):
     run = rackrun.train("catdog", data=shards, ema_decay=0.9, **SMALL)
-    final, last = (rackrun.load_checkpoint(path) for path in (run.path, run.checkpoint(6)))
+    final, last = (rackrun.load_checkpoint(path) for path in (run.path, run.checkpoint(8)))
     assert (final.task, final.classes, final.step) == ("catdog", ["a", "b"], None)
-    assert (last.step, last.config["width"], last.config["data"]) == (6, 6, str(shards))
+    assert (last.step, last.config["width"], last.config["data"]) == (8, 6, str(shards))
     assert final.average is None and last.average.keys() == last.weights.keys()
     assert final.weights.keys() == last.weights.keys()
     assert all(equal(final.weights[name], last.average[name]) for name in final.weights)
@@ -75,7 +75,7 @@ def test_it_trains_what_the_command_line_trains(shards, tmp_path):
     other = rackrun.RunFolder(Path("runs/latest").resolve())
     assert same(here, other)
     result = json.loads(other.result.read_text())
-    assert (result["verdict"], result["exit_code"], result["saved"]) == ("done", 0, 6)
+    assert (result["verdict"], result["exit_code"], result["saved"]) == ("done", 0, 8)
     assert result["codes"] == {"0": 0} and result["hosts"] == {"localhost": "clean"}
     plan = json.loads(other.plan.read_text())
     assert (plan["world_size"], plan["hosts"][0]["processes"]) == (1, 1)
