@@ -167,7 +167,8 @@ def append_images(
     added = open_source(str(folder / WORK))
     changes, moves = _numbered(newest, added)
     classes, joined = added.manifest.classes, newest.joined(changes)
-    found = newest.refuse_leaks(joined, classes, packing, moves)
+    names = {record.key: record.name for record in kept}
+    found = newest.refuse_leaks(joined, classes, packing, moves, names)
     for name, path in moves.items():
         _move(path, folder / name)
     report = Counter(manifest.report) + Counter(added.manifest.report)

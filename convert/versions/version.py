@@ -153,10 +153,12 @@ class NewestVersion:
         classes: Sequence[str],
         packing: Packing,
         moves: Mapping[str, Path] = MappingProxyType({}),
+        names: Mapping[str, str] = MappingProxyType({}),
     ) -> list[ImageDefect]:
         """Print and return the exact copies among new images and old ones; DataError for a leak.
 
-        `moves`: where tars lie that are not in the folder yet.
+        `moves`: where tars lie that are not in the folder yet. `names`: of new images by key, as
+        their source has them.
         """
         folder = self.target.folder
 
@@ -165,7 +167,14 @@ class NewestVersion:
 
         splits = [SplitRows(name, change.shards, change.rows) for name, change in changes.items()]
         new_from = {name: len(self.shards_in(name)) for name in changes}
-        findings = [*copies(splits, classes, local_files(path_of), new_from=new_from)]
+        found = copies(splits, classes, local_files(path_of), new_from=new_from)
+        findings = [
+            finding._replace(
+                name=_in_source(finding.name, moves, names),
+                detail=_in_source(finding.detail, moves, names),
+            )
+            for finding in found
+        ]
         if "leaks" not in packing.allow and (leaks := leaks_refused(findings)):
             raise DataError(
                 f"{folder}: {leaks}; take them out of the source and add --force, or add --allow"
@@ -239,3 +248,12 @@ class NewestVersion:
         for split in SPLIT_NAMES:
             name = index_name(self.manifest.dataset, split, version)
             (self.target.folder / name).unlink(missing_ok=True)
+
+
+def _in_source(text: str, tars: Mapping[str, Path], names: Mapping[str, str]) -> str:
+    """Return the text with new images as their source names them, `train/dog/1.jpg`."""
+
+    def named(stored: re.Match[str]) -> str:
+        return names.get(stored[2], stored[0]) if stored[1] in tars else stored[0]
+
+    return re.sub(r"(\S+\.tar)/(\S+)", named, text)

@@ -19,6 +19,7 @@ NOTED = {"RACKRUN_NOTE_ROWS": "1"}
 
 PROGRESS = re.compile(
     r": listing the images of |^(listed|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
+    r"|^quality report: [\d,]+ images stored"
 )
 """What a command has done until it found the mistake."""
 
