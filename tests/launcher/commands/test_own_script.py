@@ -25,7 +25,7 @@ time.sleep(999)
 
 def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path):
     """Two ranks under torchrun; the result has the last values of rank 0."""
-    script, _ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    script, *_ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
     ended = warm.run(
         *("-m", "rackrun.launcher", "local", "--python", str(warm.interpreter()), "--nproc", "2"),

@@ -147,7 +147,7 @@ def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab):
     lab = start_lab(2)
     python = f"python={lab.cheap_python()}"
     rules = ("--dry-run", "--max-restarts", "1", "--min-hosts", "1", "--workdir", str(lab.folder))
-    line = (*rules, str(lab.write_hosts(python, python)), "catdog", "--data", "/nowhere")
+    line = (*rules, str(lab.write_hosts(python, python)), "imagenet", "--data", "/nowhere")
     code, _, err = lab.result_of(*line)
     assert code == 64
     assert "--min-hosts 1: each rank adds --batch-size images" in err and "--exact-epochs" in err

@@ -565,7 +565,7 @@ def test_a_deep_check_needs_rackrun_where_the_ranks_run(start_lab, tmp_path):
         ("--cache shards/dataset.json/c", 78, "{work}/shards/dataset.json is not a folder"),
         ("--eval-split test", 65, "tiny: no samples in the split 'test'; there are in: train, val"),
         (
-            "--batch-size 4 --resume runs/20260101-120000-catdog",
+            "--resampled --batch-size 4 --resume runs/20260101-120000-catdog",
             64,
             "8 images per step here, 24 in the checkpoint; with as many ranks as here type"
             " --batch-size 12",
