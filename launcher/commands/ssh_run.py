@@ -40,10 +40,11 @@ from rackrun.units import first_few
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
+    if options.detach and not options.check:
+        refuse_ineffective_wait(work, options)
     if options.check or options.dry_run:
         return _planned(work, options, typed)
     if options.detach:
-        refuse_ineffective_wait(work, options)
         if is_bound(os.environ):
             raise UsageError(
                 "--detach: process 1 and steps of Slurm end with their runs; leave it out"

@@ -60,6 +60,7 @@ ROWS = [
     look("hosts.txt catdog --data nodata", 65, "127.0.0.2, 127.0.0.3", "nodata", "convert --help"),
     look("--min-hosts 1 --max-restarts 1 hosts.txt imagenet --data /nowhere", 64,
          "--min-hosts 1", "--exact-epochs"),
+    look("--detach --detach-seconds 5 hosts.txt catdog --synthetic", 64, "--detach-seconds 5"),
 ]
 # fmt: on
 
