@@ -321,8 +321,8 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
     folder = RunFolder(tmp_path)
     path, _ = checkpoint.newest_valid(folder.checkpoints)
     step = checkpoint.read(path)["state"]["step"]
-    # A step more, if training went on before the signal came.
-    assert step - newest in (0, 1) if code else step == newest
+    # Steps more, where training went on while the thread saved.
+    assert step >= newest if code else step == newest
     assert checkpoint.read(folder.best)["state"]["step"] <= step
     assert not partials(folder.checkpoints)
 
