@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.images.info import inspect
 from rackrun.convert.readers.records import Defect
 from rackrun.shards.images import MAX_SCANS
-from rackrun.training.data.decode import decode
 from tests.convert.conftest import everything
 from tests.lab.data import drawn, kaggle, rotated, write_zip
 from tests.lab.oracles import text_only
@@ -43,20 +42,6 @@ def deep(step: int) -> bytes:
         stored, "PNG"
     )
     return stored.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("data", "extension"),
-    [(JPEG, "jpg"), (PROGRESSIVE, "jpg"), (PNG, "png"), (GIF, "gif"), (BMP, "bmp"), (WEBP, "webp")],
-)
-def test_every_format_is_known_by_its_bytes(data, extension):
-    """Format and size come from the content; the right name is no oddity."""
-    info = inspect(data, f".{extension}")
-    assert (info.extension, info.width, info.height) == (
-        extension,
-        *Image.open(io.BytesIO(data)).size,
-    )
-    assert not info.oddities
 
 
 @pytest.mark.parametrize(
@@ -140,35 +125,6 @@ def test_bombs_are_refused_by_their_header(width, height, kind):
     assert defect_of(png(width, height), ".png") == kind
 
 
-HEADER = struct.pack(">LLBBBBB", 20, 20, 8, 0, 0, 0, 0)
-PIXELS = zlib.compress(bytes(21 * 20))
-
-
-@pytest.mark.parametrize(
-    "chunks",
-    [
-        [(b"IHDR", HEADER), (b"IDAT", PIXELS[:-8]), (b"IEND", b"")],
-        [(b"CgBI", b"\x50\0\x20\2"), (b"IHDR", HEADER), (b"IDAT", PIXELS[2:-4]), (b"IEND", b"")],
-        [(b"IHDR", HEADER), (b"IEND", b"")],
-        [(b"IHDR", HEADER[:8] + b"\1\2\0\0\0"), (b"IDAT", PIXELS), (b"IEND", b"")],
-    ],
-    ids=["half of its pixels", "Xcode's", "no pixels", "one bit deep in colour"],
-)
-def test_a_png_whose_checksums_hold_is_decoded(chunks):
-    """Its chunks are right, and no decoder takes it: it is left out, not met by the training."""
-    assert defect_of(of_chunks(chunks), ".png") == "undecodable"
-
-
-def test_a_png_with_a_long_text_or_profile_is_whole():
-    """An editor's history of more than 1 MB: kept, and decoded by the training."""
-    info = PngImagePlugin.PngInfo()
-    info.add_itxt("XML:com.adobe.xmp", random.Random(1).randbytes(1_500_000).hex(), zip=True)
-    stored = io.BytesIO()
-    Image.open(io.BytesIO(PNG)).save(stored, "PNG", pnginfo=info, icc_profile=bytes(1_500_000))
-    assert not inspect(stored.getvalue(), ".png").oddities
-    assert decode(stored.getvalue()).shape == (36, 48, 3)
-
-
 def of_scans(count: int) -> bytes:
     """Return a progressive JPEG with this many scans of its last details."""
     last = PROGRESSIVE.rindex(b"\xff\xda")
@@ -215,16 +171,6 @@ def test_an_image_that_is_cut_says_how_much_of_it_there_is():
         inspect(PNG[:-60], ".png")
     assert defect.value.detail == f"ends after {len(PNG) - 60} bytes"
     assert inspect(PNG[:-12], ".png").oddities == ("no end",)
-
-
-def test_malformed_exif_does_no_harm():
-    """Whatever stands in EXIF, the image counts as upright and is kept."""
-    data = rotated(1)
-    start = data.index(b"Exif\0\0") + 6
-    end = start + data[start - 7] - 8  # of the segment, whose length stands before its name
-    for length in range(0, end - start - 4, 3):
-        noise = random.Random(length).randbytes(length)
-        assert inspect(data[: start + 4] + noise + data[start + 4 + length :], ".jpg").width == 48
 
 
 @given(st.integers(0, len(JPEG)))

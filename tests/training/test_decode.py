@@ -177,43 +177,7 @@ def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for():
     assert abs(np.mean([box.left / (1001 - box.width) for box in boxes]) - 0.5) < 0.03
 
 
-def sixteen_bits(height: int, width: int) -> bytes:
-    """Return a gray PNG of 16 bits whose upper bytes count the pixels."""
-    pixels = (np.arange(height * width, dtype=">u2").reshape(height, width) % 256) << 8
-    return encoded(Image.fromarray(pixels.astype(np.uint16)), "PNG")
-
-
 PICTURE = photograph(4, 48, 64)
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (encoded(PICTURE, "PNG"), PICTURE),
-        (encoded(PICTURE.convert("RGBA"), "PNG"), PICTURE),
-        (encoded(PICTURE.convert("L"), "PNG"), PICTURE.convert("L").convert("RGB")),
-        (encoded(PICTURE.convert("LA"), "PNG"), PICTURE.convert("L").convert("RGB")),
-        (encoded(PICTURE.convert("1"), "PNG"), PICTURE.convert("1").convert("RGB")),
-        (encoded(PICTURE.quantize(), "GIF"), PICTURE.quantize().convert("RGB")),
-        (encoded(PICTURE.quantize(), "PNG", transparency=3), PICTURE.quantize().convert("RGB")),
-        (encoded(PICTURE, "WEBP", lossless=True), PICTURE),
-        (encoded(PICTURE, "BMP"), PICTURE),
-        (
-            encoded(PICTURE, "PNG", save_all=True, append_images=[PICTURE.rotate(90)]),
-            PICTURE,
-        ),
-    ],
-    ids=["PNG", "RGBA", "gray", "gray+alpha", "bilevel", "GIF", "palette", "WEBP", "BMP", "APNG"],
-)
-def test_every_kind_of_file_becomes_rgb_in_the_documented_way(data, expected):
-    """Palette, gray, transparency and animations: one conversion, pixel for pixel."""
-    assert np.array_equal(decode(data), np.asarray(expected))
-
-
-def test_sixteen_bits_keep_their_upper_eight():
-    """A 16-bit gray image is scaled, not clipped to white."""
-    expected = np.arange(48 * 64).reshape(48, 64) % 256
-    assert np.array_equal(decode(sixteen_bits(48, 64)), np.repeat(expected[..., None], 3, axis=2))
 
 
 def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them():
