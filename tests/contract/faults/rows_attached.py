@@ -155,6 +155,7 @@ def plug_in_and_stop(run):
     run.type("stop")
 
 
+ONE_IN_TWENTY = ("-m", "statistic", "--mode", "random", "--probability", "0.05")
 RESET = ("--reject-with", "tcp-reset")
 UNPLUGGED = {"heal": lambda run: run.plug_cable(), "loses_host": True}
 HOSTS_AND_NETWORK = [
@@ -184,6 +185,13 @@ HOSTS_AND_NETWORK = [
         short=True,
     ),
     goes_on("cable-flaps", lambda run: run.flap(), seconds=15.0, weight=2),
+    goes_on(
+        "packets-lost",
+        lambda run: run.reject(*ONE_IN_TWENTY, "-j", "DROP"),
+        heal=lambda run: run.allow(),
+        seconds=30.0,
+    ),
+    goes_on("link-slow", lambda run: run.hosts.slow_down(run.number, 200), seconds=30.0),
     Fault(
         *("one-way", (75,), SILENT, LOST),
         lambda run: run.reject("-s", "10.77.0.1", "-j", "DROP"),

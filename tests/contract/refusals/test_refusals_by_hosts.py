@@ -19,8 +19,11 @@ BOTH = "{first} python={python}\n{second} python={python}\n"
 
 
 def look(words: str, code: int, *names: str, **files: str) -> Refusal:
-    """Return a look at two hosts; `hosts`, `key` and `known` are in place of good ones."""
-    config = CONFIG.replace("{key}", files.get("key", "{key}"))
+    """Return a look at two hosts; `hosts`, `key` and `known` are in place of good ones.
+
+    `config` is read before the rest of ssh_config.
+    """
+    config = files.get("config", "") + CONFIG.replace("{key}", files.get("key", "{key}"))
     others = {"hosts.txt": files.get("hosts", BOTH), "known_hosts": files.get("known", "{known}")}
     line = f"./run-ssh --ssh-config ssh_config --dry-run {words}"
     return Refusal(line, code, names, {"ssh_config": config, **others})
@@ -55,6 +58,13 @@ ROWS = [
     login(77, "127.0.0.2", "SHA256:", "--accept-new", known=""),
     login(77, "127.0.0.2", "CHANGED", "ssh-keygen", known="{swapped}"),
     login(77, "127.0.0.2", "CHANGED", "ssh-keygen", known="{swapped}", options="--accept-new"),
+    # The way there.
+    login(69, "127.0.0.2", config="AddressFamily inet6\n"),
+    login(69, "ended with 3: no way to 127.0.0.2",
+          config="ProxyCommand sh -c 'echo no way to %h >&2; exit 3'\n"),
+    login(69, "127.0.0.2", "x" * 30, config=f"HostName {'x' * 64}\n"),
+    look("hosts.txt -- true", 69, "gateway 127.0.0.2", "127.0.0.9", hosts="127.0.0.9:9999\n",
+         config="Host 127.0.0.9\n  ProxyJump {first}\n"),
     # What is to run there.
     look("--image no/such:image hosts.txt -- true", 78, "127.0.0.2, 127.0.0.3: image"),
     look("hosts.txt catdog --data nodata", 65, "127.0.0.2, 127.0.0.3", "nodata", "convert --help"),

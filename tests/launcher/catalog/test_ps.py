@@ -1,7 +1,6 @@
 """The list of runs: those of a folder, those of hosts, and by what they may be called."""
 
 import json
-import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,29 +10,22 @@ import pytest
 from rackrun import runs as runs_here
 from rackrun.errors import UsageError
 from rackrun.launcher.catalog.folders import runs_in
-from rackrun.launcher.catalog.listed import ListedRun, table, task_of
+from rackrun.launcher.catalog.listed import ListedRun, table
 from rackrun.launcher.catalog.ps import main
-from rackrun.launcher.commands.manage import main as look_after
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.task_check import refuse_absent_run
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.remote import processes
-from rackrun.launcher.run.hosts import hosts_named
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.viewer.stop import StopOptions, stop
 from rackrun.run_folder import new_run_folder, point_latest_to
 from rackrun.run_report import __main__ as report
-from rackrun.runs import Run, find_run, run_folder
+from rackrun.runs import find_run, run_folder
 from rackrun.training.run import resume
-from rackrun.units import age
-from tests.lab import warm
 from tests.lab.detached import SHORT, WAIT
 
-ROOT = Path(__file__).parents[3]
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
-OTHER = ("--", sys.executable, "-c", "print('over')")
 WITHOUT_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 
 
@@ -91,39 +83,6 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     assert any("failed (75)" in line for line in lines)
     files.plan.close()
     remote.plan.close()
-
-
-def test_an_attached_run_is_found_by_the_start_of_its_id(tmp_path, monkeypatch, capfd):
-    """It has a folder in runs/; where its hosts are not known, those of this folder are not asked.
-
-    The one of this machine is looked for on this machine.
-    """
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    monkeypatch.chdir(tmp_path)
-    Path("hosts.txt").write_text("gpu99\n")
-    job, files = written(tmp_path / "runs", "live")
-    assert look_after(["status", job.run_id[:8], "--json"]) == 0
-    status, messages = capfd.readouterr()
-    report = json.loads(status)
-    assert (report["run"], report["supervised"]) == (job.run_id, True)
-    assert "are not known here; type: --hosts FILE" in messages
-    log = job.folder.log("gpu01", 0, "out")
-    log.write_text("step 1\n")
-    assert look_after(["logs", job.run_id[:8]]) == 0
-    assert capfd.readouterr().out == "step 1\n"
-    with pytest.raises(UsageError, match="press Ctrl-C there"):  # this process is no launcher
-        look_after(["stop", "live"])
-    files.close(ended(job, "interrupted", 130, 5))
-    with pytest.raises(UsageError, match="are not known here; type: --hosts FILE"):
-        look_after(["stop", job.run_id[:8]])
-    job.folder.settings.write_text('launch = "local"\n')
-    args = ("-m", "rackrun.launcher", "ssh", "stop", job.run_id[:8])
-    home = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    output = warm.run(*args, start=warm.Launcher, cwd=tmp_path, env=home, text=True)
-    assert (output.returncode, "1 of 1 host clean" in output.stderr) == (0, True), output.stderr
-    job.folder.plan.unlink()  # meanwhile: the folder was found by it
-    with pytest.raises(UsageError, match="-live: no run that a launcher started"):
-        stop(Run(job.run_id, "live", folder=job.folder.path), StopOptions())
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
@@ -213,22 +172,6 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
     assert not list(tmp_path.glob(".latest*"))
 
 
-@pytest.mark.parametrize(
-    ("listed", "lines"),
-    [
-        ("gpu01", [("gpu01", None)]),
-        ("gpu01,gpu01", [("gpu01", 2)]),  # as in $PBS_NODEFILE
-        ("gpu01,gpu[02-03]:4", [("gpu01", None), ("gpu02", 4), ("gpu03", 4)]),
-        ("me@[2001:db8::7]:2", [("2001:db8::7", 2)]),
-        ("rack[1,3]-a", [("rack1-a", None), ("rack3-a", None)]),
-    ],
-)
-def test_hosts_are_listed_as_in_other_launchers(listed, lines):
-    """`-H` takes names, ranges and numbers of processes."""
-    paths = hosts_named(Path("no-such-file"), listed)
-    assert [(host.name, host.slots) for host in paths] == lines
-
-
 def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monkeypatch):
     """A folder with its result shows that the other is over."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
@@ -246,23 +189,6 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monke
     for text, folder in ((over.run_id[:8], earlier), (live.run_id[:12], live.folder.path)):
         run = find_run(text)
         assert run is not None and run.folder == Path("runs") / folder.name
-
-
-@pytest.mark.parametrize(
-    ("seconds", "message"), [(7.9, "7s"), (720, "12m"), (11100, "3h05m"), (352800, "4d02h")]
-)
-def test_an_age_has_two_units(seconds, message):
-    """As short as a column allows."""
-    assert age(seconds) == message
-
-
-def test_the_task_is_that_of_the_command():
-    """Of a program of the user's own it is the script."""
-    assert (
-        task_of(["/v/python", "-u", "-m", "rackrun.training", "imagenet", "--epochs"]) == "imagenet"
-    )
-    assert task_of(["/v/python", "/w/train.py"]) == "train.py"
-    assert task_of([]) == ""
 
 
 def test_names_of_hosts_move_no_cursor():

@@ -114,27 +114,6 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack):
     os.close(leading)
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_a_terminal_whatever_has_happened(monkeypatch, width):
-    """A row takes few lines; what is wrong with a host has the whole width, below the table."""
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(width))
-    reason = "fan is broken, ask facilities in room 12 before Friday"
-    busy = {"part": "", "user": "bob", "run": "b" * 32, "name": "20261122-093000-night"}
-    uses = {"occupancy": {**STATE, "uses": [{**busy, "since": time.time() - 60}]}}
-    rack = [
-        HostFacts(Host("gpu01"), None, uses),
-        HostFacts(Host("gpu02"), None, {"occupancy": {**STATE, "uses": [], "drained": reason}}),
-        HostFacts(Host("gpu03"), HostUnreachable("gpu03: Connection refused")),
-    ]
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", table(rack)).splitlines()
-    assert [line[:8].rstrip() for line in lines[1:4]] == ["   gpu01", "X  gpu02", "X  gpu03"]
-    assert max(map(len, lines[:4])) <= width
-    assert lines[4:7] == [
-        *("", f"gpu02: drained: {reason}", "gpu03: Connection refused"),
-    ]
-
-
 STATE = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [], "drained": ""}
 
 

@@ -5,15 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from rackrun.errors import Problem
-from rackrun.launcher.files import download
 from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.remote import service
-from rackrun.launcher.transport import rpc
 from tests.fuzz.targets_files import Recorded
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
@@ -51,16 +48,6 @@ def test_results_come_back_from_the_first_host(start_lab):
     assert json.loads((folder / "result.json").read_text())["verdict"] == "done"
 
 
-def test_a_shared_folder_is_not_copied_onto_itself(start_lab):
-    """Where launcher and host see the same run folder, nothing is fetched."""
-    lab = start_lab(1)
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}"))
-    script = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
-    code, _, err = lab.result_of(hosts, "--", sys.executable, "-c", script)
-    assert code == 0, err
-    assert "came back" not in err
-
-
 STOPPED = [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGHUP, 0), (signal.SIGINT, 3)]
 
 
@@ -95,27 +82,6 @@ def senders(lab: Lab) -> list[int]:
     """Return our programs on all hosts: after a run, those that send files."""
     below = [pid for host in lab.hosts for pid in children(host.process.pid)]
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
-
-
-def test_a_silent_host_is_given_up_in_time(tmp_path, monkeypatch):
-    """A stopped transfer program, a dead file server: given up in time, with the host's name."""
-    monkeypatch.setattr(download, "LISTING_SECONDS", 1.0)
-    monkeypatch.setattr(download, "QUIET_SECONDS", 0.2)
-    monkeypatch.setattr(rpc, "STALL_SECONDS", 1.0)
-    listing = json.dumps({"files": {"a.txt": 9}}).encode()
-    for says in (
-        b"",
-        service.MARKER,
-        service.MARKER + replies(listing, b'{"size": 9}') + b"half",
-    ):
-        host, lines = FakeHost(says + b" ", rest_seconds=600.0), list[str]()
-        began = time.monotonic()
-        with pytest.raises(Problem, match="fake: has gone silent"):
-            fetch_results(host, host_plan(tmp_path), "", tmp_path, say=lines.append)
-        assert time.monotonic() - began < 30
-        assert list(tmp_path.iterdir()) == []
-        assert (lines == ["waiting for the results of fake"]) == (says == service.MARKER)
-        host.wait_for_end()
 
 
 LIES = {
@@ -198,34 +164,6 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
         host.left = service.MARKER + data
         with pytest.raises(Problem, match="a file that is not a host's is offered"):
             fetch_results(host, host_plan(tmp_path), "", tmp_path, ())
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        replies(b'{"size": -5}'),
-        replies(b'{"size": "x"}'),
-        replies(b"[]"),
-        replies(b'{"size": 900000000000}'),
-        replies(b'{"size": 3}') + b"abc" + replies(b"5"),
-    ],
-)
-def test_a_file_that_comes_wrong_leaves_nothing(data, tmp_path):
-    """Sizes that cannot be, other sizes than were listed, an answer that is none: no file."""
-    host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + data)
-    with pytest.raises(Problem):
-        fetch_results(host, host_plan(tmp_path), "", tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    host.wait_for_end()
-
-
-def test_only_a_listing_may_be_long(tmp_path):
-    """Each question has its own limit: the bytes of a longer answer are not even received."""
-    ending = replies(b'{"size": 3}') + b"abc" + b"%d\n" % (rpc.REPLY_BYTES + 1)
-    host = FakeHost(service.MARKER + replies(b'{"files": {"a.txt": 3}}') + ending)
-    with pytest.raises(Problem, match="sent an invalid answer .*a length"):
-        fetch_results(host, host_plan(tmp_path), "", tmp_path)
-    host.wait_for_end()
 
 
 def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab):

@@ -215,29 +215,6 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_l
         assert tree(lab.folder / f"there-{number}") == tree(source)
 
 
-def test_what_may_be_executed_here_may_be_there(start_lab):
-    """A script that only gained or lost its executable bit is sent, too, and only once.
-
-    A sync that has nothing to send still removes what is gone here.
-    """
-    lab = start_lab(1)
-    source = project(lab)
-    assert launch(lab, "--sync")[0] == 0
-    (source / "train.py").chmod(0o755)
-    (source / "run.sh").chmod(0o644)
-    code, _, err = launch(lab, "--sync")
-    assert code == 0, err
-    assert "2 of 2 files brought" in err
-    remote = lab.folder / "there-1"
-    assert os.access(remote / "train.py", os.X_OK)
-    assert not (remote / "run.sh").stat().st_mode & 0o111
-    (source / "run.sh").unlink()
-    code, _, err = launch(lab, "--sync")
-    assert code == 0, err
-    assert "brought" not in err
-    assert not (remote / "run.sh").exists()
-
-
 def test_a_stream_that_breaks_changes_nothing(tmp_path):
     """Files take their place together: half a stream, or one file that fails, leaves the old."""
     remote = tmp_path / "there"
@@ -348,50 +325,6 @@ def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], TrackedTran
     finally:
         transport.wait_for_end()
     return lines, transport
-
-
-def test_an_image_needs_no_environment_on_its_host(tmp_path, monkeypatch):
-    """--sync brings the code only: the ranks run with the image's torch."""
-    made: list[str] = []
-    monkeypatch.setattr(sync, "_make_environment", lambda client, root, *args: made.append(root))
-    for image in (False, True):
-        transport = TrackedTransport()
-        code = WorkingTree(tmp_path, {})
-        upload_code(code, [Destination(transport, str(tmp_path / "there"), image=image)], print)
-        transport.wait_for_end()
-    assert len(made) == 1
-
-
-@pytest.mark.parametrize(
-    "manifest",
-    [
-        '["../outside.txt"]',
-        '["/{}/outside.txt"]',
-        '["a/../../outside.txt"]',
-        '["link/outside.txt"]',
-        '["a", 5]',
-        "{}",
-        "[[[[",
-        "5" * 9000,
-        "[" * 100_000,
-    ],
-)
-def test_what_a_host_lists_as_brought_leads_nowhere_else(tmp_path, manifest):
-    """Paths out of the folder, through links, and lists that are none: nothing is removed there."""
-    remote, outside = tmp_path / "there", tmp_path / "outside.txt"
-    remote.mkdir()
-    outside.write_text("not ours")
-    (remote / "link").symlink_to(tmp_path)
-    (remote / ".rackrun-files").write_text(manifest.replace("{}", str(tmp_path)))
-    try:
-        brought(remote, {"a": "new"})
-    except PreflightRefused as error:
-        assert ".rackrun-files" in str(error)
-        assert str(error).isprintable()
-        assert not (remote / "a").exists()
-    else:
-        assert manifest == '["link/outside.txt"]'
-    assert outside.read_text() == "not ours"
 
 
 @pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])

@@ -1,12 +1,10 @@
 """The code that a launch compares and brings: what is odd about it is said, and no file is kept."""
 
-import hashlib
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,7 @@ from rackrun.launcher.files.working_tree import (
 )
 from rackrun.launcher.remote.files import INSTALLED
 from rackrun.launcher.run.hosts import Host
-from tests.lab.hosts import ROOT, Lab
+from tests.lab.hosts import Lab
 from tests.lab.needs import need
 from tests.lab.waiting import until
 
@@ -87,42 +85,6 @@ def test_a_log_that_grows_is_no_code(tmp_path):
         assert list(asked.files) == ["model.py", "train.log"]
         assert tee.stdin is not None
         tee.stdin.close()
-
-
-@pytest.mark.parametrize("listing", ["scandir", "listdir"])
-def test_a_program_may_end_while_its_files_are_listed(tmp_path, monkeypatch, listing):
-    """The list of what is being written goes without it."""
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    (tmp_path / "model.py").touch()
-    list_folder = getattr(os, listing)
-
-    def list_unless_gone(folder: Any = ".") -> Any:
-        if str(folder) == f"/proc/{os.getpid()}/fd":
-            raise FileNotFoundError(folder)
-        return list_folder(folder)
-
-    monkeypatch.setattr(os, listing, list_unless_gone)
-    code = working_tree(tmp_path, lambda line: None)
-    assert code is not None
-    assert list(with_untracked(code, [], lambda line: None).files) == ["model.py"]
-
-
-def test_a_big_file_is_read_in_pieces(tmp_path):
-    """Its digest is right, and it is not kept in memory."""
-    with (tmp_path / "big").open("wb") as file:
-        file.write(b"code")
-        file.truncate(100 << 20)
-    program = (
-        "import sys; from rackrun.launcher.remote.files import file_digest\n"
-        "print(file_digest(sys.argv[1]))\n"
-        "print(open('/proc/self/status').read().split('VmHWM:')[1].split()[0])"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "big")]
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    digest, peak = output.split()
-    with (tmp_path / "big").open("rb") as file:
-        assert digest == hashlib.file_digest(file, "sha256").hexdigest()
-    assert int(peak) / 1024 < 75
 
 
 def own_repository(lab: Lab) -> tuple[Path, list[str]]:

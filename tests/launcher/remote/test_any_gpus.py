@@ -1,12 +1,10 @@
 """Any free GPUs of a rack: whole hosts first, never twice, in the order of arrival."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +13,6 @@ from tests.lab.needs import need
 from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
 from tests.lab.waiting import until
 
-NOBODY = 65534
 V100 = "Tesla V100-SXM2-16GB, 16384, 0, 41, 0, 0x0000000000000001"
 SHOW = "import os; print(os.environ['RANK'], os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))"
 RANKS = ("--", sys.executable, "-c", SHOW)
@@ -106,68 +103,3 @@ def test_variables_that_choose_gpus_count(rack):
     assert plan_of(rack, "--gpus-needed", "3", "--exclude", "gpu03")[0] == ("gpu01", 1, "0")
     run.send_signal(signal.SIGINT)
     run.communicate(timeout=120)
-
-
-def test_who_waits_for_gpus_is_served_in_the_order_of_arrival(rack):
-    """A later launch takes none that an earlier one waits for, whether it names hosts or not."""
-    run = started(rack, "night", "--gpus-needed", "5")
-    large = rack.lab.run_ssh(
-        "--wait", "--name", "large", "--gpus-needed", "4", str(rack.hosts), *RANKS
-    )
-    until(lambda: rack.inspect()["gpu03"]["queue"], "it waits", 60)
-    for args, says in (
-        (("--gpus-needed", "1"), "1 GPU needed, 0 free and fit"),
-        (("--include", "gpu03:1"), "others wait for it: "),
-    ):
-        code, _, err = rack.result_of(*args, str(rack.hosts), *RANKS)
-        assert (code, says in err) == (78, True), err
-    small = rack.lab.run_ssh(
-        "--wait", "--name", "small", "--gpus-needed", "1", str(rack.hosts), *RANKS
-    )
-    until(lambda: len(rack.inspect()["gpu03"]["queue"]) == 2, "it waits behind", 60)
-    large.kill()  # a dead waiter holds nobody up
-    large.communicate()
-    _, err = small.communicate(timeout=120)
-    assert small.returncode == 0, err
-    assert run.poll() is None
-    run.send_signal(signal.SIGINT)
-    run.communicate(timeout=120)
-    assert [host["free"] for host in rack.inspect().values()] == [[0, 1]] * 3
-
-
-@pytest.mark.security("PROC-4")
-def test_launches_at_the_same_time_share_the_rack(rack):
-    """Six launches for a GPU each, at once and without --wait: each gets one of its own."""
-    runs = [
-        rack.lab.run_ssh("--name", f"r{number}", "--gpus-needed", "1", str(rack.hosts), *SLEEP)
-        for number in range(6)
-    ]
-    until(lambda: not any(host["free"] for host in rack.inspect().values()), "all are used", 120)
-    uses = [(host, use["part"]) for host, state in rack.inspect().items() for use in state["uses"]]
-    assert sorted(uses) == sorted((f"gpu0{n}", f".gpu{g}") for n in (1, 2, 3) for g in (0, 1))
-    for run in runs:
-        assert run.poll() is None, run.communicate()
-        run.send_signal(signal.SIGINT)
-    for run in runs:
-        run.communicate(timeout=120)
-        assert run.returncode == 130
-
-
-@pytest.mark.security("PROC-3")
-def test_no_file_beside_the_locks_keeps_gpus_from_us(rack):
-    """PROC-3: a lock of another account that nobody holds, a pipe and a link for tickets."""
-    start = f"/tmp/rackrun-{rack.lab.hosts[0].address}-{rack.lab.hosts[0].port}.lock"
-    lock = Path(f"{start}.gpu0")
-    pipe, link = (Path(f"{start}.wait-000000000{n}.000000-00000000") for n in (1, 2))
-    lock.touch()
-    lock.chmod(0o666)
-    os.mkfifo(pipe)
-    link.symlink_to("/etc/passwd")
-    for path in (lock, pipe, link):
-        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
-    try:
-        code, out, err = rack.result_of("--gpus-needed", "6", str(rack.hosts), *RANKS)
-        assert (code, out.count("all")) == (0, 6), err
-    finally:
-        for path in (lock, pipe, link):
-            path.unlink()

@@ -5,9 +5,7 @@ import signal
 import sys
 
 from rackrun.launcher.commands.local import main as local
-from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import Command, TaskWork
-from rackrun.launcher.search.sweep import cells, command, groups_of, members_of
+from rackrun.launcher.search.sweep import cells
 from rackrun.run_report.folder import RunEnd, Story
 from tests.lab.hosts import Lab
 from tests.lab.waiting import until
@@ -90,19 +88,6 @@ def test_ctrl_c_ends_every_run(start_lab):
     )
 
 
-def test_a_member_is_the_command_that_was_typed_with_its_own_settings():
-    """Options of the sweep go, a value that the task had is replaced, hosts are chosen by name."""
-    options = ["--sweep=lr=1,2", "--sweep-hosts", "1", "--include", "a", "--wait", "hosts.txt"]
-    _, second = members_of(["lr=1,2"], "t")
-    task = TaskWork("catdog", ("--data", "x", "--lr", "5"))
-    assert command(options, second, "a:0,1", task) == [
-        *("--plain", "--name=t-2-lr-2", "--include=a:0,1"),
-        *("--wait", "hosts.txt", "catdog", "--data", "x", "--lr=2"),
-    ]
-    args = command([], second, "", Command(("python", "train.py")))
-    assert args[2:] == ["--", "python", "train.py", "--lr=2"]
-
-
 def test_a_dry_run_of_a_sweep_prints_lines_that_can_be_typed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     task = ("catdog", "--synthetic", "--device", "cpu", "--epochs", "1")
@@ -111,11 +96,3 @@ def test_a_dry_run_of_a_sweep_prints_lines_that_can_be_typed(tmp_path, monkeypat
     assert first.startswith("./run-local --plain --name=catdog-1-lr-0.1 ")
     assert second.endswith(" catdog --synthetic --device cpu --epochs 1 --lr=0.3")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_hosts_go_into_groups_of_a_size():
-    """What is left over takes no part."""
-    hosts = [Host("a"), Host("b", devices=(0, 1)), Host("c")]
-    assert groups_of(hosts, 1) == ["a", "b:0,1", "c"]
-    assert groups_of(hosts, 2) == ["a,b:0,1"]
-    assert groups_of(hosts, 0) == ["a,b:0,1,c"]

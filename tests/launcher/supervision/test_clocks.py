@@ -1,13 +1,9 @@
 """Clocks that differ from host to host, or are set in mid-run: only dates depend on them."""
 
-import ast
 import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
@@ -96,57 +92,3 @@ def test_clocks_that_differ_and_are_set_in_mid_run_harm_nothing(start_lab):
     set back by an hour, another one's is set an hour ahead: both ranks in one world, 0."""
     err = Clocks(start_lab(2)).train(0, HOUR, then=(HOUR, -HOUR))
     assert re.search(r"done in \d{1,2}:\d\d$", err), err  # not an hour
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("detach", [False, True])
-@pytest.mark.parametrize("skew", [-20, 60, HOUR, -HOUR])
-def test_a_host_with_another_time_trains_with_the_others(start_lab, skew, detach):
-    """At such skews an elastic rendezvous starts two worlds of one, or never ends."""
-    Clocks(start_lab(2)).train(0, skew, detach=detach)
-
-
-DATES = {
-    "agent._show_heartbeat",  # the age of a file, for people who ask
-    "run_processes.agents_of",
-    "known_runs._forget_old",
-    "transfer._new_incoming",
-    "probe.clock",  # the preflight compares clocks, and warns
-    "on_event.send",  # of an event, for the command of the user
-    "record.begin",
-    "facts._measure_clock",
-    "console.time_of_day",  # of a line of progress, for people who read it later
-    "folders._run_in",
-    "logs.read_files",  # of an attempt whose record has no time
-    "ps._recorded",
-    "known_runs.remember",
-    "journal.show",
-    "replay.take",
-    "metrics._write",  # when a line of metrics.jsonl was written
-    "noted_rows.note_rows",
-    "launch_spec._turn",  # who of two waiting launches came first
-    # Who has used a host since when, how long ago that was, and who waits for it:
-    *("locks.lock", "locks.tickets"),
-    "rack_table.table",
-}
-"""Who may ask what the time is: what is compared with dates in files, or shown to people."""
-
-WALL_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}
-
-
-def askers(tree: ast.Module) -> Iterator[str]:
-    """Yield the functions that read the time of day."""
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef):
-            asked = (node for node in ast.walk(function) if isinstance(node, ast.Attribute))
-            if any(ast.unparse(node) in WALL_CLOCKS for node in asked):
-                yield function.name
-
-
-def test_intervals_are_measured_by_monotonic_clocks():
-    """In launcher and training only dates come from the wall clock."""
-    paths = (*ROOT.glob("launcher/**/*.py"), *ROOT.glob("training/**/*.py"))
-    by_file = {
-        f"{path.stem}.{name}" for path in paths for name in askers(ast.parse(path.read_text()))
-    }
-    assert by_file == DATES

@@ -1,20 +1,18 @@
 """Many hosts: the launcher's open files, and the queue that all their readers share."""
 
-import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.run.events import Joined, Opened
+from rackrun.launcher.run.events import Opened
 from rackrun.launcher.run.job import Command, Job, Limits
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.state import RunState
-from rackrun.launcher.supervision.agents import AgentGroup, EventQueue, SilenceDetector
+from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector
 from rackrun.launcher.transport.local import LocalTransport, SocketChannel
 from rackrun.run_folder import RunFolder
 
@@ -78,19 +76,3 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
         agents.of(0).heard_at += 1
         assert lost(150, 0.1) == ""
         assert lost(2, 0.1) == "silent for 15 s"
-
-
-def test_all_events_are_taken_at_once_and_in_order():
-    """A full queue holds up its writer until some are taken; nothing is lost or swapped."""
-    events = EventQueue(4)
-    writer = threading.Thread(target=lambda: [events.put(Joined(node)) for node in range(100)])
-    writer.start()
-    taken: list[object] = []
-    while len(taken) < 100:
-        some = events.get_all(60, 3)
-        assert len(some) <= 3
-        taken += some
-    writer.join()
-    assert taken == [Joined(node) for node in range(100)]
-    with pytest.raises(queue.Empty):
-        events.get_all(0, 3)

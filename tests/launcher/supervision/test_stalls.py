@@ -7,9 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-import paramiko
 import pytest
 
 from rackrun.launcher.errors import HostUnreachable
@@ -144,50 +142,6 @@ def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab):
         finally:
             for pid in stopped:
                 with_signal(pid, signal.SIGCONT)
-
-
-class NoPrograms(paramiko.ServerInterface):
-    """A server that accepts every login and channel, and answers no request on them."""
-
-    def __init__(self) -> None:
-        self.over = threading.Event()
-
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        return paramiko.AUTH_SUCCESSFUL
-
-    def check_channel_request(self, kind: str, chanid: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
-
-    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
-        self.over.wait(30)
-        return False
-
-
-@pytest.mark.security("SSH-8")
-def test_a_host_that_starts_no_program_is_named(start_lab):
-    """SSH-8: the channel is there, the request for a program is never answered."""
-    lab = start_lab(0)
-    key = make_key(lab.folder / "host_key")
-    server = NoPrograms()
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
-        public = key.with_suffix(".pub").read_text()
-        lab.known_hosts.write_text(f"[127.0.0.1]:{port} {public}")
-        threading.Thread(target=serve, args=(door, server, key), daemon=True).start()
-        with network(lab) as net:
-            (machine,) = net.connect([Host("127.0.0.1", port=port)])
-            began = time.monotonic()
-            with pytest.raises(HostUnreachable, match="starts no program: no answer within 1 s"):
-                machine.open(["true"])
-            assert time.monotonic() - began < BUSY * 3
-            server.over.set()
-
-
-def serve(door: socket.socket, server: paramiko.ServerInterface, key: Path) -> None:
-    transport = paramiko.Transport(door.accept()[0])
-    transport.add_server_key(paramiko.Ed25519Key(filename=str(key)))
-    transport.start_server(event=threading.Event(), server=server)
-    transport.join()
 
 
 def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(start_lab):

@@ -1,38 +1,13 @@
 """Hosts that hold up the others: real ranks find out, the launcher says so, the run goes on."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import RunState
-from tests.lab import warm
 from tests.lab.hosts import ROOT
-from tests.lab.network import NetLab
 from tests.launcher.conftest import plan_of, training
-
-RANKS = str(Path(__file__).with_name("slow_ranks.py"))
-
-
-def trained(lab: NetLab) -> str:
-    """Train three real ranks; return the launcher's output when it exits with 0."""
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    args = ("--", str(warm.interpreter()), RANKS)
-    code, _, err = lab.result_of("--env", f"PYTHONPATH={ROOT}", hosts, *args)
-    assert code == 0, err
-    assert set(lab.result()["hosts"].values()) == {"clean"}
-    return err
-
-
-@pytest.mark.long  # tests/training/test_stragglers.py finds the reason
-def test_a_host_with_slow_data_is_named(net):
-    """A rank that reads slowly: its host is named as hosts.txt calls it, with the reason, once."""
-    lab = net(3)
-    err = trained(lab)
-    (line,) = (line for line in err.splitlines() if "is slow" in line)
-    assert line.startswith("rackrun: node2 is slow: last 9 steps: the others wait for rank 1 ")
-    assert "its data takes" in line
 
 
 @pytest.mark.long

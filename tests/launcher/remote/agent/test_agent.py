@@ -14,8 +14,7 @@ from pathlib import Path
 from subprocess import PIPE
 
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.remote import locks, service
-from rackrun.launcher.remote.agent import frames
+from rackrun.launcher.remote import locks
 from rackrun.launcher.run.events import (
     Closed,
     Event,
@@ -24,42 +23,15 @@ from rackrun.launcher.run.events import (
     Output,
     RankEnded,
     Report,
-    Stopping,
     Unreached,
 )
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from tests.lab.needs import need
 from tests.lab.waiting import until
 from tests.launcher.conftest import LIMITS, agent_plan, heard, started_agent
 from tests.launcher.drive import peak_mib
-
-
-def test_a_launcher_that_says_nothing_loses_its_lease(tmp_path):
-    """Without a heartbeat, though the stream is open, the agent says why and ends its ranks."""
-    plan = agent_plan(tmp_path, "sleep", "98764")
-    began = time.monotonic()
-    events = heard(started_agent(plan), plan)
-    assert time.monotonic() - began > LIMITS.lease_seconds
-    assert isinstance(events[0], Opened)
-    assert any(isinstance(event, RankEnded | Stopping) for event in events)
-    assert not Path(plan.scratch).exists()
-
-
-def test_a_heartbeat_renews_the_lease(tmp_path):
-    """With heartbeats a rank lives through several leases."""
-    plan = agent_plan(tmp_path, "bash", "-c", "sleep 5; echo through")
-    channel = started_agent(plan)
-    decoder, events = agent_protocol.Decoder(plan), list[Event]()
-    while data := channel.receive():  # the agent sends several heartbeats within the timeout
-        events += decoder.feed(data)
-        done = any(isinstance(event, RankEnded) for event in events)
-        with contextlib.suppress(HostLost):  # it may have gone after its last word
-            channel.send(agent_protocol.stop_order(9, 0) if done else agent_protocol.BEAT)
-    assert Output(0, 0, "out", b"through\n") in events
-    assert events[-1] == Closed(0)
 
 
 def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path):
@@ -113,64 +85,6 @@ def test_a_private_folder_that_exists_is_refused(tmp_path):
             scratch.unlink() if scratch.is_symlink() else scratch.rmdir()
 
 
-def test_what_a_login_shell_prints_is_no_frame(tmp_path):
-    """Noise before the agent's first word, even noise that looks like frames, is skipped."""
-    plan = agent_plan(tmp_path, "true")
-    noise = b"Welcome!\n\x00\x00\x01\x00\x00\x00\x05hello\nrackrun agent\n"
-    frame = frames.HEADER.pack(frames.OUT, 0, 3) + b"abc"
-    data = noise + service.MARKER + frame
-    for size in (1, 5, 1000):
-        decoder = agent_protocol.Decoder(plan)
-        events = [
-            event
-            for start in range(0, len(data), size)
-            for event in decoder.feed(data[start : start + size])
-        ]
-        assert events == [Output(0, 0, "out", b"abc")]
-
-
-def test_reports_of_other_ranks_and_no_reports_are_dropped(tmp_path):
-    """A rank cannot report for one of another host, and noise on the socket does no harm.
-
-    Of a report known fields of the right type are kept: whatever else a rank says is forgotten.
-    """
-    message = (
-        *(b"nonsense", b"[1]", b"\xff", b'{"rank": 7}', b'{"rank": "0"}', b"[" * 5000),
-        b'{"rank": 0, "step": 1' + b"0" * 5000 + b"}",
-        b'{"rank": 0, "step": 2, "why": "' + b"x" * 20_000 + b'"}',
-        b'{"rank": 0, "steps": 1e999, "epoch": "\x1b[2J", "why": 1, "slow_rank": [], "share": 7}',
-        b'{"rank": 0, "step": 3, "loss": NaN, "steps": 1' + b"0" * 400 + b"}",
-    )
-    code = (
-        "import os, socket\n"
-        "ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
-        "ear.connect(os.environ['RACKRUN_REPORTS'])\n"
-        f"for data in {message!r}: ear.send(data)\n"
-    )
-    plan = agent_plan(tmp_path, sys.executable, "-c", code)
-    events = heard(started_agent(plan), plan)
-    assert [e.fields for e in events if isinstance(e, Report)] == [{"step": 3, "loss": None}]
-    assert any(isinstance(event, RankEnded) and event.code == 0 for event in events)
-
-
-def test_a_sweep_finds_what_a_lost_agent_left(tmp_path):
-    """Processes that carry the run's mark are ended by a second agent; others are left alone."""
-    plan = agent_plan(tmp_path, "true")
-    mark = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}/reports"}
-    almost = {**os.environ, "RACKRUN_REPORTS": f"{plan.scratch}0/reports"}
-    left = subprocess.Popen(["sleep", "98764"], env=mark, start_new_session=True)
-    other = subprocess.Popen(["sleep", "98764"], env=almost, start_new_session=True)
-    try:
-        channel = LocalTransport("here").open(bootstrap.bootstrap())
-        channel.send(agent_protocol.opening(agent_protocol.sweep_order(plan)))
-        assert heard(channel, plan) == [Closed(0)]
-        assert left.wait(10) == -9
-        assert other.poll() is None
-    finally:
-        other.kill()
-        other.wait()
-
-
 def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
     """Return a plan whose agent locks a file."""
     path = tmp_path / "lock"
@@ -205,14 +119,6 @@ def test_a_lock_stays_young_and_goes_with_its_run(tmp_path):
     channel.close()
     while channel.receive():
         pass
-
-
-def test_a_lock_goes_with_a_refusal(tmp_path):
-    """A start that is refused holds the host no longer."""
-    plan, path = locked(tmp_path, "true")
-    refused = HostPlan(**{**vars(plan), "workdir": "/no/such"})
-    assert any(isinstance(event, Lost) for event in heard(started_agent(refused), refused))
-    assert is_free(path)
 
 
 def test_a_rank_that_starts_after_the_order_to_end_gets_it_too(tmp_path):
@@ -293,26 +199,6 @@ def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
                 channel.send(agent_protocol.stop_order(9, 0) if report else agent_protocol.BEAT)
     assert any(isinstance(event, Unreached) and event.addresses for event in events)
     assert events[-1] == Closed(0)
-
-
-def test_a_host_known_by_a_name_with_ipv6_alone_is_reached(tmp_path):
-    """Nobody listens at the port of the name; its refusal shows that packets go both ways."""
-    plan = agent_plan(tmp_path, "sleep", "98764")
-    (tmp_path / "hosts").write_text("::1 six\n127.0.0.1 four\n")
-    with_names = 'mount --bind "$0" /etc/hosts && exec "$@"'
-    need("root")
-    shell = ["unshare", "--mount", "sh", "-c", with_names, str(tmp_path / "hosts")]
-    channel = LocalTransport("here").open([*shell, *bootstrap.bootstrap()])
-    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
-    decoder = agent_protocol.Decoder(plan)
-    wait_for(channel, decoder, Opened)
-    channel.send(agent_protocol.reach_order([("six", 9), ("four", 9)], 1.0))
-    events: list[Event] = []
-    while data := channel.receive():
-        events += decoder.feed(data)
-        if any(isinstance(event, Unreached) for event in events):
-            channel.close()
-    assert [event for event in events if isinstance(event, Unreached)] == [Unreached(0, ())]
 
 
 def test_the_bootstrap_is_fixed_and_shell_safe():
