@@ -64,11 +64,11 @@ class Verify:
                 for split in manifest.splits
             ]
             duplicates = report_lines([*copies(splits, manifest.classes, versions[0].read)])
-        self._print(versions, total, len(jobs), sorted(map(clean, faults)), duplicates)
+        faults = sorted(map(clean, faults))
+        self._print(versions, total, len(jobs), faults, duplicates)
         if faults:
-            raise DataError(
-                f"{self.location}: {plural(len(faults), 'fault')}; convert or copy it again"
-            )
+            count = plural(len(faults), "fault") + (", first" if len(faults) > 1 else "")
+            raise DataError(f"{self.location}: {count}: {faults[0]}; convert or copy it again")
 
     def _print(
         self,

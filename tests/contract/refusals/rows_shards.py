@@ -110,12 +110,10 @@ PARTS = [
     )
 ]
 
-# Files that are damaged, missing, or none: each fault is a line of the output.
+# Files that are damaged, missing, or none: the first fault is in the message, each is a line.
 FAULTS = [
-    Refusal("rackrun convert verify data", 65, ("data", "fault"), DATA | damage, shows=shown)
-    for shown, damage in (
-        ("000000.tar: the image at byte 1536 is damaged", {FIRST: flipped(1600)}),
-        ("000000.tar: byte 1024", {FIRST: flipped(1030)}),
+    Refusal("rackrun convert verify data", 65, (culprit, "fault"), DATA | damage, shows=culprit)
+    for culprit, damage in (
         ("000000.tar: damaged: its SHA-256", {FIRST: flipped(512)}),
         ("000000.tar: damaged: its SHA-256", {FIRST: flipped(-1)}),
         ("000000.tar", {FIRST: cut(-512)}),
@@ -131,7 +129,16 @@ FAULTS = [
         ("train.index.npy: not a file", {INDEX: in_place(fifo)}),
         ("000002.tar: not a part", {"data/photos-train-000002.tar": "x"}),
     )
-]
+] + [
+    Refusal(
+        "rackrun convert verify data", 65, ("2 faults", "000000.tar"),
+        DATA | {FIRST: flipped(byte)}, shows=shown,
+    )
+    for shown, byte in (
+        ("000000.tar: the image at byte 1536 is damaged", 1600),
+        ("000000.tar: byte 1024: not the header", 1030),
+    )
+]  # fmt: skip
 
 # Changes of a version.
 DROPPED = {"data": made_by(CONVERT, "rackrun convert drop data cat_3", name="data", **PHOTOS)}
