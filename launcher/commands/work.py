@@ -54,9 +54,14 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
     script = ["python"] if name.endswith(".py") else []
     if "did you mean" in why or (script and not Path(name).is_file()):
         return why
-    is_program = script or name.endswith(".sh") or shutil.which(name)
+    is_program = script or name.endswith(".sh") or _is_program(name)
     program = [*script, *args] if is_program else ["python", "train.py"]
     return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
+
+
+def _is_program(name: str) -> bool:
+    # Ranks have a `python` also where this machine has a python3 alone.
+    return name == "python" or shutil.which(name) is not None
 
 
 def _with_latest_run_named(option: str) -> str:
@@ -75,7 +80,7 @@ def refuse_no_host_file(options: Sequence[str], rest: Sequence[str]) -> None:
     first = rest[0]
     is_task = (first.endswith(".py") or not Path(first).is_file()) and bool(find_task(first))
     is_script = first.endswith((".py", ".sh"))
-    if not is_task and not is_script and (Path(first).exists() or not shutil.which(first)):
+    if not is_task and not is_script and (Path(first).exists() or not _is_program(first)):
         return
     program = ["--", *(["python"] if first.endswith(".py") else [])]
     meant = shlex.join([*options, "hosts.txt", *([] if is_task else program), *rest])

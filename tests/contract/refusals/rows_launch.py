@@ -41,6 +41,7 @@ ROWS = [
     Refusal("./run-local train.py --x", 64, "./run-local -- python train.py --x", PROGRAM),
     Refusal("./run-local python train.py", 64, "./run-local -- python train.py", PROGRAM),
     Refusal("./run-local --nproc 2 python a.py", 64, "./run-local --nproc 2 -- python a.py"),
+    Refusal("./run-local python a.py", 64, "./run-local -- python a.py", env={"PATH": "/nowhere"}),
     Refusal("./run-local --", 64, "-- python train.py"),
     Refusal("./run-ssh hosts.txt --", 64, "-- python train.py", HOSTS),
     Refusal("rackrun node", 64, "node catdog", env={"NNODES": "1"}),
