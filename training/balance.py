@@ -24,9 +24,10 @@ from torch import nn
 from rackrun.training.config import Config
 from rackrun.training.data.open import Data
 from rackrun.training.data.order import MOST_SHARE, Cut, Numbers
-from rackrun.training.monitor.stragglers import UNREAD_STEPS, StragglerMonitor, Waiting
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
+from rackrun.training.step_times import UNREAD_STEPS, StepTimes
+from rackrun.training.stragglers import Waiting
 from rackrun.training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
@@ -38,7 +39,7 @@ LEAST_SHARE = 8  # a rank gets an eighth of its even part at least
 Times = npt.NDArray[np.float64]
 
 
-def begin_balance(run: TrainingRun, stragglers: StragglerMonitor) -> "Balance | None":
+def begin_balance(run: TrainingRun, times: StepTimes) -> "Balance | None":
     """Begin to look for a faster cut; None where only an even one is possible.
 
     A line says why, unless this rank is alone.
@@ -49,8 +50,8 @@ def begin_balance(run: TrainingRun, stragglers: StragglerMonitor) -> "Balance | 
     if why := why_even(state.model, run.data.batch, run.ranks.world):
         log.say(f"--balance auto: steps are cut evenly, since {why}")
         return None
-    compute_nanoseconds = stragglers.recent_compute_nanoseconds
-    balance = Balance(run.ranks, run.data, state.step, compute_nanoseconds)
+    balance = Balance(run.ranks, run.data, state.step, times.compute_nanoseconds)
+    run.checkpoints.images_by_rank = balance.counts
     log.shares(state.step, balance.counts)
     return balance
 

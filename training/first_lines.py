@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from rackrun.commands import called
 from rackrun.contract import variables
@@ -25,7 +24,6 @@ from rackrun.terminal import one_line
 from rackrun.training.conditions import adapted_defaults
 from rackrun.training.config import Config
 from rackrun.training.data.loader import worker_count
-from rackrun.training.data.open import Data
 from rackrun.training.differences import short
 from rackrun.training.layers import heads_of
 from rackrun.training.models.named import is_own
@@ -40,14 +38,15 @@ WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Facts = dict[str, Any]
 
 
-def facts_of(config: Config, ranks: Ranks, data: Data, model: nn.Module, precision: str) -> Facts:
+def facts_of(run: TrainingRun) -> Facts:
     """Return the facts of a run; every rank has to ask, as they exchange what is theirs."""
+    config, ranks, data = run.config, run.ranks, run.data
     commit = ""
     if ranks.first:  # the launcher's, whose code this is; without a launcher that of this folder
         commit = os.environ.get(variables.COMMIT) or git_commit(Path.cwd())
     return {
         "device": ranks.device.type,
-        "precision": precision,
+        "precision": run.compute.precision,
         "workers": 0 if config.synthetic else worker_count(config, ranks),
         "world_size": ranks.world,
         "hosts": _hosts(ranks),
@@ -57,7 +56,7 @@ def facts_of(config: Config, ranks: Ranks, data: Data, model: nn.Module, precisi
         "images": 0 if config.synthetic else data.rows,
         "classes": len(data.classes),
         "model": config.model,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "parameters": sum(weight.numel() for weight in run.state.model.parameters()),
         "batch": data.batch,
         "python": platform.python_version(),
         "torch": torch.__version__,

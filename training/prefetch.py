@@ -22,7 +22,7 @@ def prefetch(run: TrainingRun) -> int:
     All ranks return together.
     """
     log = run.log
-    log.progress.phase(phases.PREFETCH)
+    log.phase(phases.PREFETCH)
     cache, began, reported = run.data.cache, time.monotonic(), 0.0
     total = _sum(run, cache.missing_bytes())
     while True:
@@ -33,8 +33,9 @@ def prefetch(run: TrainingRun) -> int:
         if not filling:
             break
         text = _progress(fetched, total, seconds)
-        log.progress.prefetched(cache.fetched_bytes >> 20, text)
-        if log.progress.launched and seconds - reported > LINE_SECONDS:
+        log.report(epoch_step=cache.fetched_bytes >> 20)
+        log.show(text)
+        if log.launched and seconds - reported > LINE_SECONDS:
             reported = seconds
             log.say(text)
         time.sleep(MEETING_SECONDS)

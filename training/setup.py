@@ -9,20 +9,23 @@ from functools import cached_property
 
 import torch
 
+from rackrun.contract import phases
+from rackrun.reports import rank_number, send
+from rackrun.training.checkpoint import Content
 from rackrun.training.conditions import without_evaluation
 from rackrun.training.config import Config
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import Compute, set_up
 from rackrun.training.dry_step import require_copy
+from rackrun.training.log import Log
 from rackrun.training.loss import class_weights
 from rackrun.training.models.recomputed import with_recomputed_blocks
 from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility
+from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.run.data_version import pinned
 from rackrun.training.run.folder import own_folder
-from rackrun.training.run.progress import report_start
-from rackrun.training.run.recorder import RunRecorder
 from rackrun.training.run.resume import Earlier, earlier_run
 from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
@@ -34,7 +37,8 @@ from rackrun.training.world import joined
 @contextmanager
 def started(task: Task, config: Config) -> Iterator[TrainingRun]:
     """Join the world that torchrun describes as one of its ranks; yield the run, set up."""
-    report_start()
+    # From now on hangs are detected, even before ranks join.
+    send({"rank": rank_number(), "phase": phases.START})
     with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
         compute = set_up(config, ranks)
         earlier = earlier_run(config, task.name, ranks)  # of any host, sent to all
@@ -53,7 +57,7 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
 
 
 class TrainingRun:
-    """What a run is made of; only the state and the record of it change."""
+    """What a run is made of; only the state, the log and the checkpoints of it change."""
 
     version_remarks: tuple[str, ...] = ()
     """Whether a resumed run stays on its version of the data."""
@@ -88,24 +92,35 @@ class TrainingRun:
         return state
 
     @cached_property
-    def log(self) -> RunRecorder:
-        """The record of the run; SaveError if the checkpoint to go on from does not fit."""
-        config, data = self.config, self.data
-        described = {
+    def described(self) -> Content:
+        """What is in every file of weights beside them: task, classes, settings."""
+        return {
             "task": self.task.name,
-            "classes": list(data.classes),
-            "dataset": data.dataset,
+            "classes": list(self.data.classes),
+            "dataset": self.data.dataset,
             "preparation": asdict(self.preparation),
-            "config": asdict(config),
-            "data_versions": data.versions,
+            "config": asdict(self.config),
+            "data_versions": self.data.versions,
         }
+
+    @cached_property
+    def log(self) -> Log:
+        """The log of the run."""
+        folder = own_folder(self.task.name, self.config.run_folder, self.ranks)
+        return Log(folder, self.config, self.schedule, self.ranks, self.data)
+
+    @cached_property
+    def checkpoints(self) -> RunCheckpoints:
+        """The checkpoints of the run; SaveError if the one to go on from does not fit."""
+        data = self.data
         identity = compatibility.identity(
-            described, self.state.model, data.digest, data.batch, data.epoch_steps
+            self.described, self.state.model, data.digest, data.batch, data.epoch_steps
         )
         if self.earlier:
-            compatibility.check(identity, described, self.earlier.content, self.earlier.path)
-        folder = own_folder(self.task.name, config.run_folder, self.ranks)
-        return RunRecorder(folder, config, self.schedule, self.ranks, data, described, identity)
+            earlier = self.earlier
+            compatibility.check(identity, self.described, earlier.content, earlier.path)
+        content = {"identity": identity, **self.described}
+        return RunCheckpoints(self.log.folder, self.ranks, self.log, content)
 
     @property
     def preparation(self) -> Transforms:

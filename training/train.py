@@ -12,7 +12,7 @@ compensate for that, and is never reduced before `backward`.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -37,19 +37,19 @@ from rackrun.training.divergence import require_finite
 from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.evaluation import Scores, Table
 from rackrun.training.loss import summed_loss
-from rackrun.training.monitor.stragglers import StragglerMonitor
-from rackrun.training.monitor.trace import StepTrace
-from rackrun.training.pictures import GRID_IMAGES, predictions, training_pictures
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
+from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.run.noted_rows import note_rows
-from rackrun.training.run.progress import compilation_reported
 from rackrun.training.schedule import Stage, check_scaled_lr, due
 from rackrun.training.setup import TrainingRun, started
+from rackrun.training.step_times import StepTimes
 from rackrun.training.stop_requests import SAVE
+from rackrun.training.stragglers import Stragglers
 from rackrun.training.sync.gradient_sync import GradientSync
 from rackrun.training.sync.step_exchange import StepExchange
 from rackrun.training.task import Task, are_probabilities, check_logits
+from rackrun.training.trace import StepTrace
 from rackrun.units import plural
 
 SOFTMAX = (
@@ -67,7 +67,7 @@ def run(task: Task, config: Config) -> int:
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
     check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
-    with run.log as log, compilation_reported(log.progress, run.compute.compile):
+    with run.log, run.checkpoints:
         begin(run)
         try:
             with run.data.cache.filling():
@@ -82,7 +82,7 @@ def train(run: TrainingRun) -> int:
             # On a GPU, steps that are counted here may not have been computed.
             if run.ranks.device.type == "cpu" and is_of_exchange(error):
                 # Another rank has failed: a restart goes on from here.
-                log.checkpoints.keep_step(run.state)
+                run.checkpoints.keep_step(run.state)
             raise
 
 
@@ -92,8 +92,13 @@ class Trainer:
     def __init__(self, run: TrainingRun) -> None:
         self.task, self.config, self.ranks, self.data = run.task, run.config, run.ranks, run.data
         self.schedule, self.state = run.schedule, run.state
-        self.compute, self.log = run.compute, run.log
+        self.compute, self.log, self.checkpoints = run.compute, run.log, run.checkpoints
         self.run = run
+        self.scores: Scores | None = None  # of the last evaluation
+        self.compiled: set[object] = set()  # kinds of batches
+        self.stragglers = Stragglers(run.ranks)
+        has_none = not run.log.folder.first_batch.exists()
+        self.shows_next_batch = has_none and run.ranks.first and not run.config.synthetic
 
     def train(self) -> int:
         """Train the remaining stages; return 0, or 128 + the number of a signal."""
@@ -105,15 +110,15 @@ class Trainer:
             closing(trace.watched(self.batches(), state.step)) as batches,
         ):
             for stage in self.schedule.stages_from(state.epoch):
-                # Before the monitor and DDP look at the weights: both take those that train.
+                # Before the clock of steps and DDP look at the weights: both take those that train.
                 state.freeze(stage.frozen, len(self.data.classes))
                 with closing(self._prepared_stage()):
                     request = self.train_stage(stage, batches)
-                log.checkpoints.wait()
+                self.checkpoints.wait()
                 if request:
                     return request
             trace.close()
-            log.remark(trace.remark())
+            log.say(trace.remark())
             self.finish()
         return 0
 
@@ -121,23 +126,22 @@ class Trainer:
         """Return this rank's remaining batches, once every rank has read its first one."""
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         batches = self.data.training(self.state.step)
-        return waits_reported(first_batch(batches, self.ranks), batches, self.log.progress)
+        return waits_reported(first_batch(batches, self.ranks), batches, self.log)
 
-    def _prepared_stage(self) -> StragglerMonitor:
+    def _prepared_stage(self) -> StepTimes:
         # What is made anew for each stage: DDP waits for the gradients of all weights that trained
         # when it was made.
         config, state, ranks = self.config, self.state, self.ranks
-        is_balanced = config.balance == "auto"
-        self.stragglers = StragglerMonitor(state.model, state.optimizer, ranks, is_balanced)
-        self.balance = begin_balance(self.run, self.stragglers) if is_balanced else None
+        self.times = StepTimes(state.model, state.optimizer, ranks)
+        self.balance = begin_balance(self.run, self.times) if config.balance == "auto" else None
         # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
         # after a step, so they agree on the strongest request during the steps.
         self.exchange = StepExchange(
             ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
         )
         self.sync = GradientSync(config, ranks, state)
-        self.log.remark(self.sync.remark(self.data.samples_in(self.schedule.epoch_steps - 1)))
-        return self.stragglers
+        self.log.say(self.sync.remark(self.data.samples_in(self.schedule.epoch_steps - 1)))
+        return self.times
 
     def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
         """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
@@ -147,16 +151,19 @@ class Trainer:
             transforms = self.task.transforms(config, state.epoch)
             epoch_end = (state.epoch + 1) * schedule.epoch_steps
             log.train()
-            for batch in self.stragglers.watched(islice(batches, epoch_end - state.step)):
+            for batch in self.times.watched(islice(batches, epoch_end - state.step)):
                 self.exchange.begin()  # travels while this step computes
                 note_rows(log.folder.path, self.ranks, state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
                 parts, fewest = self.parts_in(state.step)
-                with self.sync.step(self.data.samples_in(state.step), fewest):
+                kind = (stage, batch.images.shape[2:])
+                samples = self.data.samples_in(state.step)
+                with self.compiling(kind), self.sync.step(samples, fewest):
                     self.step(batch, parts, transforms)
                 # From here on, state.step is the number of steps that are done.
                 log.step(state.step)
+                self.checkpoints.report_ended()
                 self.cut_anew()
                 if schedule.logs(state.step, epoch_end):
                     self.log_interval()
@@ -174,7 +181,18 @@ class Trainer:
             return
         if cut := self.balance.next_cut(self.state.step, self.exchange.largest):
             self.data.recut(cut)
+            self.checkpoints.images_by_rank = self.balance.counts
             self.log.shares(cut.step, self.balance.counts)
+
+    def compiling(self, kind: object) -> AbstractContextManager[None]:
+        """Report the phase "compile" at the first batch of a kind, for which torch compiles.
+
+        That may take minutes. A batch of one image compiles anew, too, and is not reported.
+        """
+        if not self.compute.compile or kind in self.compiled:
+            return nullcontext()
+        self.compiled.add(kind)
+        return self.log.during(phases.COMPILE)
 
     def parts_in(self, step: int) -> tuple[int, int]:
         """Return in how many parts this rank computes its batch, and the fewest samples of any."""
@@ -198,8 +216,8 @@ class Trainer:
         for number, (images, labels) in enumerate(split(batch, parts), start=1):
             with self.sync.part(len(labels), is_last=number == parts):
                 mixed, targets = self.task.mix(config, images, labels, classes)
-                if self.log.shows_next_batch and len(labels):
-                    self.log.write_first_batch(training_pictures(mixed, targets, self.data.classes))
+                if len(labels) and self.shows_next_batch:
+                    self.show_first_batch(mixed, targets)
                 logits = self.compute.logits(self.sync.model, transforms.normalised, mixed)
                 check_logits(logits, len(labels), classes)
                 if not state.step and number == 1:
@@ -227,17 +245,26 @@ class Trainer:
         if self.ranks.first and are_probabilities(logits):
             say(SOFTMAX)
 
+    def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
+        """Write training images of the first step for the report."""
+        self.shows_next_batch = False
+        grid = training_pictures(mixed, targets, self.data.classes)
+        write_grid(self.log.folder.first_batch, grid)
+
     def log_interval(self) -> None:
         """Record the steps since the last time, of all ranks."""
         # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
         # the rank waits for the device, which is why `logs` is true only now and then.
-        state, log = self.state, self.log
-        counts = as_counts(self.ranks.all_reduce_sum(log.sums.sums))
-        if waiting := self.stragglers.take():
-            words = remedy(self.config, self.balance, waiting, state.step)
-            waiting = replace(waiting, remedy=words)
+        state, log, ranks = self.state, self.log, self.ranks
+        sums = log.sums.sums.cpu()
+        waited = torch.tensor([self.times.data_seconds() / ranks.world]).to(sums)
+        *_, data_seconds = total = ranks.all_reduce_sum(torch.cat([sums, waited]))
         lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
-        log.interval(state.step, counts, lr, waiting, state.loss_scale.take())
+        scaling = state.loss_scale.take()
+        log.interval(state.step, as_counts(total[:-1]), lr, float(data_seconds), scaling)
+        if waiting := self.stragglers.waiting(self.times):
+            words = remedy(self.config, self.balance, waiting, state.step)
+            log.waits(state.step, replace(waiting, remedy=words))
 
     def end_epoch(self) -> int:
         """Evaluate and save if due; return the request that ends the stage early, or 0."""
@@ -258,28 +285,29 @@ class Trainer:
     def evaluate(self) -> Scores:
         """Return the scores of the validation set; incomplete if a rank is to stop."""
         config, state, log = self.config, self.state, self.log
-        log.progress.phase(phases.EVALUATE)
+        log.phase(phases.EVALUATE)
         normalised = self.task.transforms(config, state.epoch).normalised
         model, table = state.evaluated.eval(), Table(len(self.data.classes))
         for number, batch in enumerate(self.data.evaluation(), start=1):
             if len(batch.labels):
-                logits = self.compute.logits(model, normalised, batch.images, config.eval_flip)
+                with self.compiling(batch.images.shape[2:]):
+                    logits = self.compute.logits(model, normalised, batch.images, config.eval_flip)
                 table.add(logits, batch)
             else:
                 table.skip(batch)
-            log.progress.evaluated(number)
+            log.report(epoch_step=number)
             if self.run.requests.ending:  # a stop does not wait for the rest of the validation set
                 break
         state.train()
         scores = table.scores(self.ranks)
-        log.remark(scores.remark)
-        log.results.evaluated(scores.confusion, scores.hardest(GRID_IMAGES))
+        log.say(scores.remark)
+        self.scores = scores
         return scores
 
     def save_or_stop(self, request: int, saves: bool, is_best: bool = False) -> int:
         """Save a checkpoint if due; return the request that ends the stage early, or 0."""
         if saves:
-            self.log.checkpoints.save(self.state, is_best)
+            self.checkpoints.save(self.state, is_best)
             self.run.requests.acknowledge()
             request = self.run.agreed_request()  # a save takes long: a signal may have arrived
         return 0 if request == SAVE else request
@@ -287,19 +315,15 @@ class Trainer:
     def finish(self) -> None:
         """Write final.pt, and the report with images and predictions."""
         state, log = self.state, self.log
-        log.checkpoints.wait()
+        self.checkpoints.wait()
         if state.exhausted:
             log.say(
                 f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
                 " without a better one (--patience)"
             )
         if self.config.final == "best":
-            log.checkpoints.restore_best(state)
-        report = ""
-        if self.ranks.first:
-            rows = log.results.hardest_rows
-            hardest = predictions(self.run, rows) if rows else None
-            report = log.results.write(state, predictions(self.run), hardest, log.say)
+            self.checkpoints.restore_best(state)
+        report = write_results(self.run, self.scores) if self.ranks.first else ""
         log.finish(state.accuracy, report)
 
 

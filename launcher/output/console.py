@@ -184,6 +184,8 @@ def progress_words(rank: RankState, now: float) -> Iterator[str]:
     speed = fields.get("images_per_second")
     if isinstance(speed, int | float):
         yield f"{speed:,.0f} images/s"
+    if isinstance(share := fields.get("data_share"), int | float):
+        yield f"{share:.0%} waiting for data"
     left = rank.seconds_left(now)
     if left is not None:
         yield f"run ends in {duration(left)}"

@@ -59,13 +59,17 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and _is_number(value) and 0 <= value < _LARGEST
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1
+
+
 FIELDS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("phase", "slow_why", "slow", "final", "report", "dataset"), _is_text),
     **dict.fromkeys(("epoch", "epochs", "step", "steps", "epoch_step", "epoch_steps"), _is_count),
     **dict.fromkeys(("checkpoint",), _is_count),
     **dict.fromkeys(("loss", "accuracy", "best", "images_per_second"), _is_measure),
     "slow_rank": lambda value: type(value) is int and -1 <= value <= _LARGEST,  # -1: none
-    "share": lambda value: isinstance(value, int | float) and 0 <= value <= 1,
+    **dict.fromkeys(("share", "data_share"), _is_share),
     **dict.fromkeys(("data_seconds", "compute_seconds"), _is_seconds),
 }
 """The fields that the dashboard, the hang detector and the result use, and the test of each."""

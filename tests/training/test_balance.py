@@ -20,8 +20,8 @@ from rackrun.training.config import Config
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.order import Cut
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.monitor.stragglers import Waiting
 from rackrun.training.ranks import Ranks
+from rackrun.training.stragglers import Waiting
 from rackrun.training.world import WorldError
 from tests.lab.oracles import exact_epochs, trained_rows
 from tests.lab.ranks import output_of_ranks

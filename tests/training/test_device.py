@@ -12,15 +12,11 @@ import torch
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from rackrun import machine
-from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
-from rackrun.training.config import Config
 from rackrun.training.data.worker_server import _stay_beside_the_rank
-from rackrun.training.device import CODE_CACHE, Compute, set_up
+from rackrun.training.device import CODE_CACHE, set_up
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.progress import ProgressReporter, compilation_reported
-from rackrun.training.schedule import make_schedule
 from tests.lab.needs import need
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -199,24 +195,3 @@ class Normalised(torch.nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         normalised: torch.Tensor = self.norm(self.convolution(images))
         return normalised
-
-
-def test_a_compilation_is_a_phase_of_its_own(monkeypatch):
-    """The first step and one with larger images are reported as "compile", then as before.
-
-    The smaller last step of an exact epoch is not compiled again.
-    """
-    phases: list[str] = []
-    progress = ProgressReporter(ALONE, make_schedule(Config(), 8, 1), epochs=1)
-    monkeypatch.setattr(progress._reporter, "send", lambda: phases.append(progress.current_phase))
-    model = Normalised()
-    model.compile(backend="eager")
-    compute = Compute(ALONE.device, "fp32", channels_last=True, compile=True)
-    transforms = TASK.transforms(CatDog(), 0)
-    progress.phase("train")
-    with compilation_reported(progress, True):
-        for images, size in ((4, 8), (4, 8), (3, 8), (2, 8), (4, 8), (4, 9), (3, 9)):
-            shape = (images, 3, size, size)
-            compute.logits(model, transforms.normalised, torch.zeros(shape, dtype=torch.uint8))
-    compute.logits(model, transforms.normalised, torch.zeros((5, 3, 10, 9), dtype=torch.uint8))
-    assert phases == ["train", *2 * ["compile", "train"]]

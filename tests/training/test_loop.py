@@ -176,7 +176,7 @@ def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes, whole, tmp_path):
         for folder in (whole, tmp_path)
     )
     for line in old + new:
-        for measured in ("images_per_second", "time"):
+        for measured in ("images_per_second", "data_share", "time"):
             line.pop(measured, None)
     new.remove({"kind": "start", "step": 20, "epoch": 2.0})
     assert new == old

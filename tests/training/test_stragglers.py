@@ -15,7 +15,7 @@ from torch import nn
 
 from rackrun.training.config import Config
 from rackrun.training.data.samples import Batch
-from rackrun.training.monitor.stragglers import straggler_in
+from rackrun.training.stragglers import straggler_in
 from rackrun.training.world import joined
 from tests.lab.ranks import on_ranks
 from tests.training.halves import TASK, Halves, model, ran

@@ -90,7 +90,7 @@ def test_a_step_asks_the_device_for_nothing(recipe, options):
     trainer = Trainer(run)
     trainer.sync = GradientSync(config, ranks, run.state)
     trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)
-    run.log.shows_next_batch = False
+    trainer.shows_next_batch = False
     run.state.step = 1
     for _ in range(2):
         run.state.set_lr(0.1)

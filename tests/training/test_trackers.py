@@ -14,7 +14,6 @@ from rackrun.catdog.model import TASK
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.training import train as loop
 from rackrun.training.track import tracker
-from rackrun.training.track.lines import summary
 from rackrun.training.track.tracker import Sent, Tracker, read_sent
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -125,20 +124,10 @@ def test_another_server_gets_all_steps(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tracker, "END_SECONDS", 600.0)
     for server in (tmp_path / "a" / "mlruns", tmp_path / "a" / "mlruns", tmp_path / "b" / "mlruns"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.as_uri())
-        Tracker("mlflow", tmp_path, told, lines, print).end("finished")
+        Tracker("mlflow", tmp_path, told, lines, print).end("finished", {})
         output = json.loads(warm.run("-c", MLFLOW, server.parent, env={**os.environ}).stdout)
         assert output["steps"] == [5, 10]
     assert capfd.readouterr().out == ""
-
-
-def test_the_summary_of_pieces_is_that_of_all_lines():
-    """The last accuracy, and the best before or in the newest lines."""
-    evaluations = [{"kind": "evaluate", "top1": top1} for top1 in (0.5, 0.9, 0.7, 0.8)]
-    result = dict[str, float]()
-    for line in (*evaluations, {"kind": "train"}):
-        result = summary([line], result)
-    assert result == summary(evaluations, {}) == {"accuracy": 0.8, "best": 0.9}
-    assert summary([], {}) == {}
 
 
 def curves(folder: Path) -> list[int]:

@@ -1,18 +1,22 @@
 """The checkpoints of a run: ranks save together, and one on each host writes in the background."""
 
+from __future__ import annotations
+
 from contextlib import suppress
 
 import numpy as np
 import torch
 
+from rackrun.atomic import write_whole
 from rackrun.contract import phases
 from rackrun.errors import SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import BackgroundSaves, Content
 from rackrun.training.divergence import check_weights
+from rackrun.training.log import Log
 from rackrun.training.ranks import Ranks
-from rackrun.training.run.progress import ProgressReporter
+from rackrun.training.run.resume import Earlier
 from rackrun.training.state import TrainingState
 
 
@@ -23,39 +27,45 @@ class RunCheckpoints:
         self,
         folder: RunFolder,
         ranks: Ranks,
-        progress: ProgressReporter,
+        log: Log,
         content: Content,
     ) -> None:
         """Take what is in every checkpoint beside the state: what the run is, its identity."""
         self._folder = folder
         self._ranks = ranks
-        self._progress = progress
+        self._log = log
         self._content = content
         self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
         self.images_by_rank: list[int] = []
         """Of a full step, with --balance auto."""
-
-    @property
-    def writes(self) -> bool:
-        """Return whether this rank writes those of its host."""
-        return self._saves is not None
 
     def open(self, keep: int) -> None:
         """Begin to write on this rank, and keep the last `keep` checkpoints."""
         checkpoint.remove_partials(self._folder)
         self._saves = BackgroundSaves(self._folder, keep)
 
-    def end(self, failure: type[BaseException]) -> None:
-        """End with a run that has failed."""
-        if self._saves:
+    def __enter__(self) -> RunCheckpoints:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *error: object) -> None:
+        if failure and self._saves:
             self._saves.end(failure)
+
+    def take_over(self, step: int, earlier: Earlier) -> None:
+        """Write what a run goes on from, so that every host could go on alone; free its memory."""
+        if self._saves:
+            checkpoint.keep_best(earlier.folder, self._folder)
+            if not (path := self._folder.checkpoint(step)).exists():
+                write_whole(path, earlier.data)
+            self._log.phase(phases.START, checkpoint=step)
+        earlier.release()
 
     def save(self, state: TrainingState, best: bool = False) -> None:
         """Begin to write a checkpoint, which gets a second name if it is the best so far.
 
         Raise Diverged if no run could continue from it, before the next line of the log does.
         """
-        self._progress.phase(phases.SAVE)
+        self._log.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
         self.wait()  # for the save before: its copy of the state is written over now
         # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
@@ -68,7 +78,7 @@ class RunCheckpoints:
                 self._begin(self._saves, state, statistics, best)
         finally:
             self._ranks.restore_statistics(state.model, statistics)
-        self._progress.phase(phases.TRAIN)
+        self._log.phase(phases.TRAIN)
 
     def keep_step(self, state: TrainingState) -> None:
         """Save the last whole step without the other ranks, of which one is lost.
@@ -97,7 +107,7 @@ class RunCheckpoints:
     def wait(self) -> None:
         """Wait until the last checkpoint is written; raise SaveError if that fails."""
         if self._saves:
-            self._progress.phase(phases.SAVE)
+            self._log.phase(phases.SAVE)
             self._report(self._saves.wait())
 
     def report_ended(self) -> None:
@@ -110,7 +120,7 @@ class RunCheckpoints:
 
     def _report(self, step: int) -> None:
         if step:  # 0: of no checkpoint
-            self._progress.phase(self._progress.current_phase, checkpoint=step)
+            self._log.phase(self._log.current_phase, checkpoint=step)
 
     def _best_kept(self, state: TrainingState) -> Content | None:
         # On the first rank, which writes final.pt: a checkpoint that did better than the state.
@@ -137,7 +147,7 @@ class RunCheckpoints:
             if epoch:
                 kept = self._best_kept(state)
                 which = f"the best of those left (epoch {kept['epoch']})" if kept else "the last"
-                self._progress.line(
+                self._log.say(
                     f"no host has the best checkpoint (epoch {epoch}): final.pt is {which}"
                 )
                 if kept:

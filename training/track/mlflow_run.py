@@ -14,8 +14,7 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT
 
-from rackrun.training.track.lines import Line, scalars
-from rackrun.training.track.tracker import Sent
+from rackrun.training.track.tracker import Line, Sent, scalars
 
 MOST_METRICS, MOST_PARAMS, MOST_TEXT = 1000, 100, 500  # of a request; characters of a value
 STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}

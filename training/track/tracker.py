@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -28,8 +28,13 @@ from rackrun.run_folder import RunFolder
 from rackrun.shapes import AtMost, Misshapen, parsed_file
 from rackrun.terminal import one_line
 from rackrun.training.stop_requests import StopRequests
-from rackrun.training.track.lines import Line, summary
 
+Line = dict[str, Any]
+"""A line of metrics.jsonl."""
+
+NOT_MEASURED = frozenset(
+    {"kind", "step", "epoch", "split", "samples", "images", "time", "rank", "why"}
+)
 START_SECONDS = 10.0
 END_SECONDS, STOPPED_SECONDS = 30.0, 5.0  # for the rest of a run that is over, or is to end
 MOST_BYTES = 1 << 16
@@ -84,7 +89,7 @@ class Tracker:
         """Begin with the lines so far; `settings` are those of config.json."""
         self._name, self._folder, self._settings, self._say = name, folder, settings, say
         self._sent = read_sent(folder, name)
-        self._queue = SimpleQueue[Line | str]()  # a verdict ends it
+        self._queue = SimpleQueue[Line | _End]()
         self._begun, self._problem, self._is_over = False, "", False
         self._deadline = time.monotonic() + START_SECONDS
         os.environ.update({each: value for each, value in QUIET.items() if each not in os.environ})
@@ -102,9 +107,9 @@ class Tracker:
             self._problem = self._problem or f"no answer within {START_SECONDS:g} s"
         self._report()
 
-    def end(self, verdict: str) -> None:
+    def end(self, verdict: str, result: dict[str, float]) -> None:
         """Hand over how the run ended, and wait until all was sent, for a bounded time."""
-        self._queue.put(verdict)
+        self._queue.put(_End(verdict, result))
         seconds = END_SECONDS if verdict == "finished" else STOPPED_SECONDS
         deadline = time.monotonic() + (0 if self._is_over else seconds)
         with StopRequests(save_minutes=0) as requests:
@@ -135,30 +140,44 @@ class Tracker:
             self._sent = Sent(run.id, run.server)
         self._begun = True
         self._write()
-        result = dict[str, float]()
         while not self._is_over:
-            lines, verdict = self._next()
-            result = summary(lines, result)
+            lines, end = self._next()
             if lacking := [line for line in lines if self._sent.lacks(line)]:
                 run.log(lacking)
                 self._sent.steps |= {line["kind"]: line["step"] for line in lacking}
                 self._write()
-            if verdict:
-                run.end(verdict, result, RunFolder(self._folder).report)
+            if end:
+                run.end(end.verdict, end.result, RunFolder(self._folder).report)
                 return
 
-    def _next(self) -> tuple[list[Line], str]:
-        # All lines that wait, at least one, and the verdict if it has come.
+    def _next(self) -> tuple[list[Line], "_End | None"]:
+        # All lines that wait, at least one, and the end if it has come.
         lines: list[Line] = []
         while not lines or not self._queue.empty():
             item = self._queue.get()
-            if isinstance(item, str):
+            if isinstance(item, _End):
                 return lines, item
             lines.append(item)
-        return lines, ""
+        return lines, None
 
     def _write(self) -> None:
         write_whole(path_of(self._folder, self._name), json.dumps(asdict(self._sent)).encode())
+
+
+@dataclass(frozen=True)
+class _End:
+    verdict: str
+    """finished, stopped or failed"""
+    result: dict[str, float]
+    """The last and the best accuracy, by their names in result.json."""
+
+
+def scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return what was measured: {"train/loss": 0.5, ...}."""
+    names = line.keys() - NOT_MEASURED
+    return {
+        f"{line['kind']}/{name}": line[name] for name in sorted(names) if line[name] is not None
+    }
 
 
 def path_of(folder: Path, tracker: str) -> Path:

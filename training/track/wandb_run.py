@@ -6,8 +6,7 @@ from typing import Any
 
 import wandb
 
-from rackrun.training.track.lines import Line, scalars
-from rackrun.training.track.tracker import Sent
+from rackrun.training.track.tracker import Line, Sent, scalars
 
 SERVER = "https://api.wandb.ai"
 

@@ -97,8 +97,10 @@ def test_a_plain_screen_shows_progress_before_the_first_epoch_ends(capfd, monkey
     clock = r"rackrun: ([01]\d|2[0-3]):[0-5]\d:[0-5]\d"
     assert re.fullmatch(f"{clock} loading\n", drawn(PROGRESS_SECONDS + 1, phase="start"))
     drawn(20.0, phase="train", epoch=1, epochs=9, step=1, steps=900)
-    text = "epoch 1/9, step 11/900, loss 0.5, 80 images/s, run ends in 14:49\n"
-    assert re.fullmatch(f"{clock} {text}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0))
+    text = "epoch 1/9, step 11/900, loss 0.5, 80 images/s, 3% waiting for data, run ends in 14:49\n"
+    assert re.fullmatch(
+        f"{clock} {text}", drawn(30.0, step=11, loss=0.5, images_per_second=80.0, data_share=0.03)
+    )
 
 
 def test_a_line_has_the_time_at_which_it_was_true():

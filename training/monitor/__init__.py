@@ -1,1 +1,0 @@
-"""Stragglers and slow links."""
