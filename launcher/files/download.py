@@ -19,7 +19,7 @@ from typing import Annotated
 
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
-from rackrun.launcher.remote import transfer
+from rackrun.launcher.remote import results
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.rpc import LISTING_BYTES, RpcClient
@@ -144,7 +144,7 @@ def fetch_results(
     or breaks off; whole files that are here stay.
     """
     with closing(
-        RpcClient(transport, transfer, plan.agent_python, reply_seconds=LISTING_SECONDS)
+        RpcClient(transport, results, plan.agent_python, reply_seconds=LISTING_SECONDS)
     ) as client:
         kept = LAUNCHER_FILES | set(kept)
         order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}

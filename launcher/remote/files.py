@@ -34,6 +34,27 @@ def contents(path: str, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
+def proper(path: str) -> str:
+    """Return a path that stays below its folder; raise OSError for any other."""
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b""
+    if b"\0" in encoded or {b"", b".", b".."} & set(encoded.split(b"/")):
+        raise OSError(errno.EINVAL, "is not the name of a file below the folder", path)
+    return path
+
+
+def place_below(root: str, path: str) -> str:
+    """Return where a path below a folder lies; raise OSError where a link would lead elsewhere."""
+    place = os.path.join(os.path.realpath(root), proper(path))
+    folder = os.path.dirname(place)
+    is_file = os.path.exists(folder) and not os.path.isdir(folder)
+    if is_file or os.path.realpath(folder) != folder:
+        raise OSError(errno.ENOTDIR, "a link or a file is where a folder should be", path)
+    return place
+
+
 def project_python(workdir: str) -> str:
     """Return where uv keeps the interpreter of a project with a uv.lock; empty for any other."""
     if not os.path.isfile(os.path.join(workdir, PROJECT_LOCK)):

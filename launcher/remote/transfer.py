@@ -1,7 +1,4 @@
-"""The program that carries files to a host and back: code before a run, results after it.
-
-Below a folder it follows no link: another account may have put one there.
-"""
+"""The program on a host that takes the code of a run and makes its environment."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from rackrun.contract import variables
@@ -25,11 +22,11 @@ from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import (
     INSTALLED,
     PIECE_BYTES,
-    READ,
     contents,
-    explained,
     file_digest,
+    place_below,
     project_python,
+    proper,
 )
 from rackrun.launcher.remote.processes import all_pids, environment_of
 from rackrun.launcher.remote.service import reply
@@ -41,84 +38,22 @@ INCOMING = ".rackrun-incoming-"
 """Start of the name of the folder beside it, in which files wait until all have come."""
 
 MANIFEST_BYTES = 1 << 26
-PLAN_BYTES = 1 << 26
 MOST_RUNS = 10  # named of those that work in a folder
 LONGEST_LINE = 500  # of what makes the environment
 FORGOTTEN_SECONDS = 86400  # an older folder of incoming files is no longer in use
 COMMON_MODE = 0o644
+_ELSEWHERE = (errno.ENOTDIR, errno.ELOOP)
 _SCRIPTS = (  # folder below the project -> what makes an environment there
     (INSTALLED, "rackrun/launcher/venv.sh"),
     ("", "launcher/venv.sh"),  # a checkout
 )
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def serve() -> None:
     """Carry out orders from standard input until it ends."""
     service.announce()
     sys.stdout.buffer.flush()
-    service.serve(
-        {
-            "differences": differences,
-            "unpack": unpack,
-            "environment": environment,
-            "results": results,
-            "send": send,
-        }
-    )
-
-
-# -- paths
-
-
-def proper(path: str) -> str:
-    """Return a path that stays below its folder; raise OSError for any other."""
-    try:
-        encoded = os.fsencode(path)
-    except UnicodeEncodeError:
-        encoded = b""
-    if b"\0" in encoded or {b"", b".", b".."} & set(encoded.split(b"/")):
-        raise OSError(errno.EINVAL, "is not the name of a file below the folder", path)
-    return path
-
-
-@contextlib.contextmanager
-def folder_of(root: int, path: str, make: bool = False) -> Iterator[tuple[int, str]]:
-    """Yield the folder that holds a path below an open one, and the last name of the path.
-
-    It is opened name by name, and no link on the way is followed. Errors name the whole path.
-    """
-    *parents, name = proper(path).split("/")
-    folder = os.dup(root)
-    try:
-        for parent in parents:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(parent, dir_fd=folder)
-            below = os.open(parent, FOLDER | os.O_NOFOLLOW, dir_fd=folder)
-            os.close(folder)
-            folder = below
-        yield folder, name
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP):
-            error.strerror = "a link or a file is where a folder should be"
-        raise OSError(error.errno, error.strerror or str(error), path) from error
-    finally:
-        os.close(folder)
-
-
-@contextlib.contextmanager
-def opened(root: str) -> Iterator[int]:
-    """Yield a folder that the user has named, and that links may lead to."""
-    folder = os.open(root, FOLDER)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-# -- code
+    service.serve({"differences": differences, "unpack": unpack, "environment": environment})
 
 
 def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict[str, Any]:
@@ -205,7 +140,7 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
             try:
                 take(incoming, header)
             except OSError as error:  # go on reading: the next order follows the stream
-                problem = problem or error
+                problem = problem or OSError(error.errno, error.strerror, header["path"])
             line = sys.stdin.buffer.readline()
         if problem:
             raise problem
@@ -245,19 +180,20 @@ def take(incoming: str, header: dict[str, Any]) -> None:
     """Write one file, or link, into the folder of those that wait for the others."""
     left = header["size"]
     try:
-        with opened(incoming) as root, folder_of(root, header["path"], make=True) as (folder, name):
-            if header["link"]:
-                content, left = sys.stdin.buffer.read(left), 0
-                if b"\0" in content:
-                    raise OSError(errno.EINVAL, "is a link whose target is not a path")
-                os.symlink(content, os.fsencode(name), dir_fd=folder)
-                return
-            with os.fdopen(os.open(name, WRITE, 0o600, dir_fd=folder), "wb") as file:
-                while left:
-                    piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
-                    left = left - len(piece) if piece else 0
-                    file.write(piece)
-                os.fchmod(file.fileno(), header["mode"] & 0o777)
+        path = place_below(incoming, header["path"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if header["link"]:
+            content, left = sys.stdin.buffer.read(left), 0
+            if b"\0" in content:
+                raise OSError(errno.EINVAL, "is a link whose target is not a path")
+            os.symlink(content, os.fsencode(path))
+            return
+        with open(path, "xb") as file:
+            while left:
+                piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
+                left = left - len(piece) if piece else 0
+                file.write(piece)
+            os.fchmod(file.fileno(), header["mode"] & 0o777)
     finally:
         skip(left)
 
@@ -271,33 +207,26 @@ def skip(size: int) -> None:
 
 def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
     """Remove deleted files, move new ones to their places, and write the list of all."""
-    with opened(root) as target, opened(incoming) as waiting:
-        for path in sorted(brought(root) - set(paths)):
-            remove(target, path)
-        for path in taken:
-            with folder_of(waiting, path) as (at, name), folder_of(target, path, True) as (to, _):
-                os.replace(name, name, src_dir_fd=at, dst_dir_fd=to)
-        with os.fdopen(os.open(MANIFEST, WRITE, COMMON_MODE, dir_fd=waiting), "w") as file:
-            json.dump(paths, file)
-        os.replace(MANIFEST, MANIFEST, src_dir_fd=waiting, dst_dir_fd=target)
+    for path in sorted(brought(root) - set(paths)):
+        remove(root, path)
+    for path in taken:
+        place = place_below(root, path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        os.replace(os.path.join(incoming, path), place)
+    with open(os.path.join(incoming, MANIFEST), "x") as file:
+        json.dump(paths, file)
+    os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
 
 
-def remove(root: int, path: str) -> None:
+def remove(root: str, path: str) -> None:
     """Remove a file, and the folders around it as long as nothing is in them."""
     try:
-        with folder_of(root, path) as (parent, name):
-            os.unlink(name, dir_fd=parent)
-    except OSError as error:  # gone already, or replaced by something of the host's
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR):
+        os.unlink(place_below(root, path))
+        while path := os.path.dirname(path):
+            os.rmdir(place_below(root, path))
+    except OSError as error:  # gone already, replaced by something of the host's, or not empty
+        if error.errno not in (*_ELSEWHERE, errno.ENOENT, errno.EISDIR, errno.ENOTEMPTY):
             raise
-    folder = os.path.dirname(path)
-    while folder:
-        try:
-            with folder_of(root, folder) as (parent, name):
-                os.rmdir(name, dir_fd=parent)
-        except OSError:
-            return
-        folder = os.path.dirname(folder)
 
 
 def environment(root: str, chosen: dict[str, str]) -> dict[str, Any]:
@@ -344,68 +273,3 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
             if rest:  # an installer that died in the middle of its last line
                 yield rest
             return
-
-
-# -- results
-
-
-def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[str, Any]:
-    """Return the files of a run folder and their sizes; none when that folder is the launcher's.
-
-    Names in `kept` are left out at the top. More files than `most` are an error. Files whose names
-    a terminal cannot show are only counted.
-    """
-    with contextlib.suppress(OSError, ValueError, RecursionError):
-        plan = json.loads(contents(os.path.join(folder, "plan.json"), PLAN_BYTES))
-        if isinstance(plan, dict) and plan.get("run_id") == run_id:
-            return {"files": {}}  # the launcher's own plan: both see the same folder
-    sizes: dict[str, int] = {}
-    odd = 0
-    for parent, folders, names in os.walk(folder):
-        stay = kept if parent == folder else ()
-        folders[:] = [name for name in folders if name not in stay]
-        for name in names:
-            path = os.path.join(parent, name)
-            if name in stay or os.path.islink(path) or not os.path.isfile(path):
-                continue
-            relative = os.path.relpath(path, folder)
-            if relative.isprintable():
-                sizes[relative] = os.path.getsize(path)
-            else:
-                odd += 1
-        if len(sizes) > most:
-            return {"error": f"more than {most} files"}
-    return {"files": sizes, "odd": odd}
-
-
-def send(folder: str, paths: list[str]) -> dict[str, Any]:
-    """Send files one after the other: for each its size or an error, its bytes, an error or {}."""
-    with opened(folder) as root:
-        for path in paths:
-            try:
-                with folder_of(root, path) as (parent, name):
-                    file = os.open(name, READ, dir_fd=parent)
-            except OSError as error:
-                reply({"error": explained(error)})
-                continue
-            with os.fdopen(file, "rb") as stream:
-                _send_one(stream)
-    return {}
-
-
-def _send_one(stream: Any) -> None:
-    # The size is announced already: zeros replace what cannot be read, and the error follows.
-    status = os.fstat(stream.fileno())
-    left, error = status.st_size if stat.S_ISREG(status.st_mode) else 0, ""
-    reply({"size": left})
-    while left:
-        piece = b""
-        try:
-            piece = b"" if error else stream.read(min(left, PIECE_BYTES))
-            error = error or ("" if piece else "became shorter meanwhile")
-        except OSError as problem:
-            error = explained(problem)
-        piece = piece or bytes(min(left, PIECE_BYTES))
-        left -= len(piece)
-        sys.stdout.buffer.write(piece)
-    reply({"error": error} if error else {})

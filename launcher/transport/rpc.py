@@ -1,6 +1,6 @@
 """Remote calls to one of our programs on a host: an order, a reply, and sometimes plain bytes.
 
-The program (`probe`, `transfer`) is sent over standard input; orders and replies are JSON, with
+The program (such as `probe`) is sent over standard input; orders and replies are JSON, with
 their length on a line before them. What a login shell prints before is noise. A probe's process
 and channel can be passed on to the run's agent, which saves a login shell and a Python start.
 

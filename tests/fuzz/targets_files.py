@@ -12,7 +12,7 @@ from rackrun.errors import DataError, Problem
 from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_files
-from rackrun.launcher.remote import service, transfer
+from rackrun.launcher.remote import results, service, transfer
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES
 from rackrun.run_report.folder import read
@@ -122,7 +122,7 @@ def fuzz_plan(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         plan = Path(folder) / "plan.json"
         plan.write_bytes(data)
-        assert transfer.results(folder, "0" * 32, (), 9)["files"] or b"0" * 32 in data
+        assert results.results(folder, "0" * 32, (), 9)["files"] or b"0" * 32 in data
 
 
 @contextlib.contextmanager
