@@ -12,7 +12,7 @@ from rackrun.training.data.order import Cut
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.weights import load_weights
 from rackrun.training.run import compatibility
-from rackrun.training.run.folder import run_name, writes_to
+from rackrun.training.run.folder import own_folder, run_name, writes_to
 from rackrun.training.setup import TrainingRun
 from rackrun.training.track.tracker import check_trackers
 
@@ -29,6 +29,7 @@ def begin(run: TrainingRun) -> None:
     loaded = _load_weights(run)
     if run.ranks.first:
         check_trackers(run.config.trackers)
+    log.folder = own_folder(run.task.name, run.config.run_folder, run.ranks)
     writes = writes_to(log.folder, run.ranks)
     facts = first_lines.facts_of(run)
     for line in first_lines.lines_of(run, facts):

@@ -47,10 +47,10 @@ JUDGED_STEPS = 20  # before how long ranks wait for data says something
 class Log:
     """The log of a run on this rank; trackers learn how the run ended when its context ends."""
 
-    def __init__(
-        self, folder: RunFolder, config: Config, schedule: Schedule, ranks: Ranks, data: Data
-    ) -> None:
-        self.folder = folder
+    folder: RunFolder
+    """Set before the first line, once what the run goes on from has been found to fit."""
+
+    def __init__(self, config: Config, schedule: Schedule, ranks: Ranks, data: Data) -> None:
         self.launched = bool(os.environ.get(variables.REPORTS))
         """Whether a launcher takes the reports and shows them."""
         self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step

@@ -25,7 +25,6 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility
 from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.run.data_version import pinned
-from rackrun.training.run.folder import own_folder
 from rackrun.training.run.resume import Earlier, earlier_run
 from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
@@ -106,8 +105,7 @@ class TrainingRun:
     @cached_property
     def log(self) -> Log:
         """The log of the run."""
-        folder = own_folder(self.task.name, self.config.run_folder, self.ranks)
-        return Log(folder, self.config, self.schedule, self.ranks, self.data)
+        return Log(self.config, self.schedule, self.ranks, self.data)
 
     @cached_property
     def checkpoints(self) -> RunCheckpoints:
@@ -120,7 +118,7 @@ class TrainingRun:
             earlier = self.earlier
             compatibility.check(identity, self.described, earlier.content, earlier.path)
         content = {"identity": identity, **self.described}
-        return RunCheckpoints(self.log.folder, self.ranks, self.log, content)
+        return RunCheckpoints(self.ranks, self.log, content)
 
     @property
     def preparation(self) -> Transforms:

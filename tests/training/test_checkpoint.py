@@ -450,12 +450,14 @@ def test_differences_are_told_in_a_few_words():
     assert table_differences(many, {})[6:] == ["and 1 more"]
 
 
-def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(monkeypatch):
+def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(tmp_path, monkeypatch):
     """An option comes before the launcher's folder, and that before a new one below runs/."""
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     monkeypatch.delenv(variables.RUN_FOLDER, raising=False)
-    path = own_folder("catdog", "", ranks).path
-    assert path.parent == RUNS and path.name.endswith("-catdog")
+    monkeypatch.chdir(tmp_path)
+    paths = [own_folder("catdog", "", ranks).path for _ in range(3)]
+    assert {path.parent for path in paths} == {RUNS} and len(set(paths)) == 3
+    assert all("-catdog" in path.name and path.is_dir() for path in paths)
     monkeypatch.setenv(variables.RUN_FOLDER, "/launched")
     assert own_folder("catdog", "", ranks).path == Path("/launched")
     assert own_folder("catdog", "given", ranks).path == Path("given")

@@ -23,7 +23,9 @@ DATA: Any = SimpleNamespace(classes=("cat", "dog"), has_evaluation=True)
 def log(rank: int = 0) -> Log:
     config = Config(epochs=5, workers=256)
     schedule = make_schedule(config, 80, 64)
-    return Log(RunFolder(Path("run")), config, schedule, Ranks(rank, 2, rank, 2, CPU), DATA)
+    made = Log(config, schedule, Ranks(rank, 2, rank, 2, CPU), DATA)
+    made.folder = RunFolder(Path("run"))
+    return made
 
 
 def test_a_report_says_where_a_rank_is(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ import torch
 from rackrun.atomic import write_whole
 from rackrun.contract import phases
 from rackrun.errors import SaveError
-from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import BackgroundSaves, Content
 from rackrun.training.divergence import check_weights
@@ -23,15 +22,8 @@ from rackrun.training.state import TrainingState
 class RunCheckpoints:
     """Saves the state of a run."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        ranks: Ranks,
-        log: Log,
-        content: Content,
-    ) -> None:
+    def __init__(self, ranks: Ranks, log: Log, content: Content) -> None:
         """Take what is in every checkpoint beside the state: what the run is, its identity."""
-        self._folder = folder
         self._ranks = ranks
         self._log = log
         self._content = content
@@ -41,8 +33,8 @@ class RunCheckpoints:
 
     def open(self, keep: int) -> None:
         """Begin to write on this rank, and keep the last `keep` checkpoints."""
-        checkpoint.remove_partials(self._folder)
-        self._saves = BackgroundSaves(self._folder, keep)
+        checkpoint.remove_partials(self._log.folder)
+        self._saves = BackgroundSaves(self._log.folder, keep)
 
     def __enter__(self) -> RunCheckpoints:
         return self
@@ -54,8 +46,8 @@ class RunCheckpoints:
     def take_over(self, step: int, earlier: Earlier) -> None:
         """Write what a run goes on from, so that every host could go on alone; free its memory."""
         if self._saves:
-            checkpoint.keep_best(earlier.folder, self._folder)
-            if not (path := self._folder.checkpoint(step)).exists():
+            checkpoint.keep_best(earlier.folder, self._log.folder)
+            if not (path := self._log.folder.checkpoint(step)).exists():
                 write_whole(path, earlier.data)
             self._log.phase(phases.START, checkpoint=step)
         earlier.release()
@@ -89,7 +81,7 @@ class RunCheckpoints:
         if not self._saves or not state.is_finite:
             return
         self.wait()
-        if self._folder.checkpoint(state.step).exists():
+        if self._log.folder.checkpoint(state.step).exists():
             return
         self._begin(self._saves, state, None, best=False)
         self.wait()
@@ -125,7 +117,7 @@ class RunCheckpoints:
     def _best_kept(self, state: TrainingState) -> Content | None:
         # On the first rank, which writes final.pt: a checkpoint that did better than the state.
         best, accuracy = None, state.accuracy
-        for path in checkpoint.steps_in(self._folder.checkpoints) if self._ranks.first else ():
+        for path in checkpoint.steps_in(self._log.folder.checkpoints) if self._ranks.first else ():
             with suppress(SaveError):
                 kept = checkpoint.read(path)["state"]
                 if kept["accuracy"] > accuracy:
@@ -140,7 +132,7 @@ class RunCheckpoints:
         epoch, best = state.improvement.epoch, None
         if self._saves:
             with suppress(SaveError):  # it may be absent, or damaged
-                recorded = checkpoint.read(self._folder.best)["state"]
+                recorded = checkpoint.read(self._log.folder.best)["state"]
                 best = recorded if recorded["epoch"] == epoch else None
         offers = self._ranks.all_gather(np.array([int(best is not None)]))
         if not any(offers):

@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING
 from rackrun.atomic import PARTIAL, translated_os_errors
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from rackrun.run_folder import RUNS, RunFolder, folder_name
+from rackrun.run_folder import RUNS, RunFolder, new_run_folder
 
 if TYPE_CHECKING:  # the check of a task reads names here, without torch
     from rackrun.training.ranks import Ranks
 
 
 def own_folder(task: str, given: str, ranks: "Ranks") -> RunFolder:
-    """Return the folder of this run: the given one, the launcher's, or a new one under runs/."""
-    name = ranks.broadcast_bytes(folder_name(task).encode()).decode()
-    path = given or os.environ.get(variables.RUN_FOLDER)
-    return RunFolder(Path(path) if path else RUNS / name)
+    """Return the folder of this run: the given one, the launcher's, or a new one under runs/.
+
+    A new one is made by the first rank, so that no other run has it.
+    """
+    if path := given or os.environ.get(variables.RUN_FOLDER):
+        return RunFolder(Path(path))
+    made = new_run_folder(RUNS, task).path.name.encode() if ranks.first else b""
+    return RunFolder(RUNS / ranks.broadcast_bytes(made).decode())
 
 
 def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
