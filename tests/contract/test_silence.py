@@ -33,7 +33,7 @@ def test_ranks_that_print_nothing_any_more_hang(tmp_path):
     assert "in wait_for_a_message" in result.said
     (folder,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     assert json.loads((folder / "result.json").read_text())["exit_code"] == 75
-    for log in folder.glob("logs/*/rank-*.err"):
+    for log in folder.glob("logs/**/rank-*.err"):
         assert "in wait_for_a_message" in log.read_text()
 
 

@@ -285,7 +285,7 @@ class Run:
 
     def lost_output(self, folder: Path) -> Iterator[str]:
         """Yield the ranks whose last line is not in their log."""
-        for path in folder.glob("logs/*/rank-*.out"):
+        for path in folder.glob("logs/**/rank-*.out"):
             if SAYS_DONE not in path.read_text(errors="replace"):
                 yield f"{path.name} lacks its last line"
 
