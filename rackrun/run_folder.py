@@ -58,6 +58,8 @@ class RunFolder:
     path: Path
     node: int = 0
     """Whose launcher it is, when every node has one of its own: they may share the folder."""
+    attempt: int = 1
+    """Which attempt writes logs: a restart goes on in the same folder."""
 
     plan = _File("plan.json", of_node=True)
     """What runs where, written before anything starts."""
@@ -74,7 +76,7 @@ class RunFolder:
     live = _File("live.json", of_node=True)
     """What the dashboard shows, while the run goes on."""
     logs = _File("logs")
-    """The folder with a folder per host."""
+    """The folder with a folder per host, and one per attempt in it."""
 
     config = _File("config.json")
     """The settings and what they were resolved to, written before the first step."""
@@ -102,7 +104,7 @@ class RunFolder:
     def log(self, host: str, rank: int | None, stream: str) -> Path:
         """Return the file for one stream of one rank, or of a host's torchrun."""
         source = "torchrun" if rank is None else f"rank-{rank}"
-        return self.logs / file_name(host) / f"{source}.{stream}"
+        return self.logs / file_name(host) / str(self.attempt) / f"{source}.{stream}"
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint that was written after this many steps."""

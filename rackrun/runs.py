@@ -25,7 +25,7 @@ from rackrun.shapes import AtMost, Misshapen, parsed_file
 
 RECORDS = Path("~/.rackrun/known")
 SHORT_ID = 8
-"""Digits of an id in messages, with which the ids of all attempts of a run begin."""
+"""Digits of a run's id in messages; those of its attempts on hosts begin with them."""
 MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
 MOST_HOSTS = 100_000
 
@@ -67,7 +67,7 @@ class Run:
         if self.folder is None:
             return False
         folder = RunFolder(self.folder)
-        return folder.result.exists() or not is_supervised(folder.plan)
+        return folder.result.exists() or not is_supervised(folder)
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
@@ -179,13 +179,6 @@ def folders_in(runs: Path) -> list[Path]:
     return []
 
 
-def folders_of(folder: Path) -> list[Path]:
-    """Return the folders of all attempts of the run of this folder, the oldest first."""
-    start = _id_in(folder)[:SHORT_ID]
-    beside = [path for path in folders_in(folder.parent) if _id_in(path)[:SHORT_ID] == start]
-    return beside[::-1] if start and beside else [folder]
-
-
 def name_of(folder: str) -> str:
     """Return the name of a run, which its folder has after the time."""
     match = _FOLDER.fullmatch(folder)
@@ -200,24 +193,26 @@ def start_of(folder: Path) -> float:
     return folder.stat().st_mtime
 
 
-def is_supervised(plan: Path) -> bool:
-    """Return True while the launcher of a plan lives, or where that is unknown."""
+def is_supervised(folder: RunFolder) -> bool:
+    """Return True while what supervises a run lives, or where that is unknown."""
     try:
-        with plan.open() as file:  # which the launcher has locked; the kernel unlocks it at its end
+        with folder.events.open() as file:  # it has locked this; the kernel unlocks it at its end
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
     except OSError:
         return True
     return False
 
 
 def _runs_here(runs: Path, records: Mapping[str, LaunchRecord]) -> Sequence[Run]:
-    """Return the runs of a folder and those of records, each once: with its newest folder."""
+    """Return the runs of a folder and those of records, each once: with its folder."""
     unique: dict[str, Run] = {}
     for folder in folders_in(runs):
         run = _in_folder(folder, records)
         unique.setdefault(run.id[:SHORT_ID] or str(folder), run)
     for run_id, record in records.items():
-        unique.setdefault(run_id[:SHORT_ID], Run(run_id, record.name, record.at, None, record))
+        unique.setdefault(run_id, Run(run_id, record.name, record.at, None, record))
     return list(unique.values())
 
 
@@ -226,7 +221,7 @@ def _in_folder(folder: Path, records: Mapping[str, LaunchRecord]) -> Run:
     if folder.is_symlink():
         folder = folder.parent / folder.readlink()
     run_id = _id_in(folder)
-    record = records.get(run_id)
+    record = records.get(run_id[:SHORT_ID])
     return Run(run_id, name_of(folder.name), start_of(folder), folder, record)
 
 

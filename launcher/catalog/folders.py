@@ -80,8 +80,8 @@ def _plan(path: Path) -> PlannedRun:
 def _outcome(folder: RunFolder) -> Outcome:
     try:
         document = _object(folder.result)
-    except OSError:  # no result: a launcher that lives holds a lock on the plan
-        return Outcome("running" if is_supervised(folder.plan) else "killed")
+    except OSError:  # no result: of a run that goes on, or whose launcher was killed
+        return Outcome("running" if is_supervised(folder) else "killed")
     report = document.get("report")
     step = report.get("step") if isinstance(report, dict) else None
     values = {name: document.get(name) for name in ("verdict", "exit_code")}

@@ -160,7 +160,7 @@ def _launch_node(
                 " the node more, as with srun --cpus-per-task=N"
             )
         job = job_for(placement, work, meeting.agreement, options, again)
-        transports = [LocalTransport(plan.hosts[0].name)]
+        transports = [LocalTransport(host.name)]
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         if placement.nodes.value == 1:
             return run(job, plan, transports, options.plain)

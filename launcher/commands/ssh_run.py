@@ -15,7 +15,7 @@ from rackrun.launcher.commands.reach import addresses, chosen, connected
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.commands.show import check, deep_check, show_plan
 from rackrun.launcher.commands.upload import pending, planned_code, with_code
-from rackrun.launcher.lifecycle.attempts import Attempt, Launch
+from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.data_preparation import (
     NotMade,
     is_to_make,
@@ -32,6 +32,7 @@ from rackrun.launcher.lifecycle.starter import Controller, controlled, is_bound,
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.viewer.known_runs import forget, remember
 from rackrun.runs import SHORT_ID
@@ -153,30 +154,30 @@ def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions
 
 def attached(launch: Launch, options: SshOptions) -> Result:
     """Run attempts from this terminal; print how to clean hosts that may not be clean yet."""
-    spec = launch.spec
+    spec, jobs = launch.spec, launch.spec.settings.jobs
+    run, unrecorded, used = "", "", set[str]()
 
-    def attend(attempt: Attempt) -> None:
-        run, names = attempt.plan.run_id, {host.name for host in attempt.plan.hosts}
-        planned = [host for host in launch.spec.hosts if host.label in names]
+    def begins(plan: Plan) -> None:
+        nonlocal run, unrecorded
+        run = plan.run_id[:SHORT_ID]
+        used.update(host.name for host in plan.hosts)
+        hosts = [host for host in spec.hosts if host.label in used]
+        unrecorded = remember(
+            run, hosts, options.runs, options.ssh_config, jobs.name, spec.work.name
+        )
 
-        name = spec.settings.jobs.name
-        forgotten = remember(run, planned, options.runs, options.ssh_config, name, spec.work.name)
-        result = attempt.session.supervise()
-        attempt.session.note(attempt.fetch_results())
-        attempt.session.note(advice(options, run, result, forgotten))
-
-    return launch.run(attend)
+    return launch.run(begins, lambda: advice(options, run, launch.end_states, unrecorded))
 
 
-def advice(options: SshOptions, run: str, result: Result, forgotten: str) -> str:
+def advice(options: SshOptions, run: str, end_states: Mapping[str, str], unrecorded: str) -> str:
     """Return what to type if hosts could not be verified; otherwise forget the hosts of the run.
 
-    `forgotten`: why they could not be recorded, if so.
+    `unrecorded`: why they could not be recorded, if so.
     """
-    doubtful = [name for name, state in result.hosts.items() if state != "clean"]
+    doubtful = [name for name, state in end_states.items() if state != "clean"]
     if not doubtful:
         forget(run)
         return ""
     named = f"-H {options.host_list}" if options.host_list else f"--hosts {options.hosts}"
-    args = f"{named} {run}" if forgotten else run[:SHORT_ID]
+    args = f"{named} {run}" if unrecorded else run
     return f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {args}"

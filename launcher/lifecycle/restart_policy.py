@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from rackrun.errors import UsageError
@@ -81,14 +81,14 @@ class RestartState:
         )
 
 
-def after(work: Work, runs: Sequence[str]) -> Work:
-    """Return the task that goes on from the newest of these attempts with a checkpoint, if any.
+def after_failure(work: Work, folder: str) -> Work:
+    """Return the task that goes on from the newest checkpoint in its run folder, if there is one.
 
-    The newest comes first. Only the hosts know whether one has saved. A command stays as it is.
+    Only the hosts know whether it has saved. A command stays as it is.
     """
-    if not isinstance(work, TaskWork) or not runs:
+    if not isinstance(work, TaskWork):
         return work
-    return replace(work, options=(*work.options, "--earlier-attempts", ",".join(runs)))
+    return replace(work, options=(*work.options, "--earlier-attempts", folder))
 
 
 def resumed(work: Work, run: str) -> Work:

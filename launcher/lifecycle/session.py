@@ -12,7 +12,12 @@ from rackrun.atomic import write_whole
 from rackrun.contract import variables
 from rackrun.launcher.output.console import Display, PlainOutput, last_line, say, start_line
 from rackrun.launcher.output.journal import JournaledDisplay
-from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice, write_run_page
+from rackrun.launcher.output.log_files import (
+    LogFiles,
+    unfinished_run_notice,
+    write_result,
+    write_run_page,
+)
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.record import Recorder, RunRecord
 from rackrun.launcher.run.job import Job
@@ -24,8 +29,6 @@ from rackrun.launcher.supervision.signals import SignalQueue
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
-
-PORT_TRIES = 2  # the second one when another program took the master's port in between
 
 OpenScreen: TypeAlias = Callable[[Job, Plan, bool], AbstractContextManager[Display]]
 """Makes the display of a run; True: plain lines instead of the dashboard."""
@@ -61,18 +64,19 @@ class Session:
         plan: Plan,
         transports: Sequence[Transport],
         screen: AbstractContextManager[Display],
+        record: RunRecord,
         peers: Peers | None = None,
         versions: str = "",
         alerts: EventCommand | None = None,
     ) -> None:
-        """Take the transports in the order of the plan's hosts.
+        """Take the transports in the order of the plan's hosts, and the record of the run.
 
         `peers` look after the other hosts of a run of which this plan is a part; `versions` are
         those of the hosts' torch and driver, for the first line; `alerts` gets what happens.
         """
         self.job = job
         self.result: Result | None = None
-        self.record: RunRecord | None = None
+        self.record = record
         self.plan = plan
         self._transports = transports
         self._screen_context = screen
@@ -90,19 +94,18 @@ class Session:
         if self.result is not None and self._screen is not None and self._recorder is not None:
             self._recorder.finish(self.result)
             self._screen.finish(self.result)
-            self.note(write_run_page(self.job.folder.path, self.plan.task))
 
     def supervise(self) -> Result:
-        """Start the plan, supervise it to its end, and write the result down."""
-        job = self.job
-        unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
+        """Start the plan, and supervise it to its end."""
+        job, unfinished = self.job, ""
+        if job.folder.attempt == 1:
+            unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
         signals = SignalQueue()
         with signals.installed():  # before there is a plan: a run with a plan gets a result
             logs = LogFiles(job.folder, self.plan)
             settings = job.template.settings
             if settings and not job.folder.node:  # of several nodes, the first one writes them
                 write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
-            self.record = RunRecord(job.folder.events)
             with self._screen_context as self._screen:
                 self._recorder = self.record.attempt(job, self.plan)
                 self.note(unfinished)
@@ -114,7 +117,6 @@ class Session:
                     job, agents, logs, journal, self._peers, self._alerts, signals
                 ).supervise()
                 journal.close()
-            self.note(logs.close(self.result))  # a signal that comes now does not cost the result
         if self.result.verdict == "failed":
             from rackrun.launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
 
@@ -136,17 +138,40 @@ def run(
     transports: Sequence[Transport],
     plain: bool = False,
     peers: Peers | None = None,
+    replan: Callable[[Job], Plan] | None = None,
 ) -> Result:
-    """Run a plan from end to end; `plain`: no dashboard on a terminal."""
+    """Run a plan from end to end; `plain`: no dashboard on a terminal.
+
+    With `replan`, once more if another program took the port in between.
+    """
     alerts = EventCommand(() if job.folder.node else job.template.on_event)
-    screen = open_screen(job, plan, plain)
-    with Session(job, plan, transports, screen, peers, alerts=alerts) as session:
-        result = session.supervise()
-    if not result.port_was_taken:
-        report_end(alerts, result, say)
-        if session.record is not None:
-            session.record.end(result.exit_code)
-    return result
+    record, result = RunRecord(job.folder), None
+    while True:
+        screen = open_screen(job, plan, plain)
+        with Session(job, plan, transports, screen, record, peers, alerts=alerts) as session:
+            result = session.supervise().after(result)
+            tries_again = replan is not None and job.folder.attempt == 1 and result.port_was_taken
+            if not tries_again:
+                session.note(write_result(job.folder, result))
+        if replan is None or not tries_again:
+            close_run(record, plan, result, alerts, say)
+            return result
+        job = job.again()
+        plan = replan(job)
+
+
+def close_run(
+    record: RunRecord,
+    plan: Plan,
+    result: Result,
+    alerts: EventCommand,
+    say: Callable[[str], object],
+) -> None:
+    """Draw the page of a run whose result is written, tell the user's command, end the record."""
+    if problem := write_run_page(result.folder, plan.task):
+        say(problem)
+    report_end(alerts, result, say)
+    record.end(result.exit_code)
 
 
 def report_end(alerts: EventCommand, result: Result, say: Callable[[str], object]) -> None:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rackrun.errors import MissingPackage
-from rackrun.launcher.lifecycle.session import PORT_TRIES, run
+from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.remote.files import project_python
 from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.run.hosts import Host
@@ -23,14 +23,13 @@ ADDRESS = "127.0.0.1"
 
 
 def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain: bool) -> Result:
-    """Run on this machine; once more if another program took the port in between."""
-    for _ in range(PORT_TRIES):
-        job = jobs.job(work, jobs.new_folder(work))
-        plan = plan_alone(job, processes, python)
-        result = run(job, plan, [LocalTransport(NAME)], plain)
-        if not result.port_was_taken:
-            break
-    return result
+    """Run on this machine."""
+    job = jobs.job(work, jobs.new_folder(work))
+
+    def planned(job: Job) -> Plan:
+        return plan_alone(job, processes, python)
+
+    return run(job, planned(job), [LocalTransport(NAME)], plain, replan=planned)
 
 
 def plan_alone(job: Job, processes: int, python: str) -> Plan:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
@@ -39,20 +38,9 @@ class LogFiles:
             with translated_os_errors(folder.path):
                 for host in self.hosts.values():
                     folder.log(host, None, "out").parent.mkdir(parents=True, exist_ok=True)
-                self.plan = self._written_and_locked(plan)
+            write_json(folder.plan, dataclasses.asdict(plan), mode=0o600)  # has --env values
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
-
-    def _written_and_locked(self, plan: Plan) -> TextIO:
-        # Locked as long as this process lives, and before it is in its place: to others, a plan
-        # without a lock is that of a dead launcher.
-        partial = self.folder.plan.with_name(f".{self.folder.plan.name}.partial")
-        write_json(partial, dataclasses.asdict(plan), mode=0o600)  # has --env values
-        file = partial.open("r+")  # NFS locks alone only what may be written
-        with suppress(OSError):  # without locks, an unfinished run goes unnoticed
-            fcntl.flock(file, fcntl.LOCK_EX)
-        partial.replace(self.folder.plan)
-        return file
 
     def record(self, event: Output) -> None:
         """Take bytes for the log of their rank and stream."""
@@ -71,15 +59,6 @@ class LogFiles:
             self.refusal = f"output is not logged any more: {error.strerror}"
         self.waiting.clear()
         return "" if failed_before else self.refusal
-
-    def close(self, result: Result) -> str:
-        """Write how it ended; return why that could not be done."""
-        self.plan.close()
-        try:
-            write_json(self.folder.result, as_plain(result))
-        except SaveError as error:
-            return str(error)
-        return ""
 
     def log(self, node: int, rank: int | None, stream: str) -> Path:
         """Return the log of a rank's stream, or of torchrun's on that host."""
@@ -113,6 +92,15 @@ def _last_traceback(log: bytes) -> bytes:
     return log[begun[-1] : min(begun[-1] + TAIL_BYTES, end)] + b"\n" if begun else b""
 
 
+def write_result(folder: RunFolder, result: Result) -> str:
+    """Write how a run ended; return why that could not be done."""
+    try:
+        write_json(folder.result, as_plain(result))
+    except SaveError as error:
+        return str(error)
+    return ""
+
+
 def write_run_page(folder: Path, task: str) -> str:
     """Draw report.html of a task that has ended, also of one that failed before its first step.
 
@@ -140,7 +128,7 @@ def unfinished_run_notice(runs: Path, besides: Path) -> str:
     plans = sorted(RunFolder(folder).plan for folder in others)
     if not plans or RunFolder(plans[-1].parent).result.exists():
         return ""
-    if is_supervised(plans[-1]):
+    if is_supervised(RunFolder(plans[-1].parent)):
         return ""
     return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 

@@ -1,6 +1,6 @@
-"""events.jsonl: what happened in an attempt of a run, an entry a line, for those who look at it.
+"""events.jsonl: what happened in a run, an entry a line, for those who look at it.
 
-    attempt   a run begins: its plan
+    attempt   an attempt begins: its plan
     turn      seconds since then; what follows until the next one happened at that moment
     event     as it came; of reports and of how busy hosts are only some
     output    more bytes are in a log: the bytes themselves are only there
@@ -20,7 +20,6 @@ import json
 import os
 import time
 from contextlib import AbstractContextManager, suppress
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from rackrun.launcher.run.events import Event, Output, Report, Usage
@@ -28,6 +27,7 @@ from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result, as_plain
 from rackrun.launcher.run.state import RunState
+from rackrun.run_folder import RunFolder
 
 REPORTS_PER_SECOND = 8  # of all ranks and hosts together; a change of phase is always written
 MOST_CHARACTERS = 4096  # of a text in an event
@@ -37,11 +37,11 @@ Entry: TypeAlias = dict[str, Any]
 
 
 class RunRecord:
-    """The file of an attempt; locked as long as the process lives that supervises it."""
+    """The file of a run; locked as long as the process lives that supervises it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        self.file = os.open(path, flags, 0o600)
+        self.file = os.open(folder.events, flags, 0o600)
         with suppress(OSError):  # a disk without locks
             fcntl.flock(self.file, fcntl.LOCK_EX)
         self.missed = 0

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from rackrun.errors import UsageError
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
+from rackrun.runs import SHORT_ID
 from rackrun.units import MOST_SECONDS
 
 TRAINING = ("-u", "-m", "rackrun.training")
@@ -167,9 +168,9 @@ class JobTemplate:
         """Return a run folder that is not made, for a plan that is only shown."""
         return RunFolder((self.runs / folder_name(self.name or work.name)).resolve())
 
-    def job(self, work: Work, folder: RunFolder, id_prefix: str = "") -> Job:
-        """Return the job of one attempt; `id_prefix` is the prefix of its id."""
-        return Job(work, folder, id_prefix + secrets.token_hex(16)[len(id_prefix) :], self)
+    def job(self, work: Work, folder: RunFolder) -> Job:
+        """Return the job of the first attempt."""
+        return Job(work, folder, template=self)
 
     def resume_command(self, run: str) -> tuple[str, ...]:
         """Return the command that continues the run in this folder, if one was typed."""
@@ -183,13 +184,20 @@ class Job:
     work: Work
     folder: RunFolder
     run_id: str = field(default_factory=lambda: secrets.token_hex(16))
-    """128 random bits: names the run on every host, and guards its rendezvous."""
+    """128 random bits: names an attempt on every host, and guards its rendezvous."""
     template: JobTemplate = JobTemplate()
 
     @property
     def name(self) -> str:
         """Return the name of the run; its folder has the time before it."""
         return file_name(self.template.name or self.work.name)
+
+    def again(self) -> Job:
+        """Return the job of the next attempt, in the same folder; its id begins alike."""
+        run_id = self.run_id[:SHORT_ID] + secrets.token_hex(16)[SHORT_ID:]
+        return replace(
+            self, run_id=run_id, folder=replace(self.folder, attempt=self.folder.attempt + 1)
+        )
 
     @property
     def resume(self) -> tuple[str, ...]:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 
 @dataclass(frozen=True)
+class AttemptResult:
+    """How one attempt of a run ended."""
+
+    verdict: str
+    exit_code: int
+    cause: str
+    host: str | None
+    rank: int | None
+    log: Path | None
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Result:
-    """Result of a run."""
+    """Result of a run: of its last attempt, and in short how each of them ended."""
 
     verdict: str
     """done, failed or interrupted."""
@@ -33,12 +46,20 @@ class Result:
     """The step of the newest checkpoint; 0: there is none."""
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
+    attempts: tuple[AttemptResult, ...] = ()
+    """Of all attempts, this one included; more than one of a run that was restarted."""
 
     @property
     def port_was_taken(self) -> bool:
         """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
+
+    def after(self, earlier: Result | None) -> Result:
+        """Return the same result as that of the attempt that follows an earlier one."""
+        names = [field.name for field in fields(AttemptResult)]
+        this = AttemptResult(**{name: getattr(self, name) for name in names})
+        return replace(self, attempts=(*(earlier.attempts if earlier else ()), this))
 
 
 def as_plain(result: Result) -> dict[str, Any]:

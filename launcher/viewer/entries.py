@@ -95,6 +95,7 @@ class Ending:
     folder: Annotated[str, AtMost(4096)]
     saved: events.Count = 0
     resume: str = ""
+    attempts: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,5 +202,6 @@ def result_of(ending: Ending, folder: Path) -> Result:
         },
         "folder": folder,
         "resume": one_line(ending.resume),
+        "attempts": (),
     }
     return Result(**values)

@@ -1,6 +1,6 @@
-"""The entries of a run, from its folders on this machine: one for each attempt.
+"""The entries of a run, from its folder on this machine.
 
-The ids of all attempts begin alike. Outputs are in the logs: an entry has only their sizes.
+Outputs are in the logs of their attempt: an entry has only their sizes.
 """
 
 from __future__ import annotations
@@ -13,42 +13,38 @@ from pathlib import Path
 from rackrun.errors import UsageError
 from rackrun.launcher.viewer.entries import Began, Ended, Entry, EntryReader, Wrote
 from rackrun.run_folder import RunFolder
-from rackrun.runs import folders_of, is_supervised
+from rackrun.runs import is_supervised
 from rackrun.shapes import Misshapen, parsed_json
 
 LINE_BYTES = 1 << 24  # a plan names every host
 
 
 def entries_of(folder: RunFolder, follow: bool) -> Iterator[tuple[Entry, bytes] | None]:
-    """Yield the entries of all attempts, with the bytes of outputs; None while nothing comes.
+    """Yield the entries of a run, with the bytes of outputs; None while nothing comes.
 
     Ends with the run or with its controller; without `follow`, with what is there.
     """
-    attempts: dict[Path, AttemptEntries] = {}
+    entries = RunEntries(folder)
     while True:
-        for path in folders_of(folder.path):
-            attempts.setdefault(path, AttemptEntries(RunFolder(path)))
         # asked before entries are read: what is written in between is read in the next round
-        newest = list(attempts.values())[-1].folder.events
-        is_alive = newest.exists() and is_supervised(newest)
+        is_alive = is_supervised(folder)
         came = False
-        for attempt in attempts.values():
-            for entry, data in attempt.new():
-                came = True
-                yield entry, data
-                if isinstance(entry, Ended):
-                    return
+        for entry, data in entries.new():
+            came = True
+            yield entry, data
+            if isinstance(entry, Ended):
+                return
         if not came:
             if not (follow and is_alive):
                 return
             yield None
 
 
-class AttemptEntries:
-    """The entries of one attempt, as far as they have been read."""
+class RunEntries:
+    """The entries of a run, as far as they have been read."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+        self.folder = replace(folder, attempt=0)
         self._reader = EntryReader()
         self._read: dict[Path, int] = {}
         """Bytes of each file that have been read."""
@@ -61,6 +57,7 @@ class AttemptEntries:
             except Misshapen as error:
                 raise UsageError(f"{self.folder.events}: {error}") from None
             if isinstance(entry, Began):
+                self.folder = replace(self.folder, attempt=self.folder.attempt + 1)
                 attempt = replace(entry.attempt, folder=str(self.folder.path))
                 entry = replace(entry, attempt=attempt)
             yield entry, self._output(entry) if isinstance(entry, Wrote) else b""

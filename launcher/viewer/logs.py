@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
-from rackrun.launcher.output.console import PlainOutput
-from rackrun.launcher.run.events import Event, Output
-from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import Result
+from rackrun.launcher.output.merge import readable
 from rackrun.launcher.run.settings import ReachOptions
-from rackrun.launcher.run.state import RunState
-from rackrun.launcher.viewer.entries import AttemptRecord, Wrote
 from rackrun.launcher.viewer.reach import plan_in
-from rackrun.launcher.viewer.replay import Replay
-from rackrun.run_folder import RunFolder
-from rackrun.runs import Run, is_supervised, name_of
+from rackrun.run_folder import RunFolder, file_name
+from rackrun.runs import Run, is_supervised
 from rackrun.signals import interruptible
+from rackrun.terminal import discard
 
 LOOK_SECONDS = 0.2
-PIECE_BYTES = 1 << 18
+LINE_BYTES = 1 << 16
+_LOG = re.compile(r"rank-([0-9]{1,9})\.(out|err)")
 
 
 @dataclass(frozen=True)
@@ -51,83 +48,78 @@ class LogsOptions(ReachOptions):
 
 def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
-
-    def screens(job: Job, plan: Plan, plain: bool) -> LogScreen:
-        if unknown := set(options.host) - {host.name for host in plan.hosts}:
-            names = ", ".join(host.name for host in plan.hosts)
-            raise UsageError(f"--host {min(unknown)}: there are: {names}")
-        if strange := set(options.rank) - set(range(plan.world_size)):
-            raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
-        return LogScreen(plan, options)
-
-    with ExitStack() as stack:
-        stack.enter_context(interruptible())
+    if run.folder is None:
+        raise UsageError(f"{run} has no folder here; its logs are where it was started")
+    folder = RunFolder(run.folder)
+    _refuse_unknown(folder, options)
+    with interruptible():
         try:
-            replay = stack.enter_context(Replay(screens, plain=True))
-            if run.folder is None:
-                raise UsageError(f"{run} has no folder here; its logs are where it was started")
-            read_files(RunFolder(run.folder), replay, options.follow)
-            if isinstance(replay.screen, LogScreen):
-                replay.screen.let_out()
-                replay.draw()
+            _print(folder, options)
         except KeyboardInterrupt as interrupt:
             return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
-        return 128 + signal.SIGPIPE if replay.closed else 0
+        except BrokenPipeError:
+            discard(sys.stdout)
+            return 128 + signal.SIGPIPE
+    return 0
 
 
-class LogScreen(PlainOutput):
-    """Only what ranks wrote, of the hosts and ranks that the options name, or of all."""
-
-    def __init__(self, plan: Plan, options: LogsOptions) -> None:
-        super().__init__(plan)
-        self.options = options
-
-    def show(self, event: Event) -> None:
-        """Take the output of the hosts and ranks that were asked for."""
-        if not isinstance(event, Output) or event.rank is None:
-            return
-        hosts, ranks = self.options.host, self.options.rank
-        is_wanted_host = not hosts or self.plan.hosts[event.node].name in hosts
-        if is_wanted_host and (not ranks or event.rank in ranks):
-            self.merger.feed(event)
-
-    def note(self, text: str) -> None:
-        """Leave out lines of the launcher."""
-
-    def draw(self, run: RunState, now: float) -> None:
-        """Print new lines, and no progress."""
-        self.progress_at = now
-        super().draw(run, now)
-
-    def finish(self, result: Result) -> None:
-        """Write what is left."""
-        self.let_out()
-
-
-def read_files(folder: RunFolder, replay: Replay, follow: bool) -> None:
-    """Feed the logs of a run folder to a replay, rank by rank; `follow`: until the run ends."""
+def _refuse_unknown(folder: RunFolder, options: LogsOptions) -> None:
     plan = plan_in(folder)
-    name, now = name_of(folder.path.name), time.time()
-    replay.begin(AttemptRecord(name, now, plan, str(folder.path)), age_seconds=0.0)
+    if unknown := set(options.host) - {host.name for host in plan.hosts}:
+        names = ", ".join(host.name for host in plan.hosts)
+        raise UsageError(f"--host {min(unknown)}: there are: {names}")
+    if strange := set(options.rank) - set(range(plan.world_size)):
+        raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
+
+
+def _print(folder: RunFolder, options: LogsOptions) -> None:
+    """Print the logs, attempt by attempt and rank by rank; `--follow`: until the run ends."""
+    plan = plan_in(folder)
+    has_hosts, has_ranks = len(plan.hosts) > 1, plan.world_size > 1
     read: dict[Path, int] = {}  # bytes of each log
-    while not replay.closed:
+    while True:
         # asked before the logs are read: what is written in between is read in the next round
-        is_over = folder.result.exists() or not is_supervised(folder.plan)
-        for host in plan.hosts:
-            for rank in range(host.first_rank, host.first_rank + host.processes):
-                for stream in ("out", "err"):
-                    path = folder.log(host.name, rank, stream)
-                    for data in _pieces(path, read):
-                        replay.take(Wrote((host.node, rank, stream, len(data))), data)
-                        replay.wait()
-        if is_over or not follow:
+        is_over = folder.result.exists() or not is_supervised(folder)
+        for log in _logs(folder, options):
+            where = f"{log.host}:" if has_hosts else ""
+            prefix = f"{where}{log.rank} | " if has_ranks or has_hosts else ""
+            for line in _new_lines(log.path, read, everything=is_over):
+                sys.stdout.write(f"{prefix}{readable(line)}\n")
+        sys.stdout.flush()
+        if is_over or not options.follow:
             return
         time.sleep(LOOK_SECONDS)
 
 
-def _pieces(path: Path, read: dict[Path, int]) -> Iterator[bytes]:
+@dataclass(frozen=True, order=True)
+class _Log:
+    attempt: int
+    rank: int
+    is_stderr: bool
+    host: str
+    path: Path
+
+
+def _logs(folder: RunFolder, options: LogsOptions) -> list[_Log]:
+    hosts = {file_name(host) for host in options.host}
+    logs = []
+    for path in folder.logs.glob("*/*/rank-*"):
+        attempt, host = path.parent.name, path.parents[1].name
+        match = _LOG.fullmatch(path.name)
+        if not match or not attempt.isdecimal() or (hosts and host not in hosts):
+            continue
+        rank = int(match[1])
+        if not options.rank or rank in options.rank:
+            logs.append(_Log(int(attempt), rank, match[2] == "err", file_name(host), path))
+    return sorted(logs)
+
+
+def _new_lines(path: Path, read: dict[Path, int], everything: bool) -> Iterator[bytes]:
+    """Yield the lines that are whole; of a run that is over, also what is left."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(read.get(path, 0))
-        while data := file.read(PIECE_BYTES):
+        while line := file.readline(LINE_BYTES):
+            if not (line.endswith(b"\n") or len(line) == LINE_BYTES or everything):
+                return
             read[path] = file.tell()
-            yield data
+            yield line.rstrip(b"\n")

@@ -25,7 +25,7 @@ from rackrun.launcher.viewer.entries import Ending
 from rackrun.launcher.viewer.known_runs import hosts_of, keep
 from rackrun.launcher.viewer.replies import LiveRun, RunFacts
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES, Run, is_supervised
+from rackrun.runs import MOST_BYTES, SHORT_ID, Run, is_supervised
 from rackrun.shapes import Misshapen, parsed_file, shaped
 from rackrun.terminal import one_line
 
@@ -96,7 +96,7 @@ def facts_in(folder: RunFolder) -> RunFacts:
     return RunFacts(
         folder=str(folder.path),
         live=live,
-        alive=ending is None and is_supervised(folder.plan),
+        alive=ending is None and is_supervised(folder),
         finish=ending,
         end=ending.exit_code if ending else None,
     )
@@ -161,7 +161,7 @@ def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ..
     if run.folder and is_of_this_machine(run, options):
         return tuple(Host(host.name) for host in plan_in(RunFolder(run.folder)).hosts)
     if run.record and (hosts := hosts_of(run.record)):
-        keep(run.id)
+        keep(run.id[:SHORT_ID])
         return hosts
     hint = "type: --hosts FILE, with the host file that it was started with"
     unknown = f"the hosts of run {run.id} are not known here; {hint}"

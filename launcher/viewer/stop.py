@@ -66,7 +66,7 @@ def stop(run: Run, options: StopOptions) -> int:
 
 
 class LocalLauncher:
-    """What supervises a run on this machine, found by its lock on the plan."""
+    """What supervises a run on this machine, found by its lock on the run's events."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -81,14 +81,15 @@ class LocalLauncher:
 
     def is_alive(self) -> bool:
         """Return True until the run has a result, or the launcher is gone."""
-        return not self.folder.result.exists() and is_supervised(self.folder.plan)
+        return not self.folder.result.exists() and is_supervised(self.folder)
 
     def interrupt(self, kill: bool = False) -> bool:
-        """Signal it; return False where it is no process of this account on this machine.
+        """Signal it; return False after its result, and for no process of this account here.
 
         The run may have been started on another machine that shares the folder.
         """
-        if pid := _lock_holder(self.folder.plan):
+        pid = 0 if self.folder.result.exists() else _lock_holder(self.folder.events)
+        if pid:
             # Not SIGINT, which a launcher in the background of a script ignores.
             processes.send_signal(pid, signal.SIGKILL if kill else STOP_SIGNAL)
         return bool(pid)
@@ -98,14 +99,14 @@ class LocalLauncher:
         return facts_in(self.folder).finish
 
 
-def _lock_holder(plan: Path) -> int:
-    target = str(plan.resolve())
+def _lock_holder(locked: Path) -> int:
+    target = str(locked.resolve())
     with suppress(OSError):  # a system without /proc
         for pid in processes.all_pids():
             for descriptor in processes.names_in(f"/proc/{pid}/fd"):
                 if processes.link_target(f"/proc/{pid}/fd/{descriptor}") != target:
                     continue
-                # any program may have the plan open; the launcher is the one that has locked it
+                # any program may have it open; the launcher is the one that has locked it
                 with suppress(OSError), Path(f"/proc/{pid}/fdinfo/{descriptor}").open() as file:
                     if "FLOCK" in file.read() and pid != os.getpid():
                         return pid

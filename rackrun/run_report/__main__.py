@@ -62,7 +62,7 @@ def watch(folder: Path, out: Path | None) -> None:
 
     print(write(folder, out, WATCH_SECONDS), flush=True)
     files = RunFolder(folder)
-    while not files.result.exists() and is_supervised(files.plan):
+    while not files.result.exists() and is_supervised(files):
         time.sleep(WATCH_SECONDS)
         write(folder, out, WATCH_SECONDS)
     write(folder, out)

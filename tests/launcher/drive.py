@@ -193,7 +193,7 @@ class Drive:
         return dict(json.loads((self.folder / "plan.json").read_text()))
 
     def log(self, rank: int, stream: str, host: int = 0) -> Path:
-        return self.folder / "logs" / f"127.0.0.{2 + host}" / f"rank-{rank}.{stream}"
+        return self.folder / "logs" / f"127.0.0.{2 + host}" / "1" / f"rank-{rank}.{stream}"
 
     def alive(self) -> dict[int, str]:
         """Return process ids and command lines of the launcher's descendants."""

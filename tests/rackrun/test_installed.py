@@ -89,7 +89,7 @@ def test_it_runs_where_it_is_typed(rackrun):
     assert rackrun("--version").stdout == f"rackrun {__version__}\n"
     ended = rackrun("local", "--", "echo", "ran")
     assert ended.returncode == 0, ended.stderr
-    (log,) = rackrun.folder.glob("runs/*-echo/logs/*/rank-0.out")
+    (log,) = rackrun.folder.glob("runs/*-echo/logs/*/*/rank-0.out")
     assert log.read_text() == "ran\n"
     assert "type: rackrun stop --help" in rackrun("stop", "--bogus", "1").stderr
 

@@ -256,12 +256,12 @@ def test_a_task_that_fails_before_its_first_step_has_a_page(run):
 
 
 def test_a_watched_page_is_drawn_until_the_run_ends(run, capsys, monkeypatch):
-    """While its launcher has the plan locked; a browser loads the page again until then."""
+    """While its launcher has the events locked; a browser loads the page again until then."""
     monkeypatch.setattr(report, "WATCH_SECONDS", 1)
     end = (run / "result.json").rename(run / "kept.json")
     page, again = run / "report.html", 'http-equiv="refresh" content="1"'
-    with (run / "plan.json").open() as plan:
-        fcntl.flock(plan, fcntl.LOCK_EX)
+    with (run / "events.jsonl").open("w") as events:
+        fcntl.flock(events, fcntl.LOCK_EX)
         watching = threading.Thread(target=report.main, args=[["--watch", str(run)]])
         watching.start()
         until(lambda: page.exists() and again in page.read_text(), "a page that loads again", 30)

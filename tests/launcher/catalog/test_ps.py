@@ -14,7 +14,8 @@ from rackrun.launcher.catalog.listed import ListedRun, table
 from rackrun.launcher.catalog.ps import main
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.task_check import refuse_absent_run
-from rackrun.launcher.output.log_files import LogFiles
+from rackrun.launcher.output.log_files import LogFiles, write_result
+from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.remote import processes
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
@@ -29,12 +30,13 @@ PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 WITHOUT_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 
 
-def written(runs: Path, name: str) -> tuple[Job, LogFiles]:
+def written(runs: Path, name: str) -> tuple[Job, RunRecord]:
     """Return a job and a run folder as a launcher makes it when a run begins."""
     work = TaskWork("catdog", ("--epochs", "2"))
     job = Job(work, new_run_folder(runs, name))
     host = PlannedHost("gpu01", "127.0.0.1", 1, sys.executable, "/w", str(job.folder.path))
-    return job, LogFiles(job.folder, make_plan(job, [host], 29500))
+    LogFiles(job.folder, make_plan(job, [host], 29500))
+    return job, RunRecord(job.folder)
 
 
 def ended(job: Job, verdict: str, code: int, step: int) -> Result:
@@ -57,11 +59,11 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     live, files = written(runs, "live")
     (live.folder.path / "metrics.jsonl").write_text('{"step": 20}\n{"step": 40}\n{"ste')
     for name, verdict, code, step in (("done", "done", 0, 90), ("broken", "failed", 75, 7)):
-        job, this_job = written(runs, name)
-        this_job.close(ended(job, verdict, code, step))
+        job, _ = written(runs, name)
+        write_result(job.folder, ended(job, verdict, code, step))
     hosts, remote = written(runs, "on-hosts")  # whose metrics are on their first host
     hosts.folder.live.write_text('{"step": 33, "curves": []}')
-    written(runs, "killed")[1].plan.close()
+    os.close(written(runs, "killed")[1].file)
     (runs / "20260101-000000-empty").mkdir()
     (runs / "20260101-000001-damaged").mkdir()
     (runs / "20260101-000001-damaged" / "plan.json").write_text('{"run_id": "\\u001b[2J"}')
@@ -81,8 +83,8 @@ def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["id", "name", "task", "hosts", "state", "step", "age", "folder"]
     assert any("failed (75)" in line for line in lines)
-    files.plan.close()
-    remote.plan.close()
+    os.close(files.file)
+    os.close(remote.file)
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
@@ -120,7 +122,7 @@ def test_a_folder_is_found_by_the_name_of_its_run(tmp_path, monkeypatch):
     """Where a run is asked for, its name or the start of its id does; a path stays what it is."""
     monkeypatch.chdir(tmp_path)
     job, files = written(tmp_path / "runs", "night")
-    files.plan.close()
+    os.close(files.file)
     for moment in ("20260101-000000", "20260102-000000"):
         (tmp_path / "runs" / f"{moment}-twice").mkdir()
     meant = Path("runs") / job.folder.path.name
@@ -176,14 +178,14 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monke
     """A folder with its result shows that the other is over."""
     monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
-    over, files = written(tmp_path / "runs", "night")
-    files.close(ended(over, "done", 0, 5))
+    over, _ = written(tmp_path / "runs", "night")
+    write_result(over.folder, ended(over, "done", 0, 5))
     earlier = over.folder.path.rename(tmp_path / "runs" / "20260101-000000-night")
-    live, running = written(tmp_path / "runs", "night")
+    live, _ = written(tmp_path / "runs", "night")
     run = find_run("night")
     assert run is not None and run.id == live.run_id
     assert str(run) == f"run {live.run_id[:8]} (night), runs/{live.folder.path.name}"
-    running.close(ended(live, "done", 0, 5))
+    write_result(live.folder, ended(live, "done", 0, 5))
     with pytest.raises(UsageError, match="several runs are called night: runs/.*, runs/"):
         find_run("night")
     for text, folder in ((over.run_id[:8], earlier), (live.run_id[:12], live.folder.path)):

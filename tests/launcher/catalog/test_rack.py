@@ -37,7 +37,7 @@ def test_the_table_has_runs_queue_and_health(rack):
     rack.set_gpu("gpu02", 1, OLDER)
     hosts = str(rack.hosts)
     night = rack.lab.run_ssh("--include", "gpu01:1", "--name", "night", hosts, *SLEEP)
-    until(lambda: any(rack.lab.folder.glob("runs/2*-night/logs/gpu01/rank-0.out")), "it runs", 60)
+    until(lambda: any(rack.lab.folder.glob("runs/2*-night/logs/gpu01/1/rank-0.out")), "it runs", 60)
     waiting = rack.lab.run_ssh("--include", "gpu01", "--wait", hosts, *TRUE)
     until(lambda: rack.inspect()["gpu01"]["queue"], "it waits", 60)
     state = rack.inspect()

@@ -84,6 +84,6 @@ def test_closed_streams_are_no_error(tmp_path):
         running.append((runs, subprocess.Popen(["bash", "-c", script, *args], cwd=tmp_path)))
     for runs, process in running:
         assert process.wait() == 0
-        (log,) = runs.glob("2*/logs/*/rank-0.out")
+        (log,) = runs.glob("2*/logs/*/*/rank-0.out")
         assert log.read_text() == "said\n"
         assert not any("rackrun:" in path.read_text() for path in runs.rglob("*") if path.is_file())

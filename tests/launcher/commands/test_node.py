@@ -55,7 +55,7 @@ time.sleep(4)
 
 SAY_MUCH = "import sys; sys.stdout.write(f'{1:099}\\n' * 10_000)"  # more than a pipe takes
 
-LOGS = "2*/logs/*/rank-*.out"
+LOGS = "2*/logs/*/*/rank-*.out"
 
 
 def ready(nodes: Nodes, ranks: int) -> None:

@@ -59,7 +59,7 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
     there = lab.hosts[0].folder / "project" / "runs"
 
     def logged():
-        return "".join(path.read_text() for path in there.glob("2*/logs/*/rank-0.out"))
+        return "".join(path.read_text() for path in there.glob("2*/logs/*/*/rank-0.out"))
 
     until(lambda: client.poll() is not None or "5 16" in logged(), "it runs", 60)
     assert client.poll() is None, client.communicate()

@@ -85,7 +85,7 @@ def test_hosts_and_slots_can_be_left_out(start_lab):
     show = ("--", "sh", "-c", "echo $RANK of $WORLD_SIZE sees $CUDA_VISIBLE_DEVICES")
     code, out, err = lab.result_of("--include", "127.0.0.4:3,1,127.0.0.2:0,2", hosts, *show)
     assert code == 0, err
-    text = "".join(path.read_text() for path in lab.run_folder().glob("logs/*/*.out"))
+    text = "".join(path.read_text() for path in lab.run_folder().glob("logs/*/*/*.out"))
     assert sorted(text.splitlines()) == [
         "0 of 4 sees 0,2",
         "1 of 4 sees 0,2",
@@ -175,7 +175,7 @@ def test_neither_a_stubborn_rank_nor_the_exit_barrier_of_torchrun_is_waited_for(
         ]
 
     until(lambda: len(launched(lab.hosts[1])) == 3, "the other rank runs", 60)
-    until(lambda: any(lab.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 is done", 60)
+    until(lambda: any(lab.folder.glob("runs/2*/logs/*/*/rank-0.out")), "rank 0 is done", 60)
     until(lambda: len(launched(lab.hosts[0])) == 1, "only torchrun is left there", 60)
     process.terminate()
     told_at, bound = time.monotonic(), BUSY * (2.0 + 5.0)  # for a checkpoint, and the promise

@@ -83,7 +83,7 @@ def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
     python = f"python={lab.cheap_python()}"
     first = str(lab.write_hosts(f"{python} workdir={lab.folder}/there-1"))
     night = lab.run_ssh("--name", "night", first, *ranks, cwd=source)
-    logs = "runs/2*-night/logs/*/rank-0.out"
+    logs = "runs/2*-night/logs/*/*/rank-0.out"
     until(lambda: any(path.read_text() for path in source.glob(logs)), "the run works", 60)
     (source / "package" / "words.py").write_text("HELLO = 'hello again'\n")
     code, _, err = launch(lab, "--sync")

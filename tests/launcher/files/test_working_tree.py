@@ -135,7 +135,7 @@ def test_in_a_project_of_ones_own_what_we_write_and_read_is_no_code(start_lab):
     assert output.stdout.decode() == " M hosts.txt\n?? train.log\n"
 
 
-RANK_1 = "runs/2*/logs/*/rank-1.out"
+RANK_1 = "runs/2*/logs/*/*/rank-1.out"
 EDIT = """\
 import os, pathlib, time
 edited = pathlib.Path({!r})

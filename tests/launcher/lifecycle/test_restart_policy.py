@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, after, resumed
+from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, resumed
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
 from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.run.hosts import Host
@@ -106,15 +106,6 @@ def test_a_task_goes_on_from_its_newest_run():
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
 
 
-def test_a_task_is_told_of_all_its_earlier_attempts():
-    """It goes on from the newest that saved anything; what the user gave stays for if none did."""
-    task = TaskWork("catdog", ("--resume", "old", "--epochs", "3"))
-    assert after(task, []) == task
-    args = ("--resume", "old", "--epochs", "3", "--earlier-attempts", "runs/b,runs/a")
-    assert after(task, ["runs/b", "runs/a"]).options == args
-    assert after(Command(("true",)), ["runs/a"]) == Command(("true",))
-
-
 def test_a_run_goes_on_without_a_host_that_went_down(start_lab):
     """Real hosts, --min-hosts 1: one sshd dies, another loses its folder; the last one ends it."""
     lab = start_lab(3)
@@ -137,9 +128,8 @@ def test_a_run_goes_on_without_a_host_that_went_down(start_lab):
     assert process.returncode == 0, err
     assert "rackrun: restart 1 of 1" in err
     assert f"rackrun: left out: {lab.hosts[2].host.label}: workdir: there is no folder" in err
-    runs = sorted((lab.folder / "runs").glob("2*"))
-    verdicts = [json.loads((run / "result.json").read_text())["exit_code"] for run in runs]
-    assert verdicts == [75, 0]
+    attempts = json.loads((lab.run_folder() / "result.json").read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [75, 0]
 
 
 def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab):
@@ -210,7 +200,7 @@ def test_the_results_come_from_the_spare_that_took_over(start_lab):
     )
     args = ("--lease-seconds", "3", "--max-restarts", "1", "--spares", "1", hosts)
     process = lab.run_ssh(*args, "--", sys.executable, "-c", code)
-    until(lambda: any(lab.folder.glob("runs/2*/logs/*/rank-0.out")), "rank 0 runs", 60)
+    until(lambda: any(lab.folder.glob("runs/2*/logs/*/*/rank-0.out")), "rank 0 runs", 60)
     lab.hosts[0].stop()
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
@@ -218,7 +208,7 @@ def test_the_results_come_from_the_spare_that_took_over(start_lab):
     newest = sorted((lab.folder / "runs").glob("2*"))[-1]
     assert (newest / "final.pt").read_text() == "weights"
     assert f"model: runs/{newest.name}/final.pt" in err
-    (log,) = newest.glob("logs/*/rank-0.out")
+    (log,) = newest.glob("logs/*/2/rank-0.out")
     assert log.read_text() == f"at {folders[1]}\n"
 
 
@@ -249,10 +239,10 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab):
     options = ("--max-restarts", "1", "--env", f"PYTHONPATH={package.parents[1]}")
     code, out, err = lab.result_of(*options, hosts, "catdog", "--resume", "x", "--synthetic")
     assert code == 0, err
-    first, _ = sorted(path.name for path in (lab.folder / "runs").glob("2*"))
+    folder = lab.run_folder().name
     lines = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
     given = "--resume x --synthetic"
-    assert lines == [given, f"{given} --earlier-attempts runs/{first}"]
+    assert lines == [given, f"{given} --earlier-attempts runs/{folder}"]
 
 
 MORTAL = """
@@ -294,6 +284,9 @@ def test_a_real_training_loses_no_more_than_a_step(start_lab):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert "resumed after step 14" in out
-    first, second = sorted(runs.glob("2*"))
-    assert json.loads((first / "result.json").read_text())["exit_code"] == 137
-    assert (second / "final.pt").exists()
+    (run,) = runs.glob("2*")
+    attempts = json.loads((run / "result.json").read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [137, 0]
+    assert (run / "final.pt").exists()
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in steps if line["kind"] == "start"] == [0, 14]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import UsageError
-from rackrun.launcher.lifecycle.restart_policy import after, resumed
+from rackrun.launcher.lifecycle.restart_policy import after_failure, resumed
 from rackrun.launcher.lifecycle.serving import folder_to_serve, is_here, own_address
 from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
 from rackrun.launcher.run.settings import Serving
@@ -76,7 +76,7 @@ def hosts_of(lab: Lab, shards: Path) -> str:
 
 def said_by_ranks(shards: Path) -> set[str]:
     """Return the lines that the ranks of the only run printed."""
-    logs = (shards.parent / "code" / "runs").glob("2*/logs/*/rank-*.out")
+    logs = (shards.parent / "code" / "runs").glob("2*/logs/*/*/rank-*.out")
     return {line for log in logs for line in log.read_text().splitlines()}
 
 
@@ -103,7 +103,7 @@ def test_an_own_task_in_a_folder_reads_served_shards_under_its_own_name(start_la
     options = ("--serve", "--serve-native")
     exit_code, _, err = lab.result_of(*options, *args, cwd=code, env=with_stand_in(shards))
     assert exit_code == 0, err
-    logs = (code / "runs").glob("2*/logs/*/rank-*.err")
+    logs = (code / "runs").glob("2*/logs/*/*/rank-*.err")
     assert {log.read_text() for log in logs} == {f"{task}\n"}
 
 
@@ -290,7 +290,7 @@ def test_what_changes_an_option_of_a_task_changes_nothing_else():
         for changed in (
             with_data(work, "c"),
             resumed(work, "c"),
-            after(work, ["c"]),
+            after_failure(work, "c"),
             member.work(work),
         ):
             assert isinstance(changed, TaskWork)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
+from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
 from tests.lab.needs import need
@@ -20,29 +21,32 @@ import sys
 from pathlib import Path
 from rackrun.run_folder import RunFolder
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
+from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.run.plan import Plan
 runs = Path(sys.argv[1])
 (runs / "first").mkdir()
 LogFiles(RunFolder(runs / "first"), Plan("id", 0, ()))
+record = RunRecord(RunFolder(runs / "first"))
 print(unfinished_run_notice(runs, besides=runs / "second"))
 """
 
 NOBODY = 65534
 
 
-def begun(folder: Path) -> LogFiles:
-    """Return the log files of a run that goes on."""
+def begun(folder: Path) -> int:
+    """Return the locked file of a run that goes on."""
     folder.mkdir()
-    return LogFiles(RunFolder(folder), Plan("id", 0, ()))
+    LogFiles(RunFolder(folder), Plan("id", 0, ()))
+    return RunRecord(RunFolder(folder)).file
 
 
-def test_the_plan_of_a_run_that_goes_on_is_locked_as_nfs_does_it(tmp_path):
+def test_the_events_of_a_run_that_goes_on_are_locked_as_nfs_does_it(tmp_path):
     """NFS makes a lock on a range of it: alone only through a file that is open for writing."""
-    journal = begun(tmp_path / "run")
-    fcntl.lockf(journal.plan, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    file = begun(tmp_path / "run")
+    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert json.loads((tmp_path / "run" / "plan.json").read_text())["run_id"] == "id"
     assert unfinished_run_notice(tmp_path, besides=tmp_path / "next") == ""
-    journal.plan.close()
+    os.close(file)
     assert "its launcher was killed" in unfinished_run_notice(tmp_path, besides=tmp_path / "next")
 
 
@@ -56,10 +60,10 @@ def test_a_file_system_without_locks_costs_only_the_notice(tmp_path, refusal):
     assert (output.stdout, output.stderr) == ("\n", "")
 
 
-def test_the_plan_of_a_colleague_who_keeps_it_to_himself_is_left_alone(tmp_path, monkeypatch):
-    """Runs of several users in one folder: an unreadable plan is no unfinished run."""
-    begun(tmp_path / "run").plan.close()
-    (tmp_path / "run" / "plan.json").chmod(0o000)
+def test_the_run_of_a_colleague_who_keeps_it_to_himself_is_left_alone(tmp_path, monkeypatch):
+    """Runs of several users in one folder: what cannot be read is no unfinished run."""
+    os.close(begun(tmp_path / "run"))
+    (tmp_path / "run" / "events.jsonl").chmod(0o000)
     tmp_path.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     we = os.geteuid()
@@ -80,4 +84,3 @@ def test_a_log_that_cannot_be_read_is_empty(tmp_path):
     assert journal.tail(0, 0, "err") == ""
     log.mkdir()
     assert journal.tail(0, 0, "err") == ""
-    journal.plan.close()

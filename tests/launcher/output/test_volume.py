@@ -74,7 +74,7 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(start_lab,
         peak, processor = watched(process.pid)
         _, err = process.communicate(timeout=TIMEOUT_SECONDS)
         assert process.returncode == 0, err
-        (log,) = lab.folder.glob(f"runs/*-{megabytes}/logs/*/rank-0.out")
+        (log,) = lab.folder.glob(f"runs/*-{megabytes}/logs/*/*/rank-0.out")
         assert log.stat().st_size == 1_000_000 * megabytes
         assert peak < MEMORY_MIB + SSH_MIB
         took.append(processor)

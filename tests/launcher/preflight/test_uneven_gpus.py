@@ -31,5 +31,5 @@ def test_another_number_of_gpus_is_refused_unless_slots_say_so(start_lab):
         str(lab.write_hosts(f"{python} slots=2", f"{python} slots=1")), *show
     )
     assert code == 0, err
-    text = {path.name: path.read_text() for path in lab.folder.glob("runs/2*/logs/*/rank-*.out")}
+    text = {path.name: path.read_text() for path in lab.folder.glob("runs/2*/logs/*/*/rank-*.out")}
     assert text == {f"rank-{rank}.out": "one of 3\n" for rank in range(3)}

@@ -39,7 +39,7 @@ def plan_of(rack: PlantedRack, *args: str) -> list[tuple[str, int, str]]:
 def started(rack: PlantedRack, name: str, *args: str) -> "subprocess.Popen[str]":
     """Start a run that lasts, and wait until its first rank runs."""
     run = rack.lab.run_ssh("--name", name, *args, str(rack.hosts), *SLEEP)
-    logs = f"runs/2*-{name}/logs/*/rank-0.out"
+    logs = f"runs/2*-{name}/logs/*/*/rank-0.out"
     until(lambda: any(path.read_text() for path in rack.lab.folder.glob(logs)), name, 60)
     return run
 

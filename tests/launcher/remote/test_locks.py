@@ -41,7 +41,7 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack):
     """
     common = ("--python", str(rack.cheap_python()), "--workdir", str(rack.folder), *SHORT)
     first = rack.run_ssh("-H", "gpu1", "--name", "night", *common, *WAITING)
-    until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/rank-0.out")), "it runs", 60)
+    until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/1/rank-0.out")), "it runs", 60)
     (folder,) = rack.folder.glob("runs/2*-night")
     run = json.loads((folder / "plan.json").read_text())["run_id"]
     code, _, err = rack.result_of("-H", "gpu1", *common, *OVER)

@@ -26,7 +26,7 @@ def counting(lines, pause):
 
 
 def shown_so_far(detached):
-    return "".join(path.read_text() for path in detached.home.glob("runs/2*/logs/*/*.out"))
+    return "".join(path.read_text() for path in detached.home.glob("runs/2*/logs/*/*/*.out"))
 
 
 def test_a_run_outlives_what_started_it_and_every_viewer_sees_all_of_it(detached):
@@ -95,7 +95,9 @@ def test_restarts_and_spares_work_while_nobody_looks(detached):
     assert out.count("again True") + 2 * out.count("x2 | again True") >= 1
     plan = json.loads((detached.folder / "plan.json").read_text())
     assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
-    assert len(list((detached.home / "runs").glob("2*"))) == 2
+    assert len(list((detached.home / "runs").glob("2*"))) == 1
+    attempts = json.loads((detached.folder / "result.json").read_text())["attempts"]
+    assert [attempt["exit_code"] for attempt in attempts] == [75, 0]
 
 
 def test_stop_lets_the_ranks_save_and_verifies_every_host(detached):

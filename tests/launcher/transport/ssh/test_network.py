@@ -133,7 +133,7 @@ def test_a_cut_between_two_workers_is_named_as_a_pair(net, ways):
     lab = net(3)
     args = (*SHORT, "--hang-seconds", "2", lab.cheap_hosts())
     process = lab.run_ssh(*args, *ring(lab, 1000, 100_000))
-    until(lambda: any(lab.folder.glob("runs/2*/logs/node1/rank-0.out")), "ranks train", 60)
+    until(lambda: any(lab.folder.glob("runs/2*/logs/node1/1/rank-0.out")), "ranks train", 60)
     lab.firewall(2, "-s", lab.hosts[2].address, "-j", "DROP")
     if ways == "both":
         lab.firewall(3, "-s", lab.hosts[1].address, "-j", "DROP")
