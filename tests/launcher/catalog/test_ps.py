@@ -1,6 +1,7 @@
 """The list of runs: those of a folder, those of hosts, and by what they may be called."""
 
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
