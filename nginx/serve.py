@@ -19,7 +19,7 @@ from pathlib import Path
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
-from rackrun.nginx import docker, native
+from rackrun.nginx import command
 from rackrun.nginx.site import (
     INCLUDED,
     FolderError,
@@ -28,7 +28,7 @@ from rackrun.nginx.site import (
     Site,
     checked,
     configuration,
-    free_port,
+    first_shard,
 )
 
 READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
@@ -45,9 +45,11 @@ class NginxServer:
     """A running nginx that has shown that it can read the folder."""
 
     site: Site
+    path: str
+    """Below which the folder is served; it begins and ends with a slash."""
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
     home: Path
-    """Folder with its configuration in etc/, its log, and scratch/, where a native one may write.
+    """Folder with its configuration, its log, and scratch/, where a native one may write.
 
     Its name is that of the container.
     """
@@ -56,7 +58,7 @@ class NginxServer:
     @property
     def url(self) -> str:
         """Return the URL of the folder; it ends with a slash."""
-        return self.site.url
+        return f"http://{self.site.host}:{self.site.port}{self.path}"
 
     @property
     def alive(self) -> bool:
@@ -75,7 +77,7 @@ class NginxServer:
         """Return what nginx has written about its start and its end; of requests it is silent."""
         with contextlib.suppress(FileNotFoundError):  # it was stopped
             text = (self.home / "log").read_text(errors="replace")
-            return text.replace(str(self.home / "etc" / INCLUDED), str(self.site.include))
+            return text.replace(str(self.home / INCLUDED), str(self.site.include))
         return ""
 
     @property
@@ -86,7 +88,7 @@ class NginxServer:
         return "; ".join((grave or lines)[-LISTED_LINES:]) or "it gave no reason"
 
     def stop(self) -> None:
-        """End nginx and remove its files; return when the port is free. May be called twice."""
+        """End nginx and remove its files. May be called twice."""
         if not self.home.exists():
             return
         self.child.terminate()
@@ -97,19 +99,8 @@ class NginxServer:
             os.killpg(self.child.pid, signal.SIGKILL)
         self.child.wait()
         if not self.site.native:
-            docker.remove(self.home.name)
-        deadline = time.monotonic() + GRACE_SECONDS
-        while _is_taken(self.site) and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
+            command.remove_container(self.home.name)
         shutil.rmtree(self.home, ignore_errors=True)
-
-
-def _is_taken(site: Site) -> bool:
-    try:
-        free_port(site)
-    except PortTaken:
-        return True
-    return False
 
 
 @contextlib.contextmanager
@@ -122,127 +113,109 @@ def serving(site: Site) -> Iterator[NginxServer]:
         server.stop()
 
 
-def start(site: Site) -> NginxServer:
-    """Start nginx and wait until it has served the manifest and a byte of a shard.
+def start(site: Site, path: str = "/") -> NginxServer:
+    """Start nginx and wait until it has served the manifest and a byte of a shard below `path`.
 
     The kernel ends nginx when the *thread* that called this ends: call it from one that lives as
     long as the server shall. Raises a Problem.
     """
     for _ in range(3):
+        server = _launch(checked(site), path)
         try:
-            return _start(checked(site))
+            _await_ready(server)
+            return server
         except PortTaken:
+            server.stop()
             if site.port:  # asked for; a free one that was taken meanwhile is only bad luck
                 raise
+        except BaseException:
+            server.stop()
+            raise
     raise Problem(f"every free port of {site.address} was taken at once; try again")
 
 
-def _start(site: Site) -> NginxServer:
-    site, why = _choose(site)
-    site = replace(site, port=free_port(site))
-    server = _launch(site, why)
-    try:
-        _await_ready(server)
-    except BaseException:
-        server.stop()
-        raise
-    return server
-
-
-def _choose(site: Site) -> tuple[Site, str]:
-    """Return the site with `native` decided, and why it is native without --native."""
-    if site.native:
-        if lack := native.missing():
-            raise ServeRefused(f"{lack}; type: {native.INSTALL}")
-        return site, ""
-    lack = docker.missing() or docker.fetch(site.image or docker.IMAGE)
-    if not lack:
-        return site, ""
-    if site.image:
-        raise ServeRefused(f"{lack}; leave out --image, or type: {docker.INSTALL}")
-    if native.missing():
+def _launch(site: Site, path: str) -> NginxServer:
+    why = "" if site.native else _why_native(site)
+    site = replace(site, native=site.native or bool(why), image=site.image or command.IMAGE)
+    if site.native and (lack := command.why_not_native()):
+        docker = f"type {command.INSTALL_DOCKER}, or {command.INSTALL_NGINX}"
         raise ServeRefused(
-            f"{lack}, and {native.missing()}; type {docker.INSTALL}, or {native.INSTALL}"
+            f"{why}, and {lack}; {docker}" if why else f"{lack}; type: {command.INSTALL_NGINX}"
         )
-    return replace(site, native=True), lack
-
-
-def _launch(site: Site, why: str) -> NginxServer:
-    # nginx is never root.
+    # nginx is never root, and its configuration is for its own account alone.
     uid, gid = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
-    home = _furnished(site, uid, gid)
-    command = (
-        native.command(home, uid, gid) if site.native else docker.command(site, home, uid, gid)
-    )
-    with (home / "log").open("ab") as log:
+    home = Path(tempfile.mkdtemp(prefix="rackrun-nginx-"))
+    scratch = home / "scratch"
+    scratch.mkdir()
+    for name, text in configuration(site, path, str(scratch) if site.native else "/tmp").items():
+        (home / name).write_text(text)
+    with (home / "log").open("wb") as log:
+        if os.getuid() == 0:
+            for each in (home, *home.iterdir()):
+                os.chown(each, uid, gid)
+        words = (
+            command.native(home, uid, gid)
+            if site.native
+            else command.contained(site.image, site.folder, home, uid, gid)
+        )
         child = subprocess.Popen(
-            command,
+            words,
             cwd=site.folder,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
         )
-    return NginxServer(site, why, home, child)
+    return NginxServer(site, path, why, home, child)
 
 
-def _furnished(site: Site, uid: int, gid: int) -> Path:
-    """Return a new folder with all that nginx reads."""
-    home = Path(tempfile.mkdtemp(prefix="rackrun-nginx-"))
-    for folder in (home, home / "etc", home / "scratch"):
-        folder.mkdir(exist_ok=True)
-        folder.chmod(0o711)
-    if os.getuid() == 0:
-        os.chown(home / "scratch", uid, gid)
-    scratch = str(home / "scratch") if site.native else "/tmp"
-    for name, text in configuration(site, scratch).items():
-        (home / "etc" / name).write_text(text)
-        (home / "etc" / name).chmod(0o644)
-    return home
+def _why_native(site: Site) -> str:
+    """Return why a native nginx has to do instead of a container; empty if none has to."""
+    lack = command.why_not_contained(site.image or command.IMAGE)
+    if lack and site.image:
+        raise ServeRefused(f"{lack}; leave out --image, or type: {command.INSTALL_DOCKER}")
+    return lack
 
 
 def _await_ready(server: NginxServer) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while LISTENS not in server.log:  # until then, another server may answer at this port
         if not server.alive:
-            raise _explained(server)
+            if "address already in use" in server.log.lower():
+                raise PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
+            raise ServeRefused(f"nginx did not start: {server.last_words}")
         if time.monotonic() > deadline:
             raise Problem(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
-    check(server.site)
+    _check(server)
 
 
-def _explained(server: NginxServer) -> Problem:
-    if "address already in use" in server.log.lower():
-        return PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
-    return ServeRefused(f"nginx did not start: {server.last_words}")
-
-
-def check(site: Site) -> None:
+def _check(server: NginxServer) -> None:
     """Fetch the manifest and one byte of a shard as a reader would.
 
     Raises FolderError when files cannot be read, Problem when the answer is not that of a web
     server.
     """
-    status = _get(site, MANIFEST_NAME, {})
-    if site.include and status in (401, 403):
+    status = _status(server, MANIFEST_NAME, {})
+    if server.site.include and status in (401, 403):
         return  # it asks for a password or the like, as its lines say; we have none
     if status == 200:
-        status = _get(site, site.shard, {"Range": "bytes=0-0"})
-        if status == 206:
-            return
-    raise FolderError(
-        f"{site.folder}: nginx, which is never root, cannot read it (status {status}); type:"
-        f" chmod -R a+rX {shlex.quote(str(site.folder))}"
-    )
+        status = _status(server, first_shard(server.site.folder), {"Range": "bytes=0-0"})
+    if status != 206:
+        folder = server.site.folder
+        raise FolderError(
+            f"{folder}: nginx, which is never root, cannot read it (status {status}); type:"
+            f" chmod -R a+rX {shlex.quote(str(folder))}"
+        )
 
 
-def _get(site: Site, name: str, headers: dict[str, str]) -> int:
+def _status(server: NginxServer, name: str, headers: dict[str, str]) -> int:
+    site = server.site
     connection = http.client.HTTPConnection(site.address, site.port, timeout=ANSWER_SECONDS)
     try:
-        connection.request("GET", f"/{name}", headers={"Host": site.host, **headers})
+        connection.request("GET", server.path + name, headers={"Host": site.host, **headers})
         return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise Problem(f"{site.url}{name}: no answer as from nginx ({error!r})") from error
+        raise Problem(f"{server.url}{name}: no answer as from nginx ({error!r})") from error
     finally:
         connection.close()

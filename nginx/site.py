@@ -22,6 +22,7 @@ INCLUDED = "included.conf"
 SERVED = r"dataset(\.v[0-9]+)?\.json|[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(tar|index\.npy)"
 """Names of manifests, shards and indexes, as nginx and Python match them."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+MOST_WORKERS = 16
 
 
 class FolderError(DataError):
@@ -58,46 +59,25 @@ class Site:
     """File with lines of nginx's language for this server, such as those of TLS; with --native."""
 
     @property
-    def url(self) -> str:
-        """Return the URL of the folder; it ends with a slash."""
-        return f"http://{self.host}:{self.port}/"
-
-    @property
     def host(self) -> str:
         """The address as it stands in a URL: IPv6 in brackets."""
         return f"[{self.address}]" if ":" in self.address else self.address
 
-    @property
-    def loopback(self) -> bool:
-        """Return True if only this machine can reach the address."""
-        return ipaddress.ip_address(self.address).is_loopback
-
-    @property
-    def workers(self) -> int:
-        """Return the number of nginx's processes, which is that of the cores it can use."""
-        return min(os.cpu_count() or 1, 16)
-
-    @property
-    def shard(self) -> str:
-        """The file name of the first shard."""
-        return first_shard(self.folder)
-
 
 def checked(site: Site) -> Site:
-    """Return the same site with an absolute folder and files that exist.
+    """Return the same site with the folder's absolute path and a port that is free.
 
     Raises UsageError for invalid options and what is no shard folder, FolderError for one that
-    cannot be served.
+    cannot be served, PortTaken where another program listens.
     """
-    _check_address(site)
     for name in site.names:
         if not NAME.fullmatch(name):
             raise UsageError(f"--names {name!r}: not a host name")
     if site.include and not site.native:
         raise UsageError("--include needs --native: a container has none of your files")
+    _included(site.include)
+    port = _free_port(site)
     folder = site.folder.resolve()
-    if not str(folder).isprintable():
-        raise FolderError(f"{ascii(str(folder))}: no name to show to people; rename it")
     if not folder.is_dir():
         raise UsageError(f"{site.folder}: no such folder; type: {called('convert')} --help")
     if not (folder / MANIFEST_NAME).is_file():
@@ -106,84 +86,45 @@ def checked(site: Site) -> Site:
             f" shards; make one, type: {called('convert')} --help"
         )
     first_shard(folder)
-    return replace(site, folder=folder)
+    return replace(site, folder=folder, port=port)
 
 
-def _check_address(site: Site) -> None:
+def _free_port(site: Site) -> int:
+    """Return the site's port, or a free one for 0."""
+    list_addresses = "type: ip -brief a"
     try:
         address = ipaddress.ip_address(site.address)
     except ValueError:
         raise UsageError(
-            f"--address {site.address}: not an IP address; list this machine's, type: ip -brief a"
+            f"--address {site.address}: not an IP address; list this machine's, {list_addresses}"
         ) from None
     if address.is_unspecified:
         raise UsageError(
             f"--address {site.address} would serve every network of this machine; name one"
-            " address, type: ip -brief a"
+            f" address, {list_addresses}"
         )
     if not 0 <= site.port < 65536:
         raise UsageError(f"--port {site.port}: not between 0 and 65535")
-
-
-def free_port(site: Site) -> int:
-    """Return the site's port, or a free one for 0; PortTaken if another program listens there."""
-    family = socket.AF_INET6 if ":" in site.address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((site.address, site.port))
-        except OSError as error:
-            raise _no_port(site, error) from None
-        return int(probe.getsockname()[1])
-
-
-def _no_port(site: Site, error: OSError) -> Problem:
-    if error.errno == errno.EADDRINUSE:
-        endpoint = f"port {site.port} of {site.address}"
-        return PortTaken(f"{endpoint} is taken; for a free one, type: --port 0")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return UsageError(
-            f"--address {site.address}: not of this machine; list its own, type: ip -brief a"
-        )
-    return UsageError(f"--port {site.port}: {error.strerror}; for a free one, type: --port 0")
-
-
-class _Template(string.Template):
-    """Placeholders as @{name}, because nginx's own variables begin with a dollar."""
-
-    delimiter = "@"
-
-
-def configuration(site: Site, scratch: str) -> dict[str, str]:
-    """Return every file that nginx reads, by name.
-
-    `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
-    it, so that the same text serves in a container and out of it.
-    """
-    text = _Template(TEMPLATE.read_text()).substitute(
-        workers=site.workers,
-        scratch=scratch,
-        listen=f"{site.host}:{site.port}",
-        names=" ".join(_names(site)),
-        served=SERVED,
-    )
-    return {"nginx.conf": text, INCLUDED: _included(site.include)}
-
-
-def _names(site: Site) -> list[str]:
-    local = ["localhost"] if site.loopback else []
-    host = socket.gethostname()
-    return [site.host, *local, *([host] if NAME.fullmatch(host) else []), *site.names]
-
-
-def _included(path: Path | None) -> str:
     try:
-        return path.read_text() if path else ""
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--include {path}: cannot be read: {error}") from None
+        with socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((site.address, site.port))
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            taken = f"port {site.port} of {site.address} is taken"
+            raise PortTaken(f"{taken}; for a free one, type: --port 0") from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(
+                f"--address {site.address}: not of this machine; list its own, {list_addresses}"
+            ) from None
+        why = f"--port {site.port}: {error.strerror}; for a free one, type: --port 0"
+        raise UsageError(why) from None
 
 
-def _first_name(path: Path) -> str:
+def first_shard(folder: Path) -> str:
+    """Return the name of the first shard; FolderError unless it lies in the folder itself."""
+    path = folder / MANIFEST_NAME
     try:
         splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
         name = splits[0]["shards"][0]["name"]
@@ -195,12 +136,6 @@ def _first_name(path: Path) -> str:
     if not is_served:
         why = "a name that no server may give away"
         raise FolderError(f"{path}: {name[:80]!r}: {why}; convert it again")
-    return str(name)
-
-
-def first_shard(folder: Path) -> str:
-    """Return the name of the first shard; FolderError unless it lies in the folder itself."""
-    name = _first_name(folder / MANIFEST_NAME)
     if (folder / name).is_symlink():
         target = shlex.quote(str((folder / name).resolve().parent))
         raise FolderError(
@@ -209,4 +144,40 @@ def first_shard(folder: Path) -> str:
         )
     if not (folder / name).is_file():
         raise FolderError(f"{folder / name}: is missing, so the folder cannot be served")
-    return name
+    return str(name)
+
+
+class _Template(string.Template):
+    """Placeholders as @{name}, because nginx's own variables begin with a dollar."""
+
+    delimiter = "@"
+
+
+def configuration(site: Site, path: str, scratch: str) -> dict[str, str]:
+    """Return every file that nginx reads, by name; the folder is served below `path`.
+
+    `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
+    it, so that the same text serves in a container and out of it.
+    """
+    text = _Template(TEMPLATE.read_text()).substitute(
+        workers=min(os.cpu_count() or 1, MOST_WORKERS),
+        scratch=scratch,
+        listen=f"{site.host}:{site.port}",
+        names=" ".join(_names(site)),
+        path=path,
+        served=SERVED,
+    )
+    return {"nginx.conf": text, INCLUDED: _included(site.include)}
+
+
+def _names(site: Site) -> list[str]:
+    local = ["localhost"] if ipaddress.ip_address(site.address).is_loopback else []
+    host = socket.gethostname()
+    return [site.host, *local, *([host] if NAME.fullmatch(host) else []), *site.names]
+
+
+def _included(path: Path | None) -> str:
+    try:
+        return path.read_text() if path else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--include {path}: cannot be read: {error}") from None

@@ -21,7 +21,7 @@ from rackrun.launcher.commands.parse import job_template
 from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.errors import HostUnreachable, PreflightRefused
 from rackrun.launcher.lifecycle.restart_policy import resumed
-from rackrun.launcher.lifecycle.serving import served
+from rackrun.launcher.lifecycle.serving import SERVED_PATH, served
 from rackrun.launcher.output.console import say
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
 from rackrun.launcher.run.hosts import MOST_SLOTS
@@ -140,15 +140,17 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
 
 def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
     # This URL from node 0 decides where every rank of this node reads. It may have no more than
-    # scheme, address and port, and the address must be one that this node knows as node 0's.
+    # scheme, address, port, the path of a run's server and a version, and the address must be one
+    # that this node knows as node 0's.
     try:
         url = urlsplit(data)
-        plain = f"{url.scheme}://{url.netloc}/" == data and url.port is not None
+        plain = f"{url.scheme}://{url.netloc}{url.path}" == data and url.port is not None
     except ValueError:
         return False
     hosts = {meeting.master, options.serving.serve_address.lower()} - {""}
-    return (
+    return bool(
         plain
+        and SERVED_PATH.fullmatch(url.path)
         and "@" not in url.netloc
         and url.scheme in ("http", "https")
         and url.hostname in hosts

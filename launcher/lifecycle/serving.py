@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import queue
+import re
+import secrets
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
     from rackrun.nginx.site import Site
 
 LOOPBACK = "127.0.0.1"
+SECRET_BYTES = 16
+SERVED_PATH = re.compile(r"/[A-Za-z0-9_-]{22}/(@[1-9][0-9]{0,4})?")
+"""Of the URL that a run's server gives its ranks: a secret, and a version of the data."""
 RESTART_SECONDS = 0.1  # until a server that ended is noticed
 
 
@@ -135,12 +140,14 @@ def _numeric(host: str) -> str:
 class RestartingServer:
     """nginx for as long as the run, as a context that gives the first server; raises a Problem.
 
-    One that ends is started again: schedulers signal every process of a job, and ranks still need
-    a batch to come to where they can save.
+    It serves below a path that only the run knows, so whoever else finds the port reads nothing.
+    One that ends is started again: schedulers signal every process of a job, and ranks still need a
+    batch to come to where they can save.
     """
 
     def __init__(self, site: Site) -> None:
         self.site = site
+        self.path = f"/{secrets.token_urlsafe(SECRET_BYTES)}/"
         self.started: queue.Queue[NginxServer | Problem] = queue.Queue()
         self.enough = threading.Event()
         # The kernel ends nginx with the thread that started it: so that is the one that tends it.
@@ -161,7 +168,7 @@ class RestartingServer:
         from rackrun.nginx.serve import start
 
         try:
-            server = start(self.site)
+            server = start(self.site, self.path)
         except Problem as error:
             self.started.put(error)
             return
@@ -170,5 +177,5 @@ class RestartingServer:
             if not server.alive:
                 server.stop()
                 with contextlib.suppress(Problem):  # the ranks report that no server answers
-                    server = start(server.site)
+                    server = start(server.site, self.path)
         server.stop()

@@ -33,7 +33,7 @@ def test_the_daemon_holds_the_container_to_exactly_this_policy(server):
         mount["Destination"]: (mount["Source"], mount["RW"]) for mount in observed["Mounts"]
     } == {
         "/data": (str(server.site.folder), False),
-        "/etc/rackrun": (str(server.home / "etc"), False),
+        "/etc/rackrun": (str(server.home), False),
     }
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import Problem
-from rackrun.nginx import docker, native, serve
-from rackrun.nginx.docker import IMAGE
+from rackrun.nginx import command
+from rackrun.nginx.command import IMAGE, PATHS
 from rackrun.nginx.serve import NOBODY, serving, start
-from rackrun.nginx.site import FolderError, ServeRefused, Site
+from rackrun.nginx.site import FolderError, ServeRefused, Site, first_shard
 from tests.lab.needs import need
 from tests.lab.servers import hashed, nginx_of, serving_tls, serving_with
 from tests.lab.waiting import until
@@ -108,20 +108,8 @@ def test_killed_workers_of_a_killed_nginx_do_not_keep_the_port(folder):
     until(lambda: not server.alive)
     assert open_port(server.site.port)
     server.stop()
-    assert not open_port(server.site.port)
+    until(lambda: not open_port(server.site.port))
     assert not server.home.exists()
-
-
-def test_a_port_that_was_taken_meanwhile_is_another_one(folder, monkeypatch):
-    """nginx tries for two seconds to listen there, and another server answers in its place."""
-    with serving(Site(folder, port=0, native=True)) as first:
-        free, ports = serve.free_port, [first.site.port]
-        monkeypatch.setattr(serve, "free_port", lambda site: ports.pop() if ports else free(site))
-        with serving(Site(folder, port=0, native=True)) as second:
-            assert second.site.port != first.site.port
-            assert open_port(second.site.port)
-        assert open_port(first.site.port)
-    assert not ports
 
 
 @pytest.mark.security("WEB-4")
@@ -189,7 +177,7 @@ def test_a_taken_port_is_named_with_the_way_out(folder, how):
 
 def test_a_folder_that_the_serving_user_cannot_read_is_refused(folder):
     """Root's server is not root; what it cannot read is said with the command that opens it."""
-    (folder / Site(folder).shard).chmod(0o600 if os.getuid() == 0 else 0o000)
+    (folder / first_shard(folder)).chmod(0o600 if os.getuid() == 0 else 0o000)
     with pytest.raises(
         FolderError, match=r"cannot read it \(status 40[34]\); type: chmod -R a\+rX"
     ):
@@ -201,7 +189,7 @@ def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     """Yield a function: words before a command that hide some programs of this machine."""
 
     def hide(*programs: str) -> list[str]:
-        folders = native.PATHS.split(":")
+        folders = PATHS.split(":")
         paths = {str(Path(folder, name)) for folder in folders for name in programs}
         remote = [path for path in sorted(paths) if Path(path).exists()]
         mounts = "".join(f"mount --bind /dev/null {path} && " for path in remote)
@@ -231,12 +219,12 @@ def test_with_neither_docker_nor_nginx_both_commands_to_type_are_shown(folder, w
 
 def test_a_docker_daemon_that_hangs_is_a_line_and_no_traceback(tmp_path, monkeypatch):
     """It takes the call and says nothing, as one whose storage is gone: why it is not used."""
-    monkeypatch.setattr(docker, "ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr(command, "ANSWER_SECONDS", 1.0)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "docker.sock"))
         silent.listen()
         monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/docker.sock")
-        assert docker.missing() == "docker version does not answer within 1 s"
+        assert command.why_not_contained(IMAGE) == "docker image does not answer within 1 s"
 
 
 def test_an_image_that_was_asked_for_is_never_replaced(folder, daemon):

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -216,7 +217,7 @@ def test_hosts_show_who_they_are_before_the_start_as_well(start_lab, shards, key
 
 
 def test_run_local_serves_when_asked(start_lab, shards):
-    """`./run-local --serve` reads its own shards over HTTP."""
+    """`./run-local --serve` reads its own shards over HTTP, below a path that only it knows."""
     python = start_lab(1).cheap_python()
     done = warm.run(
         *("-m", "rackrun.launcher", "local", "--python", python, "--serve", "--serve-native"),
@@ -227,7 +228,7 @@ def test_run_local_serves_when_asked(start_lab, shards):
     )
     assert done.returncode == 0, done.stderr
     (line,) = said_by_ranks(shards)
-    assert line.startswith("http://127.0.0.1:")
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{22}/ 10240", line)
     assert nginx_of(shards) == []
 
 

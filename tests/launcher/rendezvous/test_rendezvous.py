@@ -234,16 +234,22 @@ def test_a_refusal_is_shown_as_text():
     assert (caught.value.exit_code, str(caught.value)) == (64, "node 0: no␛]0;x␇ no")
 
 
+SECRET = "Zm9yIG9uZSBydW4gYWxvbg"  # the path of a run's server
+
+
 @pytest.mark.parametrize(
     ("data", "serve", "fits"),
     [
         ("", {}, True),
-        ("http://10.0.0.1:8080/", {"serve": True}, True),
-        ("http://10.0.0.9:8080/", {"serve": True, "serve_address": "10.0.0.9"}, True),
-        ("http://10.0.0.1:8080/", {}, False),
-        ("http://10.0.0.2:8080/", {"serve": True}, False),
-        ("http://10.0.0.1:8080/x?y", {"serve": True}, False),
-        ("http://a:b@10.0.0.1:8080/", {"serve": True}, False),
+        (f"http://10.0.0.1:8080/{SECRET}/", {"serve": True}, True),
+        (f"http://10.0.0.1:8080/{SECRET}/@2", {"serve": True}, True),
+        (f"http://10.0.0.9:8080/{SECRET}/", {"serve": True, "serve_address": "10.0.0.9"}, True),
+        (f"http://10.0.0.1:8080/{SECRET}/", {}, False),
+        (f"http://10.0.0.2:8080/{SECRET}/", {"serve": True}, False),
+        (f"http://10.0.0.1:8080/{SECRET}/?y", {"serve": True}, False),
+        ("http://10.0.0.1:8080/", {"serve": True}, False),
+        ("http://10.0.0.1:8080/x/", {"serve": True}, False),
+        (f"http://a:b@10.0.0.1:8080/{SECRET}/", {"serve": True}, False),
         ("file:///etc/", {"serve": True}, False),
         ("/etc", {"serve": True}, False),
         ("http://[::1/", {"serve": True}, False),
