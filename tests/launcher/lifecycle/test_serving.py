@@ -8,6 +8,7 @@ import signal
 import socket
 import tempfile
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -172,7 +173,7 @@ def test_the_server_ends_with_the_run(start_lab, shards, wish, sent, code):
     until(lambda: nginx_of(shards) == [], "nginx is gone", 20)
     (url,) = {line.split()[0] for line in said_by_ranks(shards)}  # a rank may end within its line
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(url.rstrip("/").rpartition(":")[2])))
+        socket.create_connection(("127.0.0.1", urlsplit(url).port))
 
 
 def test_a_look_at_the_hosts_reads_the_shards_too(start_lab, shards):
