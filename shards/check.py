@@ -12,8 +12,7 @@ import json
 import sys
 
 from rackrun.commandline.program import run
-from rackrun.shards.http.connection import Timeouts
-from rackrun.shards.http.source import HttpSource
+from rackrun.shards.http_source import HttpSource, Timeouts
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
 

@@ -17,7 +17,7 @@ from rackrun.shards.index import Shard
 from rackrun.shards.source import Range, Source, Stored, verified
 
 if TYPE_CHECKING:
-    from rackrun.shards.http.source import HttpSource
+    from rackrun.shards.http_source import HttpSource
 
 _READ_BYTES = 4 << 20  # at once
 
@@ -33,7 +33,7 @@ class FolderSource(Source):
     def _tars(self) -> HttpSource | None:  # the server that has them, if the folder has not
         if not self.manifest.tars:
             return None
-        from rackrun.shards.http.source import HttpSource
+        from rackrun.shards.http_source import HttpSource
 
         return HttpSource(self.manifest.tars)
 

@@ -37,7 +37,7 @@ def open_source(location: str, cache: str = "") -> Source:
 
         return CachedSource(open_source(location), cache)
     if location.startswith(("http://", "https://")):
-        from rackrun.shards.http.source import HttpSource
+        from rackrun.shards.http_source import HttpSource
 
         return HttpSource(location)
     if SCHEME.match(location):

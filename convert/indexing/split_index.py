@@ -126,7 +126,7 @@ def copies_in(
     paths = {tar.name: tar.path for tar in chain.from_iterable(splits.values())}
     read = local_files(paths.__getitem__)
     if url:
-        from rackrun.shards.http.source import HttpSource
+        from rackrun.shards.http_source import HttpSource
 
         read = HttpSource(url).read
     parts = [

@@ -115,7 +115,7 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
 
 
 def _copied(url: str, name: str, scratch: Path) -> int:
-    from rackrun.shards.http.source import HttpSource
+    from rackrun.shards.http_source import HttpSource
 
     descriptor = nameless_file(scratch)
     with os.fdopen(descriptor, "wb", closefd=False) as file:

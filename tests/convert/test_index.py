@@ -17,7 +17,7 @@ from rackrun.convert.__main__ import main
 from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
-from rackrun.shards.http.source import HttpSource
+from rackrun.shards.http_source import HttpSource
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything
 from tests.lab import warm

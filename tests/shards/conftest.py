@@ -11,7 +11,7 @@ import pytest
 
 from rackrun.nginx.serve import NginxServer, serving
 from rackrun.nginx.site import Site
-from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http_source import Timeouts
 from tests.lab.data import Tiny, write_tiny
 from tests.lab.servers import Fault, Proxy
 

@@ -14,7 +14,7 @@ from rackrun.errors import UsageError
 from rackrun.shards.cache import CachedSource
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.http.source import HttpSource
+from rackrun.shards.http_source import HttpSource
 from tests.lab.data import everything, write_tiny
 from tests.lab.servers import Answer
 from tests.lab.waiting import until

@@ -10,7 +10,7 @@ from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shards.cache import CachedSource
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.http.source import HttpSource
+from rackrun.shards.http_source import HttpSource
 from rackrun.shards.samples import Sample, neighbours, portions, samples
 from rackrun.shards.source import Source
 from tests.lab.data import Tiny

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import DataError
-from rackrun.shards.http.connection import Timeouts
-from rackrun.shards.http.source import HttpSource
+from rackrun.shards.http_source import HttpSource, Timeouts
 from rackrun.shards.samples import Sample, samples
 from tests.lab.data import Tiny
 from tests.shards.mutations import CUTS, Mutation, corpus, lab

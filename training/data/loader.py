@@ -5,7 +5,7 @@
 No step is taken on any rank before every rank has its first batch. A host that cannot read its data
 then ends the run with its own error and its own name, rather than as a peer that others wait for in
 the middle of their first step. Later a server may be away for as long as its client has patience
-(shards.http.connection): a rank that waits for a batch reports that, and is not taken for one that
+(shards.http_source): a rank that waits for a batch reports that, and is not taken for one that
 hangs.
 """
 

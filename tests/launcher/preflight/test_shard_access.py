@@ -13,7 +13,7 @@ import pytest
 from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.launcher.remote import probe
-from rackrun.shards.http.server import authorization, tls_context
+from rackrun.shards.credentials import authorization, tls_context
 from tests.lab.data import write_tiny
 from tests.lab.waiting import until
 

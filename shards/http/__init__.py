@@ -1,1 +1,0 @@
-"""Shards from an HTTP server."""
