@@ -72,6 +72,8 @@ def test_the_first_failure_is_the_cause():
     """Two ranks fail by themselves: the one whose end arrives first is named."""
     cause = find_root_cause([RankEnded(0, 1, 7), RankEnded(1, 2, 8)], [], tails())
     assert (cause.rank, cause.node, cause.exit_code) == (1, 0, 7)
+    cause = find_root_cause([RankEnded(0, 1, 7)], [RankEnded(1, 2, 8)], tails())
+    assert cause.rank == 1, "not one that fails after the order to end"
 
 
 def test_a_log_of_one_line_is_the_reason():
