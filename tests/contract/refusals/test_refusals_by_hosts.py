@@ -58,6 +58,11 @@ ROWS = [
     login(77, "127.0.0.2", "SHA256:", "--accept-new", known=""),
     login(77, "127.0.0.2", "CHANGED", "ssh-keygen", known="{swapped}"),
     login(77, "127.0.0.2", "CHANGED", "ssh-keygen", known="{swapped}", options="--accept-new"),
+    login(77, "CHANGED", "ssh-keygen", known="{another type}", options="--accept-new"),
+    login(77, "@cert-authority ({folder}/known_hosts:1)", "then type: echo", known="{authority}"),
+    login(77, "is not known", config="UserKnownHostsFile none\n", options="--accept-new"),
+    login(77, "cannot be recorded in {key}/known", config="UserKnownHostsFile {key}/known\n",
+          options="--accept-new"),
     # The way there.
     login(69, "127.0.0.2", config="AddressFamily inet6\n"),
     login(69, "ended with 3: no way to 127.0.0.2",
@@ -87,6 +92,8 @@ def words(lab, tmp_path):
     first, second = lab.hosts
     stranger, locked = make_key(tmp_path / "stranger"), tmp_path / "locked"
     subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "word", "-f", locked], check=True)
+    ecdsa = tmp_path / "ecdsa"
+    subprocess.run(["ssh-keygen", "-qt", "ecdsa", "-N", "", "-f", ecdsa], check=True)
     return {
         "first": first.line,
         "second": second.line,
@@ -94,6 +101,8 @@ def words(lab, tmp_path):
         "bare": lab.cheap_python(torch="", name="bare"),
         "known": lab.known_hosts.read_text(),
         "swapped": f"{first.known_as} {second.public_key}\n{second.known_as} {second.public_key}\n",
+        "another type": f"{first.known_as} {ecdsa.with_suffix('.pub').read_text()}",
+        "authority": f"@cert-authority {first.known_as} {second.public_key}\n",
         "key": lab.key,
         "stranger": stranger,
         "locked": locked,

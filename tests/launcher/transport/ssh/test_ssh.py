@@ -130,40 +130,6 @@ def swap_key(lab: Lab) -> None:
     lab.known_hosts.write_text(f"{lab.hosts[0].known_as} {other[0]} {other[1]}\n")
 
 
-def certify(
-    lab: Lab,
-    names: str = "127.0.0.2",
-    when: str = "always:forever",
-    kind: str = "-h",
-    authority: str = "ed25519",
-) -> None:
-    """Give the host a certificate, and known_hosts a line about who signed it."""
-    server, signer = lab.hosts[0], lab.folder / "authority"
-    make = ["ssh-keygen", "-q", "-t", authority, "-N", "", "-f", signer]
-    subprocess.run(make, check=True)
-    sign = ["ssh-keygen", "-q", "-s", signer, kind, "-I", "x", "-V", when, "-n", names]
-    subprocess.run([*sign, server.folder / "host_key.pub"], check=True)
-    with (server.folder / "sshd_config").open("a") as config:
-        config.write(f"HostCertificate {server.folder}/host_key-cert.pub\n")
-    server.process.send_signal(signal.SIGHUP)
-    again = "Received SIGHUP"
-    until(lambda: "Server listening" in server.log.partition(again)[2], "sshd has read it", 20)
-    public = " ".join(signer.with_suffix(".pub").read_text().split()[:2])
-    lab.known_hosts.write_text(f"@cert-authority {server.known_as} {public}\n")
-
-
-def test_a_host_known_by_an_authority_alone_is_unknown(start_lab, network):
-    """SSH-1: certificates of hosts are not supported; the line says so, and what to type."""
-    lab = start_lab(1)
-    certify(lab)
-    with pytest.raises(AccessRefused) as caught:
-        network(lab).connect([lab.hosts[0].host])
-    assert caught.value.exit_code == 77
-    first, *rest = str(caught.value).splitlines()
-    assert f"@cert-authority ({lab.known_hosts}:1) is not supported" in first
-    assert any(line.strip().startswith("then type: echo ") for line in rest)
-
-
 def seen_fingerprint(public: Path) -> str:
     completed = subprocess.run(
         ["ssh-keygen", "-lf", public], capture_output=True, text=True, check=True
@@ -225,14 +191,6 @@ def test_accept_new_records_new_keys_and_only_these(start_lab, network, setting)
         network(lab, accept_new=True).connect(hosts)
 
 
-def test_a_new_key_is_not_accepted_where_none_is_recorded(start_lab, network):
-    """SSH-1: with UserKnownHostsFile none, a key that changes would be accepted as well."""
-    lab = start_lab(1)
-    lab.configure("UserKnownHostsFile none")
-    with pytest.raises(AccessRefused, match="is not known"):
-        network(lab, accept_new=True).connect([lab.hosts[0].host])
-
-
 def test_a_config_of_ones_own_that_others_may_write_is_refused(tmp_path, monkeypatch):
     """SSH-1: also below a $HOME that is not the account's: a ProxyCommand would be theirs."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -244,26 +202,6 @@ def test_a_config_of_ones_own_that_others_may_write_is_refused(tmp_path, monkeyp
         Network(ConnectSettings())
     config.chmod(0o644)
     assert Network(ConnectSettings()).routes_to([Host("a")])[0].client.port == 1001
-
-
-def test_a_new_key_that_cannot_be_recorded_is_said_with_the_file(start_lab, network):
-    """SSH-1: trust on first use needs the record for the second login."""
-    lab = start_lab(1)
-    file = lab.key / "known_hosts"
-    lab.configure(f"UserKnownHostsFile {file}")
-    with pytest.raises(AccessRefused, match=f"cannot be recorded in {file}: "):
-        network(lab, accept_new=True).connect([lab.hosts[0].host])
-
-
-def test_another_type_of_key_is_a_changed_key(start_lab, network):
-    """SSH-1: who offers a type we never saw does not pass as a new host, even with accept-new."""
-    lab = start_lab(1)
-    rsa = lab.folder / "rsa"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", rsa], check=True)
-    kind, blob, *_ = rsa.with_suffix(".pub").read_text().split()
-    lab.known_hosts.write_text(f"{lab.hosts[0].known_as} {kind} {blob}\n")
-    with pytest.raises(AccessRefused, match="CHANGED"):
-        network(lab, accept_new=True).connect([lab.hosts[0].host])
 
 
 # -- keys and ssh_config ------------------------------------------------------------------------
