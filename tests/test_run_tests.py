@@ -1,4 +1,4 @@
-"""What `./run-tests` says of tests that fail beside others."""
+"""What `./run-tests` says of tests that are left out, and of those that fail beside others."""
 
 import shutil
 import subprocess
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.lab.hosts import ROOT
 
+PLUGINS = ("flakes", "summary", "names", "lab/needs")
 FLAKY = """\
 import pytest
 
@@ -27,6 +28,12 @@ markers = ["long"]
 [tool.ruff]
 line-length = 100
 lint.select = ["F"]
+[tool.importlinter]
+root_package = "tests"
+[[tool.importlinter.contracts]]
+name = "tests"
+type = "independence"
+modules = ["tests.lab"]
 """
 
 VENV = """\
@@ -41,7 +48,8 @@ def project(folder: Path, *tests: str) -> Path:
     """Write what `./run-tests` checks, with these tests in one file and no environment to make."""
     for name in ("launcher", "bench", "tests", "examples", ".ci"):
         (folder / name).mkdir(parents=True)
-    for name in ("run-tests", "tests/flakes.py"):
+    for name in ("run-tests", *(f"tests/{name}.py" for name in PLUGINS)):
+        (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     (folder / "launcher" / "venv.sh").write_text(VENV.format(sys.executable))
     for name in ("tests/machine.sh", "bench/a.sh", ".ci/run", "examples/a.sh", "examples/a.sbatch"):
@@ -102,3 +110,50 @@ def test_more_than_ten_flakes_are_a_failure(tmp_path):
     code, output = pytest_of(project(tmp_path / "some", *map(flaky, "abcdefghij")))
     assert code == 0, output
     assert output.endswith("11 passed, 0 failed, 10 flaky (at most 10)\n")
+
+
+NEEDY = """\
+def test_that_has_all_it_needs() -> None:
+    needs.need("sh")
+
+
+def test_of_root() -> None:
+    needs.need("root")
+
+
+def test_of_a_cluster() -> None:
+    needs.need("slurm")
+
+
+def test_of_another_cluster() -> None:
+    needs.need("slurm")
+
+
+def test_of_a_gpu() -> None:
+    needs.need_gpus(64)
+"""
+ORDINARY = ("unshare", "--user")  # whoever runs it is an ordinary user there
+
+
+def test_the_last_lines_say_what_was_left_out_and_how_to_have_it(tmp_path):
+    folder = project(tmp_path)
+    (folder / "tests" / "test_all.py").write_text(f"from tests.lab import needs\n\n\n{NEEDY}")
+    code, output = after([*ORDINARY, "./run-tests"], folder)
+    assert code == 0, output
+    mypy, names, gpus, left_out = output.splitlines()[-4:]
+    assert mypy == "mypy: Success: no issues found in 1 source file"
+    assert names.startswith("names of rackrun: contract 0, field 0, lab 0, together 0 ")
+    assert gpus.startswith("run-tests: unrun: 1 test of a GPU (")
+    needed = "run-tests: left out: tests that need slurm (2), root (1); type: sudo ./run-tests"
+    assert left_out == needed
+
+
+def test_a_fast_run_has_unit_tests_and_refusals_alone(tmp_path):
+    folder = project(tmp_path)
+    for room in ("unit", "contract/refusals"):
+        (folder / "tests" / room).mkdir(parents=True)
+        (folder / "tests" / room / "test_one.py").write_text("def test_one() -> None:\n    pass\n")
+    code, output = after([*ORDINARY, "./run-tests", "--fast"], folder)
+    assert code == 0, output
+    assert "2 passed" in output
+    assert output.splitlines()[-1].startswith("names of rackrun: ")
