@@ -1,91 +1,18 @@
 """The list of runs: those of a folder, those of hosts, and by what they may be called."""
 
 import json
-import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 
-import pytest
-
-from rackrun import runs as runs_here
-from rackrun.errors import UsageError
 from rackrun.launcher.catalog.folders import runs_in
-from rackrun.launcher.catalog.listed import ListedRun, table
-from rackrun.launcher.catalog.ps import main
 from rackrun.launcher.commands.work import work_of
-from rackrun.launcher.lifecycle.task_check import refuse_absent_run
-from rackrun.launcher.output.log_files import LogFiles, write_result
-from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.remote import processes
-from rackrun.launcher.run.job import Job, TaskWork
-from rackrun.launcher.run.plan import PlannedHost, make_plan
-from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.job import TaskWork
 from rackrun.run_folder import new_run_folder, point_latest_to
-from rackrun.run_report import __main__ as report
-from rackrun.runs import find_run, run_folder
-from rackrun.training.run import resume
 from tests.lab.detached import SHORT, WAIT
 
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 WITHOUT_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
-
-
-def written(runs: Path, name: str) -> tuple[Job, RunRecord]:
-    """Return a job and a run folder as a launcher makes it when a run begins."""
-    work = TaskWork("catdog", ("--epochs", "2"))
-    job = Job(work, new_run_folder(runs, name))
-    host = PlannedHost("gpu01", "127.0.0.1", 1, sys.executable, "/w", str(job.folder.path))
-    LogFiles(job.folder, make_plan(job, [host], 29500))
-    return job, RunRecord(job.folder)
-
-
-def ended(job: Job, verdict: str, code: int, step: int) -> Result:
-    """Return a result as a supervisor returns it."""
-    report = {"step": step}
-    nothing = {"host": None, "rank": None, "log": None, "advice": "", "traceback": ""}
-    return Result(
-        verdict, code, "", codes={0: code}, hosts={}, seconds=1.0, report=report,
-        folder=job.folder.path, **nothing,
-    )  # fmt: skip
-
-
-def test_the_list_shows_every_run_of_a_folder_with_its_state_and_step(
-    tmp_path, monkeypatch, capsys
-):
-    """One that runs, one that is done, one that failed, one that was killed; damage is left out."""
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    monkeypatch.chdir(tmp_path)
-    runs = tmp_path / "runs"
-    live, files = written(runs, "live")
-    (live.folder.path / "metrics.jsonl").write_text('{"step": 20}\n{"step": 40}\n{"ste')
-    for name, verdict, code, step in (("done", "done", 0, 90), ("broken", "failed", 75, 7)):
-        job, _ = written(runs, name)
-        write_result(job.folder, ended(job, verdict, code, step))
-    hosts, remote = written(runs, "on-hosts")  # whose metrics are on their first host
-    hosts.folder.live.write_text('{"step": 33, "curves": []}')
-    os.close(written(runs, "killed")[1].file)
-    (runs / "20260101-000000-empty").mkdir()
-    (runs / "20260101-000001-damaged").mkdir()
-    (runs / "20260101-000001-damaged" / "plan.json").write_text('{"run_id": "\\u001b[2J"}')
-    assert main(["--json"]) == 0
-    content = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
-    values = {name: (run["state"], run["exit_code"], run["step"]) for name, run in content.items()}
-    assert values == {
-        "live": ("running", None, 40),
-        "on-hosts": ("running", None, 33),
-        "done": ("done", 0, 90),
-        "broken": ("failed", 75, 7),
-        "killed": ("killed", None, None),
-    }
-    assert content["live"]["task"] == "catdog"
-    assert content["live"]["folder"] == f"runs/{live.folder.path.name}"
-    assert main([]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["id", "name", "task", "hosts", "state", "step", "age", "folder"]
-    assert any("failed (75)" in line for line in lines)
-    os.close(files.file)
-    os.close(remote.file)
 
 
 def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
@@ -119,33 +46,6 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
             launcher.communicate()
 
 
-def test_a_folder_is_found_by_the_name_of_its_run(tmp_path, monkeypatch):
-    """Where a run is asked for, its name or the start of its id does; a path stays what it is."""
-    monkeypatch.chdir(tmp_path)
-    job, files = written(tmp_path / "runs", "night")
-    os.close(files.file)
-    for moment in ("20260101-000000", "20260102-000000"):
-        (tmp_path / "runs" / f"{moment}-twice").mkdir()
-    meant = Path("runs") / job.folder.path.name
-    (tmp_path / "night").mkdir()  # a folder of the user's: no run
-    for text in ("night", job.run_id[:6], job.run_id, str(meant), meant.name, "latest"):
-        assert run_folder(text) == meant
-    assert run_folder("runs/latest/") == meant
-    new_run_folder(tmp_path / "runs", "newer")
-    assert run_folder("latest") == run_folder("runs/latest") == run_folder("newer") != meant
-    assert run_folder("no-such") == Path("no-such")
-    with pytest.raises(UsageError, match="several runs are called twice: runs/.*type the folder"):
-        run_folder("twice")
-    with pytest.raises(UsageError, match=f"{meant}/checkpoints has no checkpoint"):
-        resume.requested_checkpoint("night", "catdog")
-    for text, is_there in (("night", True), ("latest", True), ("nope", False), ("./x.pt", False)):
-        work = TaskWork("catdog", ("--resume", text))
-        with nullcontext() if is_there else pytest.raises(UsageError, match=f"--resume {text}: no"):
-            refuse_absent_run(work, tmp_path / "runs")
-    report.main(["night"])
-    assert (meant / "report.html").exists()
-
-
 def test_a_run_resumes_from_the_one_that_was_the_latest(tmp_path, monkeypatch):
     """Its own folder becomes the latest before its ranks read the option."""
     monkeypatch.chdir(tmp_path)
@@ -173,43 +73,6 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
         point_latest_to(second)
         assert link.lstat().st_ino == before
     assert not list(tmp_path.glob(".latest*"))
-
-
-def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(tmp_path, monkeypatch):
-    """A folder with its result shows that the other is over."""
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
-    monkeypatch.chdir(tmp_path)
-    over, _ = written(tmp_path / "runs", "night")
-    write_result(over.folder, ended(over, "done", 0, 5))
-    earlier = over.folder.path.rename(tmp_path / "runs" / "20260101-000000-night")
-    live, _ = written(tmp_path / "runs", "night")
-    run = find_run("night")
-    assert run is not None and run.id == live.run_id
-    assert str(run) == f"run {live.run_id[:8]} (night), runs/{live.folder.path.name}"
-    write_result(live.folder, ended(live, "done", 0, 5))
-    with pytest.raises(UsageError, match="several runs are called night: runs/.*, runs/"):
-        find_run("night")
-    for text, folder in ((over.run_id[:8], earlier), (live.run_id[:12], live.folder.path)):
-        run = find_run(text)
-        assert run is not None and run.folder == Path("runs") / folder.name
-
-
-def test_names_of_hosts_move_no_cursor():
-    """A list of runs is one line for each, whatever hosts say."""
-    run = ListedRun(
-        "3fa81c02",
-        "\x1b[2J",
-        "a\nb",
-        ("gpu01", "gpu02", "gpu03", "gpu04"),
-        "done",
-        0,
-        1,
-        1.0,
-        "f",
-    )
-    text = table([run])
-    assert (text.count("\n"), "\x1b" in text, "gpu[01-04]" in text) == (4, False, True)
-    assert text.endswith("\n1 run: 1 done\n")
 
 
 def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached):
