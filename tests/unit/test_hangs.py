@@ -12,7 +12,7 @@ from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import find_hang
 from rackrun.launcher.supervision.root_cause import cause_of
 from rackrun.run_folder import RunFolder
-from rackrun.shards.http.connection import Timeouts
+from rackrun.shards.http_source import Timeouts
 
 LIMITS = Limits(hang_seconds=60)
 
