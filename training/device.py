@@ -6,19 +6,23 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exc
 from typing import Any
 
 import torch
 from torch import nn
 
+from rackrun.commandline.program import location_in_user_code
 from rackrun.contract import variables
 from rackrun.cuda import driver_here, gpu_problem
 from rackrun.errors import Problem, UsageError
 from rackrun.machine import bind_near, why_no_compiler
 from rackrun.terminal import one_line
 from rackrun.training.config import Config
+from rackrun.training.models.named import is_own
 from rackrun.training.ranks import Ranks, usual_workers
 from rackrun.training.settings.ranks import Precision
+from rackrun.training.task import blamed_on_model, require_tensor
 from rackrun.units import plural
 
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
@@ -44,6 +48,8 @@ class Compute:
     precision: Precision
     channels_last: bool
     compile: bool
+    own_model: str = ""
+    """The name of a model of the user's own."""
 
     def placed(self, model: nn.Module) -> nn.Module:
         """Return the model on the device, in its layout, compiled in place if asked for."""
@@ -100,17 +106,15 @@ class Compute:
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
         try:
             with self.autocast():
-                logits: object = model(inputs)
+                logits = require_tensor(model(inputs))
         except RuntimeError as error:
             if self.channels_last and "view size is not compatible" in str(error):
                 advice = "write .reshape or .flatten for .view, or type --channels-last off"
                 raise RuntimeError(f"{one_line(str(error)).rstrip('.')}: {advice}") from error
-            raise
-        if not isinstance(logits, torch.Tensor):
-            raise UsageError(
-                f"the model returns {type(logits).__name__}; return a tensor of logits:"
-                " (batch, classes)"
-            )
+            if not self.own_model or location_in_user_code(format_exc()):
+                raise  # which names the line
+            with blamed_on_model(self.own_model):
+                raise
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
@@ -186,6 +190,7 @@ def set_up(config: Config, ranks: Ranks) -> Compute:
         precision=precision,
         channels_last=config.channels_last != "off",
         compile=config.compile,
+        own_model=config.model if is_own(config.model) else "",
     )
 
 

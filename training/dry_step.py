@@ -1,8 +1,9 @@
 """A step of a user's model on zeros, on the machine of the launch, before a host is touched.
 
 It finds what torch would refuse only later, with an error that names no line of the user's: views
-of another memory layout, copies for an average, layers without a gradient on several ranks. On the
-CPU: torch's device `meta` lets views pass that no other device allows.
+of another memory layout, copies for an average, a state that cannot be saved, layers without a
+gradient on several ranks. On the CPU: torch's device `meta` lets views pass that no other device
+allows.
 """
 
 import copy
@@ -15,9 +16,10 @@ from torch import nn
 
 from rackrun.errors import UsageError, UserCodeError
 from rackrun.terminal import one_line
+from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.layers import frozen_weights
-from rackrun.training.task import Task
+from rackrun.training.task import Task, blamed_on_model, check_logits, require_tensor
 from rackrun.units import first_few
 
 IMAGES = 2  # a batch norm refuses one
@@ -26,27 +28,35 @@ IMAGES = 2  # a batch norm refuses one
 def dry_step(task: Task, config: Config, classes: int) -> str:
     """Return why not more than one rank can train the model, or "".
 
-    UserCodeError or UsageError where no rank can train it as these settings ask. Whatever else goes
-    wrong is for the ranks to say: this machine may lack what hosts have.
+    UserCodeError or UsageError where no rank can train it as these settings ask. What may be due to
+    this machine, which can lack what hosts have, is for the ranks to say.
     """
     config = task.resolve(config)
-    try:
-        with redirect_stdout(sys.stderr):  # a check answers in JSON
-            return _step(task, config, classes)
-    except (UserCodeError, UsageError):
-        raise
-    except Exception:  # whatever a user's code raises
-        return ""
+    with redirect_stdout(sys.stderr):  # a check answers in JSON
+        try:
+            model = task.built(config, classes)
+        except UsageError:
+            raise
+        except Exception:  # whatever a user's code raises
+            return ""
+        try:
+            with blamed_on_model(config.model):
+                return _step(model, task, config, classes)
+        except (UserCodeError, UsageError):
+            raise
+        except Exception:
+            return ""
 
 
-def _step(task: Task, config: Config, classes: int) -> str:
-    model = task.built(config, classes)
+def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
     height, width, channels = task.transformed(config, 0).training_shape
     images = torch.zeros(IMAGES, channels, height, width)
     if config.ema_decay:
         require_copy(model, config)
     logits = _forward(model, images, config)
+    check_logits(logits, IMAGES, classes)
     logits.float().sum().backward()  # type: ignore[no-untyped-call]
+    require_plain_state(model, config)
     model.load_state_dict(model.state_dict())
     frozen = [name for name in config.freeze.split(",") if name]
     kept = frozen_weights(model, frozen, classes) if frozen else set()
@@ -65,21 +75,32 @@ def require_copy(model: nn.Module, config: Config) -> None:
         ) from None
 
 
+def require_plain_state(model: nn.Module, config: Config) -> None:
+    """Raise UserCodeError for a model that keeps in its state what no checkpoint can hold."""
+    state = model.state_dict()
+    others = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    try:
+        if others:
+            checkpoint.unpack(checkpoint.pack(others))
+    except Exception as error:  # whatever pickle and torch refuse
+        raise UserCodeError(
+            f"--model {config.model}: cannot be saved as tensors and plain data:"
+            f" {first_few([*others], 3)} of its state_dict(): {one_line(str(error))[:200]}"
+        ) from None
+
+
 def _forward(model: nn.Module, images: torch.Tensor, config: Config) -> torch.Tensor:
-    plain, channels_last = torch.contiguous_format, torch.channels_last
-    if config.channels_last != "off":
-        try:
-            logits: torch.Tensor = model(images.contiguous(memory_format=channels_last))
-            return logits
-        except (RuntimeError, ValueError) as error:
-            model(images.contiguous(memory_format=plain))  # else the layout is not to blame
-            raise UserCodeError(
-                f"--model {config.model}: {one_line(str(error))[:200].rstrip('.')}: images have"
-                " their channels last in memory; write .reshape or .flatten for .view, or type"
-                " --channels-last off"
-            ) from None
-    in_rows: torch.Tensor = model(images.contiguous(memory_format=plain))
-    return in_rows
+    if config.channels_last == "off":
+        return require_tensor(model(images))
+    try:
+        return require_tensor(model(images.contiguous(memory_format=torch.channels_last)))
+    except (RuntimeError, ValueError) as error:
+        model(images)  # else the layout is not to blame
+        raise UserCodeError(
+            f"--model {config.model}: {one_line(str(error))[:200].rstrip('.')}: images have"
+            " their channels last in memory; write .reshape or .flatten for .view, or type"
+            " --channels-last off"
+        ) from None
 
 
 def unused_layers(model: nn.Module, frozen: set[str]) -> list[str]:

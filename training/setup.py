@@ -17,9 +17,10 @@ from rackrun.training.config import Config
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import Compute, set_up
-from rackrun.training.dry_step import require_copy
+from rackrun.training.dry_step import require_copy, require_plain_state
 from rackrun.training.log import Log
 from rackrun.training.loss import class_weights
+from rackrun.training.models.named import is_own
 from rackrun.training.models.recomputed import with_recomputed_blocks
 from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility
@@ -85,6 +86,8 @@ class TrainingRun:
             with_recomputed_blocks(model)
         if config.ema_decay:
             require_copy(model, config)
+        if is_own(config.model):
+            require_plain_state(model, config)
         state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
         if compute.compile and state.average:
             state.average.model.compile()  # the copy of a compiled model is not compiled

@@ -1,7 +1,10 @@
 """The definition of a task: its model and transforms. Everything else is in the training loop."""
 
 import pickle
-from collections.abc import Callable
+import re
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,8 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rackrun.errors import UsageError
+from rackrun.commandline.program import location_in_user_code
+from rackrun.errors import UsageError, UserCodeError
+from rackrun.terminal import one_line
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+
+OF_MACHINE = re.compile(r"cuda|triton|compil|alloc|memory|\bdevice", re.IGNORECASE)
+"""In errors that another machine may not have."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,32 @@ class Task:
 
 def _called(function: Callable[..., object]) -> str:
     return f"{getattr(function, '__name__', 'a function of the task')}()"
+
+
+@contextmanager
+def blamed_on_model(name: str) -> Iterator[None]:
+    """Raise UserCodeError, with the line in the user's code if any, for what their model raises.
+
+    torch refuses much in its own lines, which name no model. What may be due to the machine is
+    raised as it is.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as e:
+        if isinstance(e, NotImplementedError) or OF_MACHINE.search(f"{type(e)}: {e}"):
+            raise
+        where = location_in_user_code("".join(traceback.format_exception(e)))
+        what = f"{type(e).__name__}: {one_line(str(e))[:200]}"
+        raise UserCodeError(f"--model {name}: {where and f'{where}: '}{what}") from e
+
+
+def require_tensor(outputs: object) -> torch.Tensor:
+    """Return a model's outputs; UsageError unless they are a tensor."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs
+    raise UsageError(
+        f"the model returns {type(outputs).__name__}; return a tensor of logits: (batch, classes)"
+    )
 
 
 def check_logits(logits: torch.Tensor, samples: int, classes: int) -> None:

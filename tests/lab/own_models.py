@@ -1,5 +1,7 @@
 """Models as users write them; tests copy this file into a project as `models.py`."""
 
+import threading
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -55,6 +57,40 @@ class Unused(Pooled):
         self.old_head = nn.Linear(8, 1000)
 
 
+class Misfit(Small):
+    """One whose layers do not fit: torch complains in lines of its own."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.one_more = nn.Conv2d(3, 8, 3)
+
+
+class Dictionary(Small):
+    """One that answers with more than logits, as those of Hugging Face do."""
+
+    def forward(self, images):
+        return {"logits": super().forward(images)}
+
+
+class Held(Small):
+    """One that holds what cannot be copied, and a generator of its own."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.lock = threading.Lock()
+        self.generator = torch.Generator().manual_seed(0)
+
+
+class Unsaved(Small):
+    """One that wants to save what no checkpoint can hold."""
+
+    def get_extra_state(self):
+        return {"lock": threading.Lock()}
+
+    def set_extra_state(self, state):
+        pass
+
+
 class Lazy(nn.Module):
     """One whose layers learn their sizes from the first batch."""
 
@@ -76,7 +112,14 @@ class WeightNormed(Pooled):
 
 
 class Standardised(Pooled):
-    """One that divides each image by its deviation: NaN for an image of one colour."""
+    """One that divides each image by its deviation: NaN for an image of one colour.
+
+    A batch norm spreads it to all images of the batch.
+    """
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.conv = nn.Sequential(self.conv, nn.BatchNorm2d(8))
 
     def forward(self, images):
         deviation = images.std((2, 3), keepdim=True)

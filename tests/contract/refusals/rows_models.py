@@ -27,6 +27,7 @@ PREDICTIONS = [
     Refusal(f"rackrun predict {FINAL} cat.jpg", 64, FINAL, RUNS | IMAGE | {FINAL: removed}),
     Refusal("rackrun predict page.pt cat.jpg", 74, "page.pt", IMAGE | {"page.pt": "<html>404"}),
     Refusal(f"{PREDICT} cat.jpg --classes names", 64, "--classes", RUNS | IMAGE | {"names": "a"}),
+    Refusal("rackrun predict --weights w.pt --model a:B cat.jpg", 64, "--classes", IMAGE),
     Refusal(f"python -m rackrun.imagenet predict {FINAL} cat.jpg", 74, "catdog", RUNS | IMAGE),
 ]
 
