@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 
-MOST_NAMED = 5  # samples in a line
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
 

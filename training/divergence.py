@@ -10,7 +10,7 @@ from rackrun.training.counts import Counts, Scaling
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import Compute, Normalise
 from rackrun.training.differences import short
-from rackrun.training.evaluation import MOST_NAMED, answered
+from rackrun.training.evaluation import MOST_NAMED, answers
 from rackrun.training.state import TrainingState
 from rackrun.units import first_few, plural
 
@@ -78,7 +78,7 @@ def require_finite(
         bad = [
             f"{shard}: {key}"
             for (shard, key), image in zip(batch.keys, torch.split(batch.images, 1), strict=False)
-            if not answered(compute.logits(model, normalise, image)).all()
+            if not answers(compute.logits(model, normalise, image)).are_finite.all()
         ]
     if len(bad) == len(batch.labels) > 1:  # it is the weights
         bad = []

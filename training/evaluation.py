@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from rackrun.training.differences import short
 from rackrun.training.ranks import Ranks
 from rackrun.units import plural
 
-COLUMNS = 8
+COLUMNS = 7
 MOST_CONFUSED = 1024  # classes: with more, the matrix would weigh as much as a model
 MOST_NAMED = 5  # samples in a line
 LARGEST_LOSS = -math.log(torch.finfo(torch.float32).tiny)  # 87.3: of the least probability
@@ -37,34 +38,36 @@ class Table:
     def __init__(self, classes: int) -> None:
         self._classes = classes
         self._rows: list[torch.Tensor] = []
-        self._keys: list[tuple[str, str]] = []
+        self.keys: list[tuple[str, str]] = []
+        """Shard and key of each sample; of noise none."""
         self._skipped = 0
 
     @torch.no_grad()
     def add(self, logits: torch.Tensor, batch: Batch) -> None:
         """Add a batch: float (B, classes). An output that is not finite is a wrong answer."""
-        labels, predicted = batch.labels, logits.argmax(1)
-        shares = logits.softmax(1)
-        first = logits.topk(min(5, logits.shape[1]), dim=1).indices
+        labels, best = batch.labels, answers(logits, 5)
         rows = torch.full_like(labels, -1) if batch.rows is None else batch.rows
         columns = (
-            *(labels, predicted, finite_losses(logits, labels), rows.to(labels.device)),
-            *(shares.gather(1, each[:, None])[:, 0] for each in (predicted, labels)),
-            *((first == labels[:, None]).any(1), answered(logits)),
+            *(labels, best.classes[:, 0], finite_losses(logits, labels), rows.to(labels.device)),
+            *(best.shares[:, 0], (best.classes == labels[:, None]).any(1), best.are_finite),
         )
         self._rows.append(torch.stack([each.double() for each in columns], 1))
-        self._keys += batch.keys
+        self.keys += batch.keys
         self.skip(batch)
 
     def skip(self, batch: Batch) -> None:
         """Count the samples that a batch has left out."""
         self._skipped += batch.skipped
 
+    def rows(self) -> NDArray[np.float64]:
+        """Return what this rank has added, a row for each sample: float64 (samples, COLUMNS)."""
+        if not self._rows:
+            return np.zeros((0, COLUMNS))
+        return torch.cat(self._rows).cpu().numpy()
+
     def scores(self, ranks: Ranks) -> Scores:
         """Return the scores of all ranks' predictions; every rank has to ask."""
-        own = np.zeros((0, COLUMNS))
-        if self._rows:
-            own = torch.cat(self._rows).cpu().numpy()
+        own = self.rows()
         # As whole numbers of the same bits, which ranks exchange.
         parts = ranks.all_gather(np.ascontiguousarray(own).ravel().view(np.int64))
         rows = np.concatenate(parts).view(np.float64).reshape(-1, COLUMNS)
@@ -75,8 +78,8 @@ class Table:
         return scores
 
     def _unanswered(self, is_bad: NDArray[np.bool_], count: int, ranks: Ranks) -> str:
-        numbers = np.flatnonzero(is_bad)[:MOST_NAMED] if self._keys else ()
-        own = "\n".join(": ".join(self._keys[number]) for number in numbers)
+        numbers = np.flatnonzero(is_bad)[:MOST_NAMED] if self.keys else ()
+        own = "\n".join(": ".join(self.keys[number]) for number in numbers)
         parts = ranks.all_gather(np.frombuffer(own.encode(), np.uint8))
         names = [name for part in parts for name in part.tobytes().decode().split("\n") if name]
         others = f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
@@ -87,9 +90,20 @@ class Table:
         )
 
 
-def answered(logits: torch.Tensor) -> torch.Tensor:
-    """Return whether there is a probability for each class: bool (B,) of float (B, classes)."""
-    return logits.float().softmax(1).isfinite().all(1)
+class Answers(NamedTuple):
+    """The likeliest classes of images, and whether each class has a probability."""
+
+    classes: torch.Tensor  # int64 (B, most), the likeliest first
+    shares: torch.Tensor  # float (B, most): their probabilities
+    are_finite: torch.Tensor  # bool (B,)
+
+
+@torch.no_grad()
+def answers(logits: torch.Tensor, most: int = 1) -> Answers:
+    """Return what logits say, float (B, classes); of equal ones the first class counts."""
+    shares = logits.float().softmax(1)
+    classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :most]
+    return Answers(classes, shares.gather(1, classes), shares.isfinite().all(1))
 
 
 def finite_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -136,7 +150,7 @@ class Scores:
     def __init__(self, rows: NDArray[np.float64], skipped: int, classes: int) -> None:
         self.classes = classes
         self.labels, self.predicted = (column.astype(np.int64) for column in rows.T[:2])
-        self.losses, self.index_rows, self.confidence, _, among_five, has_answer = rows.T[2:]
+        self.losses, self.index_rows, self.confidence, among_five, has_answer = rows.T[2:]
         self.has_answer = has_answer == 1
         self.right = (self.labels == self.predicted) & self.has_answer
         self.counts = Counts(

@@ -1,7 +1,7 @@
 """Predictions of a trained model for images, for every task.
 
     final.pt -> Trained
-    files, folders, patterns -> paths -> Prediction or Unread, in the same order -> a table, or JSON
+    files, folders, patterns -> paths -> Prediction, in the same order -> a table, or JSON
 
 torch is imported only when there is something to predict, so that `--help` answers at once.
 """
@@ -26,8 +26,6 @@ from rackrun.training.settings.published import PublishedWeights, with_weights_f
 from rackrun.units import first_few, plural
 
 if TYPE_CHECKING:
-    from rackrun.training.data.decode import Pixels
-    from rackrun.training.data.transforms import Transforms
     from rackrun.training.trained import Trained
 
 SUFFIXES = (  # what a folder is searched for
@@ -75,6 +73,8 @@ class Prediction:
 
     image: str
     classes: dict[str, float]  # name -> probability
+    error: str = ""
+    """Why there is none: mostly because the image cannot be read."""
 
     @property
     def best(self) -> tuple[str, float]:
@@ -83,21 +83,11 @@ class Prediction:
 
     def plain(self) -> dict[str, object]:
         """Return it as JSON has it."""
+        if self.error:
+            return {"image": self.image, "error": self.error}
         name, probability = self.best
         best = {"class": name, "probability": probability}
         return {"image": self.image, **best, "classes": self.classes}
-
-
-@dataclass(frozen=True)
-class Unread:
-    """An image without a prediction, and why: mostly because it cannot be read."""
-
-    image: str
-    error: str
-
-    def plain(self) -> dict[str, object]:
-        """Return it as JSON has it."""
-        return {"image": self.image, "error": self.error}
 
 
 def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
@@ -124,15 +114,15 @@ def show(given: Predict, task: str) -> int:
         sys.stdout.write(json.dumps(plain, indent=1, allow_nan=False) + "\n")
     else:
         print_table(results)
-    unread = [result for result in results if isinstance(result, Unread)]
-    for result in unread:
+    failed = [result for result in results if result.error]
+    for result in failed:
         say(f"error: {result.image}: {result.error}")
     if dark := [path for path in paths if _is_dark(path)]:
         say(
             f"{plural(len(dark), 'image')} of 16 bits a channel, of which the upper 8 count, use at"
             f" most 14: {first_few(dark, 3)}; predicted as dark as they are"
         )
-    return DataError.exit_code if unread else 0
+    return DataError.exit_code if failed else 0
 
 
 def _is_dark(path: str) -> bool:
@@ -178,43 +168,35 @@ def _files(given: str) -> list[str]:
     return paths
 
 
-def predictions(
-    trained: "Trained", paths: Sequence[str], top_k: int
-) -> Iterator[Prediction | Unread]:
+def predictions(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Prediction]:
     """Yield the prediction for each file, in order."""
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
-        read = [_read(trained.transforms, path) for path in batch]
-        pixels = [each for each in read if not isinstance(each, Unread)]
+        pixels, errors = [], dict[int, str]()
+        for number, path in enumerate(batch):
+            try:
+                pixels.append(trained.transforms.for_prediction(Path(path).read_bytes()))
+            except OSError as refused:
+                errors[number] = f"cannot be read: {refused.strerror}"
+            except DataError as refused:
+                errors[number] = str(refused)
         predicted = iter(trained.predict_pixels(pixels, top_k))
-        for path, each in zip(batch, read, strict=True):
-            classes = {} if isinstance(each, Unread) else next(predicted)
-            if isinstance(each, Unread):
-                yield each
-            elif classes:
-                yield Prediction(path, classes)
-            else:
-                yield Unread(path, "the model's output is not finite")
+        for number, path in enumerate(batch):
+            error = errors.get(number, "")
+            classes = {} if error else next(predicted)
+            if not (classes or error):
+                error = "the model's output is not finite"
+            yield Prediction(path, classes, error)
 
 
-def _read(transforms: "Transforms", path: str) -> "Pixels | Unread":
-    try:
-        return transforms.for_prediction(Path(path).read_bytes())
-    except OSError as error:
-        return Unread(path, f"cannot be read: {error.strerror}")
-    except DataError as error:
-        return Unread(path, str(error))
-
-
-def _csv_rows(results: Sequence[Prediction | Unread]) -> Iterator[tuple[object, ...]]:
+def _csv_rows(results: Sequence[Prediction]) -> Iterator[tuple[object, ...]]:
     yield "image", "rank", "class", "probability"
     for result in results:
-        if isinstance(result, Prediction):
-            for rank, (name, share) in enumerate(result.classes.items(), start=1):
-                yield result.image, rank, name, share
+        for rank, (name, share) in enumerate(result.classes.items(), start=1):
+            yield result.image, rank, name, share
 
 
-def print_table(results: Sequence[Prediction | Unread]) -> None:
+def print_table(results: Sequence[Prediction]) -> None:
     """Print a line per image: its name, its class and the probability."""
     from rich.console import Console
     from rich.table import Table
@@ -226,7 +208,7 @@ def print_table(results: Sequence[Prediction | Unread]) -> None:
     table.add_column("probability", justify="right")
     table.add_column("")
     for result in results:
-        if isinstance(result, Prediction):
+        if result.classes:
             name, share = result.best
             bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
             table.add_row(Text(clean(result.image)), Text(clean(name)), f"{share:.1%}", bar)

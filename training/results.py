@@ -11,7 +11,7 @@ from torch.nn.functional import interpolate
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
-from rackrun.training.evaluation import Scores, answered
+from rackrun.training.evaluation import Scores, answers
 from rackrun.training.setup import TrainingRun
 
 GRID_IMAGES = 24  # in each grid of predictions in the report
@@ -55,14 +55,13 @@ def predictions(run: TrainingRun, rows: Sequence[int] = ()) -> Grid | None:
     transforms = run.task.transforms(run.config, run.config.epochs - 1)
     images = batch.images.to(run.ranks.device)
     logits = run.compute.logits(run.state.evaluated.eval(), transforms.normalised, images)
-    probability, predicted = logits.softmax(1).max(1)
-    probability = probability.where(answered(logits), 0)
+    best = answers(logits)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),
         "labels": batch.labels.numpy(),
-        "predicted": predicted.cpu().numpy(),
+        "predicted": best.classes[:, 0].cpu().numpy(),
         "keys": [key for _, key in batch.keys],
-        "probability": probability.cpu().numpy(),
+        "probability": best.shares[:, 0].where(best.are_finite, 0).cpu().numpy(),
         "classes": list(run.data.classes),
     }
 

@@ -25,7 +25,7 @@ from rackrun.training.config import Config
 from rackrun.training.data.decode import Pixels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.differences import table_differences
-from rackrun.training.evaluation import answered
+from rackrun.training.evaluation import answers
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
 from rackrun.training.settings.published import PublishedWeights
@@ -74,15 +74,15 @@ class Trained:
             return []
         images = torch.from_numpy(np.stack(pixels)).to(self.device).permute(0, 3, 1, 2)
         with torch.inference_mode():
-            outputs = self.model(self.transforms.normalised(images).contiguous())
-            best = outputs.float().softmax(1).topk(min(top_k, len(self.classes)))
+            best = answers(self.model(self.transforms.normalised(images).contiguous()), top_k)
         return [
-            {self.classes[number]: round(share, 6) for share, number in zip(*row, strict=True)}
+            {
+                self.classes[number]: round(share, 6)
+                for number, share in zip(numbers, shares, strict=True)
+            }
             if is_finite
             else {}
-            for is_finite, *row in zip(
-                answered(outputs).tolist(), best.values.tolist(), best.indices.tolist(), strict=True
-            )
+            for numbers, shares, is_finite in zip(*(each.tolist() for each in best), strict=True)
         ]
 
 

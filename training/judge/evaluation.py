@@ -1,6 +1,6 @@
 """The evaluation of a model: every sample of a split once, by all ranks together.
 
-Trained, split -> batches of this rank -> logits -> a row of CSV per sample, and Scores
+Trained, split -> batches of this rank -> logits -> Table -> Scores, and a row of CSV per sample
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
         compute = set_up(config, ranks)
         batches = open_split(config, ranks, trained)
         trained = replace(trained, model=compute.placed(trained.model), device=ranks.device)
-        table, csv_rows = Table(len(trained.classes)), bytearray()
+        table = Table(len(trained.classes))
         for batch in batches:
             if not len(batch.labels):
                 table.skip(batch)
@@ -96,14 +96,13 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
                     trained.model, trained.transforms.normalised, batch.images, flip
                 )
             table.add(logits, batch)
-            if with_rows:
-                csv_rows += as_csv(lines(trained.classes, batch, logits))
         scores = table.scores(ranks)
         if scores.remark and ranks.first:
             say(scores.remark)
         csv_table = b""
         if with_rows:
-            parts = ranks.all_gather(np.frombuffer(bytes(csv_rows), np.uint8))
+            own = as_csv(lines(trained.classes, table))
+            parts = ranks.all_gather(np.frombuffer(own, np.uint8))
             csv_table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
         return Evaluation(scores, scores.by_class(trained.classes), csv_table, ranks.first)
 
@@ -167,19 +166,12 @@ def refuse_other_classes(trained: Trained, data_classes: Sequence[str], data: st
         )
 
 
-def lines(
-    classes: Sequence[str], batch: Batch, logits: torch.Tensor
-) -> Iterator[tuple[object, ...]]:
-    """Yield a row for every sample of a batch, in the order of COLUMNS.
+def lines(classes: Sequence[str], table: Table) -> Iterator[tuple[object, ...]]:
+    """Yield a row for every sample of this rank, in the order of COLUMNS.
 
     Of one for which the output is not finite, there is neither prediction nor probability.
     """
-    shares = logits.softmax(1)
-    best = shares.max(1)
-    label_shares = shares.gather(1, batch.labels[:, None])[:, 0]
-    columns = (each.tolist() for each in (batch.labels, best.indices, best.values, label_shares))
-    for (shard, key), label, predicted, share, label_share in zip(
-        batch.keys, *columns, strict=True
-    ):
-        answer = (classes[predicted], f"{share:.6f}", f"{label_share:.6f}")
-        yield shard, key, classes[label], *(answer if math.isfinite(share) else ("", "", ""))
+    for (shard, key), row in zip(table.keys, table.rows().tolist(), strict=True):
+        label, predicted, loss, _, share, _, has_answer = row
+        answer = (classes[int(predicted)], f"{share:.6f}", f"{math.exp(-loss):.6f}")
+        yield shard, key, classes[int(label)], *(answer if has_answer else ("", "", ""))
