@@ -101,7 +101,7 @@ class Answers(NamedTuple):
 @torch.no_grad()
 def answers(logits: torch.Tensor, most: int = 1) -> Answers:
     """Return what logits say, float (B, classes); of equal ones the first class counts."""
-    shares = logits.float().softmax(1)
+    shares = logits.softmax(1, dtype=torch.promote_types(logits.dtype, torch.float32))
     classes = logits.sort(dim=1, descending=True, stable=True).indices[:, :most]
     return Answers(classes, shares.gather(1, classes), shares.isfinite().all(1))
 

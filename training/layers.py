@@ -9,6 +9,7 @@ from rackrun.training.settings.optim import BODY
 from rackrun.user_code.sources import nearest
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 FEWEST_BLOCKS = 3  # in a container of blocks; fewer are branches of one block
 
 

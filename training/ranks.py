@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.machine import core_count
+from rackrun.training.layers import BATCH_NORMS
 
 Numbers = npt.NDArray[np.integer[Any]]
 
@@ -219,7 +219,7 @@ class PendingMax:
 
 
 def _statistics(model: nn.Module) -> list[torch.Tensor]:
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     buffers = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
     return [each for each in buffers if each is not None]
 

@@ -12,11 +12,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import urlopen
 
 import torch
 
-from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.contract.files import PUBLISHED
 from rackrun.errors import SaveError, UsageError
 from rackrun.terminal import one_line
@@ -28,7 +26,6 @@ URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
 SECONDS = 60  # without an answer
 MEETING_SECONDS = 20  # from one exchange to the next while ranks wait for a download
-PIECE_BYTES = 1 << 20
 
 
 def downloaded_weights(given: str, model: str, ranks: Ranks) -> Path:
@@ -91,27 +88,15 @@ def bring(url: str, path: Path) -> None:
             if not hashlib.file_digest(file, "sha256").hexdigest().startswith(name[1]):
                 raise SaveError(f"{path}: damaged: not the digest in its name; remove the file")
         return
-    with translated_os_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    socket.setdefaulttimeout(SECONDS)  # torch.hub sets none: a silent server would be waited for
     try:
-        _download(url, path, name[1])
-    except (OSError, HTTPException, ValueError) as error:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=name[1], progress=False)
+    except (OSError, HTTPException, RuntimeError, ValueError) as error:
         why = one_line(str(getattr(error, "reason", error)))[:200]  # without "<urlopen error"
         raise SaveError(
             f"--weights: {socket.gethostname()} cannot download {url} ({why}); bring that file to"
             f" {path}, or type --weights FILE"
         ) from None
-
-
-def _download(url: str, path: Path, digest: str) -> None:
-    digest_of_download = hashlib.sha256()
-    with (
-        urlopen(url, timeout=SECONDS) as response,  # noqa: S310  URL admits http and https only
-        atomic_write(path) as file,
-    ):
-        while piece := response.read(PIECE_BYTES):
-            digest_of_download.update(piece)
-            with translated_os_errors(path):
-                file.write(piece)
-        if not digest_of_download.hexdigest().startswith(digest):
-            raise ValueError("what came has not the digest in its name")
+    finally:
+        socket.setdefaulttimeout(None)

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from rackrun.errors import UsageError
-from rackrun.training.layers import blocks_of
+from rackrun.training.layers import BATCH_NORMS, blocks_of
 
 
 def with_recomputed_blocks(model: nn.Module) -> nn.Module:
@@ -59,7 +58,7 @@ def _uncounted(block: nn.Module) -> Iterator[None]:
     norms = [
         (module, module.momentum, module.num_batches_tracked)
         for module in block.modules()
-        if isinstance(module, _BatchNorm)
+        if isinstance(module, BATCH_NORMS)
     ]
     for norm, _, _ in norms:
         norm.momentum, norm.num_batches_tracked = 0.0, None

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from rackrun.errors import UsageError
 from rackrun.training.checkpoint import pack, unpack
+from rackrun.training.layers import BATCH_NORMS
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState
 
@@ -140,7 +140,7 @@ def has_own_norms(model: nn.Module) -> bool:
 
 
 def _is_own_norm(module: nn.Module) -> bool:
-    return isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
+    return isinstance(module, BATCH_NORMS) and not isinstance(module, nn.SyncBatchNorm)
 
 
 @contextmanager
@@ -171,7 +171,7 @@ def norms_of_one_image(model: nn.Module) -> Iterator[None]:
 
 
 def _with_usable_statistics(name: str, norm: nn.Module, inputs: tuple[torch.Tensor]) -> None:
-    assert isinstance(norm, _BatchNorm)
+    assert isinstance(norm, BATCH_NORMS)
     # float (B, channels, ...): the norm of a convolution has a value per pixel, and can train.
     norm.train(inputs[0].numel() > inputs[0].shape[1])
     if not norm.training and not norm.num_batches_tracked:
