@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from rackrun.commandline.conditions import Condition
-from rackrun.commandline.ranges import Count
-from rackrun.shapes import Between
+from rackrun.commandline.ranges import Between, Count
 from rackrun.training.config import Config
 from rackrun.training.models.registered import has_one_size
 from rackrun.training.settings.data import CropArea

@@ -9,13 +9,13 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from rackrun.shapes import AtMost, Between, parsed
+from rackrun.shapes import at_most, between, parsed
 
 MOST_USAGE_BYTES = 1 << 26  # of usage.jsonl
 LINE_BYTES = 1 << 16
 
-Count: TypeAlias = Annotated[int, Between(0, 2**53)]
-GpuUsage: TypeAlias = tuple[Annotated[int, Between(0, 100)], Count, Count]
+Count: TypeAlias = Annotated[int, between(0, 2**53)]
+GpuUsage: TypeAlias = tuple[Annotated[int, between(0, 100)], Count, Count]
 """Percent busy, memory in use and memory in all, in MiB."""
 
 
@@ -23,17 +23,17 @@ GpuUsage: TypeAlias = tuple[Annotated[int, Between(0, 100)], Count, Count]
 class HostUsage:
     """What a host used at a time: CPU as a fraction of all cores, memory in bytes."""
 
-    time: Annotated[float, Between(0, 1e11)]
+    time: Annotated[float, between(0, 1e11)]
     """Seconds since the epoch."""
-    host: Annotated[str, AtMost(300)]
-    cpu: Annotated[float, Between(0, 1)]
+    host: Annotated[str, at_most(300)]
+    cpu: Annotated[float, between(0, 1)]
     memory: Count
     memory_total: Count
     received: Count
     """Bytes per second from the network."""
     sent: Count
     """Bytes per second to the network."""
-    gpus: Annotated[tuple[GpuUsage, ...], AtMost(1024)]
+    gpus: Annotated[tuple[GpuUsage, ...], at_most(1024)]
 
     @property
     def gpu(self) -> float | None:

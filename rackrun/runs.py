@@ -21,7 +21,7 @@ from rackrun.commands import called
 from rackrun.contract.files import LATEST
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
-from rackrun.shapes import AtMost, Misshapen, parsed_file
+from rackrun.shapes import Excerpt, Misshapen, Real, at_most, matches, parsed_file
 
 RECORDS = Path("~/.rackrun/known")
 SHORT_ID = 8
@@ -38,14 +38,20 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 class LaunchRecord:
     """What was written down on this machine about a run on hosts that it started."""
 
-    hosts: Annotated[tuple[dict[str, Any], ...], AtMost(MOST_HOSTS)]
+    hosts: Annotated[tuple[dict[str, Any], ...], at_most(MOST_HOSTS)]
     ssh_config: str = ""
     runs: str = "runs"
     """The folder here for its results."""
     name: str = ""
     task: str = ""
-    at: float = 0.0
+    at: Real = 0.0
     """When it was started."""
+
+
+class PlannedId(Excerpt, frozen=True):
+    """The part of plan.json that tells runs apart."""
+
+    run_id: Annotated[str, matches(ID.pattern)]
 
 
 @dataclass(frozen=True)
@@ -227,9 +233,8 @@ def _in_folder(folder: Path, records: Mapping[str, LaunchRecord]) -> Run:
 
 def _id_in(folder: Path) -> str:
     """Return the id of the run of a folder; empty where there is none."""
-    with suppress(OSError, ValueError, Misshapen):
-        run_id = parsed_file(RunFolder(folder).plan, dict[str, Any], MOST_BYTES).get("run_id")
-        return run_id if isinstance(run_id, str) and ID.fullmatch(run_id) else ""
+    with suppress(OSError, Misshapen):
+        return parsed_file(RunFolder(folder).plan, PlannedId, MOST_BYTES).run_id
     return ""
 
 

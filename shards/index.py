@@ -26,7 +26,7 @@ from rackrun import npy
 from rackrun.commands import called
 from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Unavailable, UsageError
-from rackrun.shapes import AtMost, Between, Matches, Misshapen, parsed_json, shaped
+from rackrun.shapes import Misshapen, Real, Whole, at_most, between, matches, parsed_json, shaped
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,11 +55,11 @@ MOST_VERSIONS = 10_000
 LONGEST_COMMAND = 500  # letters
 MOST_PARTS = 1000  # of a name with braces
 
-Name = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
-Sha256 = Annotated[str, Matches(r"[0-9a-f]{64}")]
-Size = Annotated[int, Between(0, 2**53)]
-Count = Annotated[int, Between(1, 2**53)]
-Plain = str | int | float | bool | None
+Name = Annotated[str, matches(r"[A-Za-z0-9][A-Za-z0-9_-]*")]
+Sha256 = Annotated[str, matches(r"[0-9a-f]{64}")]
+Size = Annotated[int, between(0, 2**53)]
+Count = Annotated[int, between(1, 2**53)]
+Plain = str | Whole | Real | bool | None
 ReadFile = Callable[[str, int], bytes]
 """Returns a file of the folder by its name, up to that many bytes."""
 
@@ -97,7 +97,7 @@ class Split:
     samples: Count
     index: str
     index_sha256: Sha256
-    shards: Annotated[tuple[Shard, ...], AtMost(1_000_000)]
+    shards: Annotated[tuple[Shard, ...], at_most(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -118,27 +118,27 @@ class Manifest:
     """The content of dataset.json."""
 
     dataset: Name
-    classes: Annotated[tuple[str, ...], AtMost(1_000_000)]
+    classes: Annotated[tuple[str, ...], at_most(1_000_000)]
     splits: tuple[Split, ...]
-    seed: int = 0
+    seed: Whole = 0
     preset: dict[str, Plain] = field(default_factory=dict)
     upright: bool = True
     """False if images lie as they were stored, whatever their EXIF says (--exif ignore)."""
     sources: tuple[Origin, ...] = ()
-    report: dict[str, int] = field(default_factory=dict)
+    report: dict[str, Whole] = field(default_factory=dict)
     plan_sha256: str = ""  # digest of the conversion's plan: which image goes where, and how
-    version: int = VERSION
+    version: Whole = VERSION
     adopted: bool = False
     """True for tars that another program has written."""
     tars: str = ""
     """URL of the folder with the tars, if they are not next to the manifest."""
-    parents: Annotated[tuple[Sha256, ...], AtMost(MOST_VERSIONS)] = ()
+    parents: Annotated[tuple[Sha256, ...], at_most(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
     """The number of samples added, adopted (in other programs' tars), dropped and relabelled."""
-    made: Annotated[str, AtMost(40)] = ""
+    made: Annotated[str, at_most(40)] = ""
     """When a later version than the first was made, as 2026-11-26 12:00 UTC."""
-    command: Annotated[str, AtMost(LONGEST_COMMAND)] = ""
+    command: Annotated[str, at_most(LONGEST_COMMAND)] = ""
     """What was typed for it."""
 
     @property

@@ -13,7 +13,7 @@ from rackrun.contract import variables
 from rackrun.errors import SaveError
 from rackrun.run_folder import RUNS, RunFolder, new_run_folder
 from rackrun.runs import final_weights
-from rackrun.shapes import Between, Misshapen, shaped
+from rackrun.shapes import Misshapen, between, shaped
 from rackrun.shards.open import open_source
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint, entry
@@ -64,7 +64,7 @@ class _Told:
     classes: ClassNames
     config: dict[str, Any]
     """The settings that it was trained with, as in config.json."""
-    step: Annotated[int, Between(0, 2**53)] | None
+    step: Annotated[int, between(0, 2**53)] | None
     """The steps that were done; None in final.pt."""
 
 

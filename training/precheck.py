@@ -62,7 +62,7 @@ def precheck(
     needs_timm = config.model.startswith(TIMM) or config.optimizer == "lamb"
     parts = (config.model, config.optimizer, config.lr_schedule)
     return TaskNeeds(
-        packages=(*(["timm"] if needs_timm else []), "click"),  # which no torch brings
+        packages=(*(["timm"] if needs_timm else []), "click", "msgspec"),  # as no torch has
         trackers=tuple(config.trackers),
         modules=tuple(dict.fromkeys(_elsewhere(parts))),
         weights=weights_file,

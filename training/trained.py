@@ -13,12 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from rackrun.commandline.ranges import out_of_range
 from rackrun.commands import called
 from rackrun.contract.files import PUBLISHED
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.runs import final_weights
-from rackrun.shapes import AtMost, Misshapen, shaped
+from rackrun.shapes import Misshapen, at_most, shaped
 from rackrun.terminal import clean, one_line, say
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
@@ -33,7 +34,7 @@ from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from rackrun.user_code.tasks import OWN_TASK
 
-ClassNames = Annotated[list[str], AtMost(1_000_000)]
+ClassNames = Annotated[list[str], at_most(1_000_000)]
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,8 @@ def _built(
         transforms.check()
         classes = shaped(content.get("classes"), ClassNames, "classes")
         config = shaped(content.get("config"), settings, "config")
+        if sentences := out_of_range(config):
+            raise Misshapen(sentences[0])
         # To import the module that a file names would run code of whoever wrote the file: the user
         # has to name it, too. No `except` below catches this SaveError.
         if is_own(config.model) and config.model != own_model:

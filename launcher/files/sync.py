@@ -19,7 +19,7 @@ from rackrun.launcher.remote.files import PIECE_BYTES, PROJECT_LOCK, file_digest
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise, each
 from rackrun.launcher.transport.rpc import LISTING_BYTES, Reply, RpcClient
-from rackrun.shapes import AtMost, Between
+from rackrun.shapes import Shape, Whole, at_most, between
 from rackrun.terminal import one_line
 
 Say = Callable[[str], object]
@@ -46,23 +46,21 @@ class Destination:
     """The ranks run the user's own command, for which a torch that is there is enough."""
 
 
-@dataclass(frozen=True)
-class Differences:
+class Differences(Shape, frozen=True):
     """Differences that a host reports."""
 
     root: str
-    paths: Annotated[tuple[str, ...], AtMost(MOST_FILES)]
-    surplus: Annotated[int, Between(0, MOST_FILES)]
-    runs: Annotated[tuple[str, ...], AtMost(transfer.MOST_RUNS)] = ()
+    paths: Annotated[tuple[str, ...], at_most(MOST_FILES)]
+    surplus: Annotated[int, between(0, MOST_FILES)]
+    runs: Annotated[tuple[str, ...], at_most(transfer.MOST_RUNS)] = ()
     """The runs whose ranks work in that folder, where files differ."""
 
 
-@dataclass(frozen=True)
-class UploadProgress:
+class UploadProgress(Shape, frozen=True):
     """Report of a host while it makes the environment, and at the end."""
 
     line: str | None = None
-    code: int | None = None
+    code: Whole | None = None
 
 
 def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say) -> None:

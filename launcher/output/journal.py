@@ -12,9 +12,11 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
@@ -81,7 +83,10 @@ class JournaledDisplay:
         self.shown.draw(run, now)
 
     def _state(self, run: RunState, now: float) -> dict[str, Any]:
-        return asdict(view(run, self.job.work.name, self.job.folder.path, now))
+        state: dict[str, Any] = msgspec.to_builtins(
+            view(run, self.job.work.name, self.job.folder.path, now)
+        )
+        return state
 
     def finish(self, result: Result) -> None:
         """Show how it ended."""

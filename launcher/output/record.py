@@ -22,6 +22,8 @@ import time
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeAlias
 
+import msgspec
+
 from rackrun.launcher.run.events import Event, Output, Report, Usage
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
@@ -184,6 +186,6 @@ def begin(job: Job, plan: Plan) -> Entry:
 
 def encoded(event: Event) -> Entry:
     """Return an event as an entry; a host's account of a failure is cut to a readable length."""
-    fields = dataclasses.asdict(event)
+    fields = msgspec.to_builtins(event)
     cut = {name: v[:MOST_CHARACTERS] if isinstance(v, str) else v for name, v in fields.items()}
     return {"event": [type(event).__name__, cut]}

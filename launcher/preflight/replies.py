@@ -7,101 +7,83 @@ that host's error; what has it is text of bounded length, numbers in range, path
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from rackrun.launcher.remote import probe
 from rackrun.launcher.transport.rpc import Reply
-from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+from rackrun.shapes import Shape, at_most, between, matches, shaped
 
 MOST_GPUS = 1024
 MOST_CORES = 1 << 16
 MOST_NAMED = 16
 
 
-@dataclass(frozen=True)
-class AnAddress:
-    """Text that is a numeric address, or empty."""
-
-    def check(self, value: Any) -> None:
-        """Raise Misshapen for other text."""
-        try:
-            ipaddress.ip_address(value.partition("%")[0] or "::")
-        except ValueError:
-            raise Misshapen("not an address") from None
-
-
 LOCK = r"/tmp/rackrun-[^\0-\x1f/]{1,200}\.lock"
-Text = Annotated[str, AtMost(4096)]
+Text = Annotated[str, at_most(4096)]
 """Text to be shown."""
-Name = Annotated[str, AtMost(255)]
-Run = Annotated[str, Matches("[0-9a-f]{32}|")]
+Name = Annotated[str, at_most(255)]
+Run = Annotated[str, matches("[0-9a-f]{32}|")]
 """The id of a run, or empty."""
-Path = Annotated[str, AtMost(4096), Matches(r"/[^\0]*")]
-Program = Annotated[str, AtMost(4096), Matches(r"[^\0]+")]
-Address = Annotated[str, AtMost(64), AnAddress()]
-Interface = Annotated[str, Matches(r"[!-.0-~]{0,15}")]
-Count = Annotated[int, Between(0, 2**53)]
-Number = Annotated[int, Between(0, 2**32)]
-Part = Annotated[str, Matches(r"(\.gpu[0-9]{1,4})?")]
+Path = Annotated[str, at_most(4096), matches(r"/[^\0]*")]
+Program = Annotated[str, at_most(4096), matches(r"[^\0]+")]
+Address = Annotated[str, at_most(64)]
+"""Numeric, or empty."""
+Interface = Annotated[str, matches(r"[!-.0-~]{0,15}")]
+Count = Annotated[int, between(0, 2**53)]
+Number = Annotated[int, between(0, 2**32)]
+Part = Annotated[str, matches(r"(\.gpu[0-9]{1,4})?")]
 """Of a host, as the ending of a lock file: a GPU, or all of it."""
 
 
-@dataclass(frozen=True)
-class ProbeFailed:
+class ProbeFailed(Shape, frozen=True):
     """The question could not be answered."""
 
     error: Text
 
 
-@dataclass(frozen=True)
-class Interpreter:
+class Interpreter(Shape, frozen=True):
     """Interpreter of the ranks; empty where it was not inspected."""
 
     version: Name = ""
     torch: Name = ""
     cuda: Name = ""
     archs: Name = ""
-    missing: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
+    missing: Annotated[tuple[Name, ...], at_most(MOST_NAMED)] = ()
     """Packages that the task needs, and that it cannot import."""
     error: Text = ""
 
 
-@dataclass(frozen=True)
-class User:
+class User(Shape, frozen=True):
     """The account that we log in to."""
 
     uid: Number
     gid: Number
-    name: Annotated[str, Matches(r"[^\0-\x1f]{1,255}")]
+    name: Annotated[str, matches(r"[^\0-\x1f]{1,255}")]
 
 
-@dataclass(frozen=True)
-class Clock:
+class Clock(Shape, frozen=True):
     """Time of a host."""
 
-    time: Annotated[float, Between(0, 1e11)]
+    time: Annotated[float, between(0, 1e11)]
 
 
-@dataclass(frozen=True)
-class HostReply(Clock):
+class HostReply(Clock, frozen=True):
     """What the orders `look` and `occupancy` both report."""
 
-    cores: Annotated[int, Between(1, MOST_CORES)]
-    gpus: Annotated[int, Between(0, MOST_GPUS)]
+    cores: Annotated[int, between(1, MOST_CORES)]
+    gpus: Annotated[int, between(0, MOST_GPUS)]
     disk_free: Count
     lock_problem: Text
     drained: Text
     """Why root has taken it out of use; empty: it is in use."""
 
 
-@dataclass(frozen=True)
-class LookReply(HostReply):
+class LookReply(HostReply, frozen=True):
     """Facts that are known at once."""
 
-    machine: Annotated[str, AtMost(512)]
+    machine: Annotated[str, at_most(512)]
     address: Address
-    lock: Annotated[str, Matches(LOCK)]
+    lock: Annotated[str, matches(LOCK)]
     holder: Text
     workdir: Path
     workdir_problem: Text
@@ -109,7 +91,7 @@ class LookReply(HostReply):
     python: Program
     interpreter: Interpreter
     user: User
-    open_files: Annotated[int, Between(-1, 2**53)]
+    open_files: Annotated[int, between(-1, 2**53)]
     shared_memory_problem: Text
     locked_memory_problem: Text
     weights_problem: Text = ""
@@ -118,20 +100,21 @@ class LookReply(HostReply):
     """The run that holds the host, if it is one of the account that we log in to."""
     queued: bool = False
     """`holder` is a launch that waits, and comes before this one."""
-    taken: Annotated[tuple[Annotated[int, Between(0, MOST_GPUS)], ...], AtMost(MOST_GPUS)] = ()
+    taken: Annotated[tuple[Annotated[int, between(0, MOST_GPUS)], ...], at_most(MOST_GPUS)] = ()
     """GPUs that others hold, or wait for before us; only for a launch that chooses hosts."""
 
+    def __post_init__(self) -> None:
+        _check_address(self.address)
 
-@dataclass(frozen=True)
-class ImageReply:
+
+class ImageReply(Shape, frozen=True):
     """An image, and the interpreter in it."""
 
-    id: Annotated[str, Matches(r"[0-9a-f]{1,64}")]
+    id: Annotated[str, matches(r"[0-9a-f]{1,64}")]
     interpreter: Interpreter
 
 
-@dataclass(frozen=True)
-class GpuFacts:
+class GpuFacts(Shape, frozen=True):
     """One GPU: memory in MiB, °C; nothing is known of what is 0 or empty."""
 
     name: Name
@@ -142,93 +125,89 @@ class GpuFacts:
     slowed: Literal["", "heat", "power", "hardware"] = ""
 
 
-@dataclass(frozen=True)
-class GpusReply:
+class GpusReply(Shape, frozen=True):
     """All GPUs of a host."""
 
-    gpus: Annotated[tuple[GpuFacts, ...], AtMost(MOST_GPUS)]
+    gpus: Annotated[tuple[GpuFacts, ...], at_most(MOST_GPUS)]
     problem: Text = ""
     driver: Name = ""
-    capabilities: Annotated[tuple[Name, ...], AtMost(MOST_GPUS)] = ()
+    capabilities: Annotated[tuple[Name, ...], at_most(MOST_GPUS)] = ()
 
 
-@dataclass(frozen=True)
-class CodeReply:
+class CodeReply(Shape, frozen=True):
     """Differences of a host's files from the local ones, the first of them by name."""
 
-    missing: Annotated[tuple[Text, ...], AtMost(MOST_NAMED)]
-    different: Annotated[tuple[Text, ...], AtMost(MOST_NAMED)]
+    missing: Annotated[tuple[Text, ...], at_most(MOST_NAMED)]
+    different: Annotated[tuple[Text, ...], at_most(MOST_NAMED)]
     count: Count
 
 
-@dataclass(frozen=True)
-class AddressReply:
+class AddressReply(Shape, frozen=True):
     """The address of a network device."""
 
     address: Address
 
+    def __post_init__(self) -> None:
+        _check_address(self.address)
 
-@dataclass(frozen=True)
-class RouteReply(AddressReply):
+
+class RouteReply(AddressReply, frozen=True):
     """Our own end of the way to the master, and the master's address."""
 
     interface: Interface
     master: Address
 
+    def __post_init__(self) -> None:
+        _check_address(self.address)
+        _check_address(self.master)
 
-@dataclass(frozen=True)
-class ListenReply:
+
+class ListenReply(Shape, frozen=True):
     """Address and port at which the first host listens."""
 
-    port: Annotated[int, Between(1, 65535)]
+    port: Annotated[int, between(1, 65535)]
 
 
-@dataclass(frozen=True)
-class HeldReply:
+class HeldReply(Shape, frozen=True):
     """Holder of a lock, and its run as in `LookReply`; empty: the probe itself."""
 
     holder: Text
     run: Run = ""
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(Shape, frozen=True):
     """Who has locked a part of the host; empty where that is not known."""
 
     part: Part
     user: Name
-    since: Annotated[float, Between(0, 1e11)]
+    since: Annotated[float, between(0, 1e11)]
     run: Run
     name: Name
 
 
-@dataclass(frozen=True)
-class Waiter:
+class Waiter(Shape, frozen=True):
     """A launch that waits for the host."""
 
     user: Name
-    since: Annotated[float, Between(0, 1e11)]
+    since: Annotated[float, between(0, 1e11)]
 
 
-@dataclass(frozen=True)
-class OccupancyReply(HostReply):
+class OccupancyReply(HostReply, frozen=True):
     """What the table of the rack has of a host, but for its GPUs."""
 
-    load: Annotated[float, Between(0, 1e6)]
-    uses: Annotated[tuple[Use, ...], AtMost(MOST_GPUS)]
-    queue: Annotated[tuple[Waiter, ...], AtMost(probe.MOST_WAITERS)]
+    load: Annotated[float, between(0, 1e6)]
+    uses: Annotated[tuple[Use, ...], at_most(MOST_GPUS)]
+    queue: Annotated[tuple[Waiter, ...], at_most(probe.MOST_WAITERS)]
 
 
-@dataclass(frozen=True)
-class ShardsReply:
+class ShardsReply(Shape, frozen=True):
     """The data set that was found, and its splits with samples; nothing where it was not read."""
 
     dataset: Name = ""
-    splits: Annotated[tuple[Name, ...], AtMost(MOST_NAMED)] = ()
+    splits: Annotated[tuple[Name, ...], at_most(MOST_NAMED)] = ()
 
 
-@dataclass(frozen=True)
-class DoneReply:
+class DoneReply(Shape, frozen=True):
     """There is nothing to report."""
 
 
@@ -249,6 +228,14 @@ SHAPES: dict[str, type] = {
     "occupancy": OccupancyReply,
 }
 """By question; instead of any but the time, a reply may be `ProbeFailed`."""
+
+
+def _check_address(text: str) -> None:
+    """Raise ValueError for text that is no numeric address, unless it is empty."""
+    try:
+        ipaddress.ip_address(text.partition("%")[0] or "::")
+    except ValueError:
+        raise ValueError(f"{text!r} is no address") from None
 
 
 def checked_reply(question: str, reply: Reply) -> Reply:

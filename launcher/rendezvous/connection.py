@@ -8,7 +8,7 @@ import socket
 import time
 from typing import Any
 
-from rackrun.shapes import Misshapen, parsed_json, shaped
+from rackrun.shapes import Misshapen, parsed
 
 LINE_BYTES = 1 << 16
 READ_BYTES = 1 << 16
@@ -63,8 +63,7 @@ class PeerConnection:
         self.stream.close()
 
     def _parsed(self, line: bytes) -> dict[str, Any]:
-        fields: dict[str, Any] = shaped(parsed_json(line, self.most_bytes), dict[str, Any])
-        return fields
+        return parsed(line, dict[str, Any], self.most_bytes)
 
     def _line(self) -> bytes | None:
         line, end, rest = self.rest.partition(b"\n")

@@ -17,8 +17,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Literal, TypeAlias
+
+import msgspec
 
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
@@ -26,7 +28,7 @@ from rackrun.launcher.rendezvous.connection import PeerConnection
 from rackrun.launcher.run.hosts import MOST_HOSTS, MOST_SLOTS
 from rackrun.launcher.run.job import RUN_ID
 from rackrun.run_folder import RUN_NAME
-from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+from rackrun.shapes import Misshapen, Shape, at_most, between, matches, shaped
 from rackrun.terminal import one_line
 from rackrun.units import first_few, form
 
@@ -45,70 +47,65 @@ MOST_CALLERS = 512
 
 MOST_WORDS = 4096  # of a command
 
-Slots = Annotated[int, Between(1, MOST_SLOTS)]
-NodeName = Annotated[str, Matches("[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")]
-RunName = Annotated[str, Matches(f"({RUN_NAME})?")]
-Digest = Annotated[str, Matches("[0-9a-f]{16}")]
-Version = Annotated[str, Matches("[!-~]{0,64}")]
+Slots = Annotated[int, between(1, MOST_SLOTS)]
+NodeName = Annotated[str, matches("[A-Za-z0-9_-][A-Za-z0-9._-]{0,254}")]
+RunName = Annotated[str, matches(f"({RUN_NAME})?")]
+Digest = Annotated[str, matches("[0-9a-f]{16}")]
+Version = Annotated[str, matches("[!-~]{0,64}")]
 
 
-@dataclass(frozen=True)
-class NodeWork:
+class NodeWork(Shape, frozen=True):
     """What a node would run: digests, so that no argument and no value travels."""
 
-    command: Annotated[tuple[Digest, ...], AtMost(MOST_WORDS)] = ()
+    command: Annotated[tuple[Digest, ...], at_most(MOST_WORDS)] = ()
     """A digest of each word."""
     name: NodeName = "run"
     environment: Digest = "0" * 16
-    code: Annotated[str, Matches("([0-9a-f]{16})?")] = ""
+    code: Annotated[str, matches("([0-9a-f]{16})?")] = ""
     """Empty where git does not know the folder."""
     python: Version = ""
     torch: Version = ""
 
 
-@dataclass(frozen=True)
-class NodeInfo:
+class NodeInfo(Shape, frozen=True):
     """A node's description of itself."""
 
-    node: Annotated[int, Between(0, MOST_HOSTS)]
-    nodes: Annotated[int, Between(1, MOST_HOSTS)]
+    node: Annotated[int, between(0, MOST_HOSTS)]
+    nodes: Annotated[int, between(1, MOST_HOSTS)]
     processes: Slots
     name: NodeName
-    job: Annotated[str, Matches("[!-~]{0,255}")]
+    job: Annotated[str, matches("[!-~]{0,255}")]
     """The scheduler's name for the job: two jobs may meet at one port by mistake."""
     resume: RunName = ""
     """The newest run here that has a checkpoint to resume."""
     work: NodeWork = NodeWork()
 
 
-@dataclass(frozen=True)
-class NodeHello:
+class NodeHello(Shape, frozen=True):
     """The first message of a node."""
 
     hello: NodeInfo
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Shape, frozen=True):
     """Values on which all nodes agree."""
 
-    run_id: Annotated[str, Matches(RUN_ID)]
-    folder: Annotated[str, Matches(RUN_NAME)]
+    run_id: Annotated[str, matches(RUN_ID)]
+    folder: Annotated[str, matches(RUN_NAME)]
     """The name of the run folder."""
-    names: Annotated[tuple[NodeName, ...], AtMost(MOST_HOSTS)]
-    slots: Annotated[tuple[Slots, ...], AtMost(MOST_HOSTS)]
+    names: Annotated[tuple[NodeName, ...], at_most(MOST_HOSTS)]
+    slots: Annotated[tuple[Slots, ...], at_most(MOST_HOSTS)]
     resume: RunName = ""
     """The name of the run to resume; empty to begin."""
-    data: Annotated[str, Matches("[!-~]{0,1024}")] = ""
+    data: Annotated[str, matches("[!-~]{0,1024}")] = ""
     """The URL of the shards that node 0 serves; empty when it serves none."""
 
 
-@dataclass(frozen=True)
-class RendezvousOutcome:
+class RendezvousOutcome(Shape, frozen=True):
     """Last message of node 0: the agreement, or why there is no run."""
 
     agreed: Agreement | None = None
-    refused: Annotated[str, AtMost(1 << 16)] = ""
+    refused: Annotated[str, at_most(1 << 16)] = ""
     code: Literal[64, 65, 69, 70, 74, 75, 77, 78] = 69
 
 
@@ -147,7 +144,7 @@ def gather(
                 connection.close()
             raise
     for connection in connections.values():
-        connection.send(agreed=asdict(agreement))
+        connection.send(agreed=msgspec.to_builtins(agreement))
     return Rendezvous(agreement, address, address, connections)
 
 
@@ -325,7 +322,7 @@ def _outcome_of(
     connection: PeerConnection, this_node: NodeInfo, deadline: float, where: str
 ) -> Agreement:
     """Send node 0 who we are, and return what was agreed; Misshapen for what cannot have been."""
-    connection.send(hello=asdict(this_node))
+    connection.send(hello=msgspec.to_builtins(this_node))
     fields = connection.receive(max(HELLO_SECONDS, deadline - time.monotonic()))
     if fields is None:
         raise HostLost(f"node 0 ({where}) ended before all nodes were there")

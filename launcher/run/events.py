@@ -7,29 +7,27 @@ global rank. Nothing in here was judged yet, and text from a host is still raw.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from rackrun.launcher.errors import HostLost
-from rackrun.shapes import LARGEST_NUMBER, AtMost, Between
+from rackrun.shapes import LARGEST_NUMBER, Shape, at_most, between
 
 Stream: TypeAlias = Literal["out", "err"]
-Node: TypeAlias = Annotated[int, Between(0, 2**20)]
-Number: TypeAlias = Annotated[int, Between(0, 2**24)]
+Node: TypeAlias = Annotated[int, between(0, 2**20)]
+Number: TypeAlias = Annotated[int, between(0, 2**24)]
 """Of a rank among all ranks."""
-Port: TypeAlias = Annotated[int, Between(0, 65535)]
-Pid: TypeAlias = Annotated[int, Between(1, 2**22)]
-Code: TypeAlias = Annotated[int, Between(0, 255)]
+Port: TypeAlias = Annotated[int, between(0, 65535)]
+Pid: TypeAlias = Annotated[int, between(1, 2**22)]
+Code: TypeAlias = Annotated[int, between(0, 255)]
 """With which a process exits."""
-Signal: TypeAlias = Annotated[int, Between(0, 64)]
+Signal: TypeAlias = Annotated[int, between(0, 64)]
 """0: none."""
-Count: TypeAlias = Annotated[int, Between(0, 2**53)]
-ShortText: TypeAlias = Annotated[str, AtMost(4096)]
-Names: TypeAlias = Annotated[tuple[Annotated[str, AtMost(256)], ...], AtMost(65536)]
+Count: TypeAlias = Annotated[int, between(0, 2**53)]
+ShortText: TypeAlias = Annotated[str, at_most(4096)]
+Names: TypeAlias = Annotated[tuple[Annotated[str, at_most(256)], ...], at_most(65536)]
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(Shape, frozen=True):
     """The agent answers and is about to start torchrun."""
 
     node: Node
@@ -37,8 +35,7 @@ class Opened:
     """A port that the agent holds without listening: a connection that arrives is refused."""
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(Shape, frozen=True):
     """Bytes that a rank wrote, or torchrun itself when `rank` is None; never cut into lines."""
 
     node: Node
@@ -47,8 +44,7 @@ class Output:
     data: bytes
 
 
-@dataclass(frozen=True)
-class RankStarted:
+class RankStarted(Shape, frozen=True):
     """A rank's command runs under this process id."""
 
     node: Node
@@ -56,8 +52,7 @@ class RankStarted:
     pid: Pid
 
 
-@dataclass(frozen=True)
-class RankEnded:
+class RankEnded(Shape, frozen=True):
     """A rank's command ended: with `code`, or by `signal` when that is not 0."""
 
     node: Node
@@ -75,8 +70,7 @@ class RankEnded:
         return 128 + self.signal if self.signal else self.code
 
 
-@dataclass(frozen=True)
-class AskedToStop:
+class AskedToStop(Shape, frozen=True):
     """Torchrun, or another process of the host, sent the shim of a rank this signal."""
 
     node: Node
@@ -84,8 +78,7 @@ class AskedToStop:
     signal: Signal
 
 
-@dataclass(frozen=True)
-class TorchrunEnded:
+class TorchrunEnded(Shape, frozen=True):
     """The torchrun of a host ended, with a code or by a signal, in or out of turn."""
 
     node: Node
@@ -97,94 +90,84 @@ class TorchrunEnded:
     """Its agent had begun to end the run before it did."""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Shape, frozen=True):
     """Progress that a rank reports, checked (see `reports`)."""
 
     node: Node
     rank: Number
-    fields: Annotated[dict[str, Any], AtMost(64)]
+    fields: Annotated[dict[str, Any], at_most(64)]
 
 
-@dataclass(frozen=True)
-class Computing:
+class Computing(Shape, frozen=True):
     """A rank that has reported, but not yet two steps, has used a processor or GPU just now."""
 
     node: Node
     rank: Number
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(Shape, frozen=True):
     """One GPU in use: percent busy, memory in MiB."""
 
-    busy: Annotated[int, Between(0, 100)]
+    busy: Annotated[int, between(0, 100)]
     memory: Count
     memory_total: Count
-    temperature: Annotated[int, Between(0, 999_999)] = 0
+    temperature: Annotated[int, between(0, 999_999)] = 0
     """Degrees Celsius; 0: not known."""
-    power: Annotated[int, Between(0, 999_999)] = 0
+    power: Annotated[int, between(0, 999_999)] = 0
     """W; 0: not known."""
     slowed: Literal["", "heat", "power", "hardware"] = ""
     """What keeps its clocks low."""
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(Shape, frozen=True):
     """Utilization of a host: CPU as a fraction of all cores, memory in bytes."""
 
     node: Node
-    cpu: Annotated[float, Between(0, 1)]
+    cpu: Annotated[float, between(0, 1)]
     memory: Count
     memory_total: Count
-    gpus: Annotated[tuple[Gpu, ...], AtMost(1024)] = ()
+    gpus: Annotated[tuple[Gpu, ...], at_most(1024)] = ()
     received: Count = 0
     """Bytes per second from the network."""
     sent: Count = 0
     """Bytes per second to the network."""
 
 
-@dataclass(frozen=True)
-class Frozen:
+class Frozen(Shape, frozen=True):
     """The processes of a host that are stopped (SIGSTOP), such as "torchrun" or "rank 3"."""
 
     node: Node
     names: Names
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(Shape, frozen=True):
     """The torchrun of a host has found the one on the first host, where all of them meet."""
 
     node: Node
 
 
-@dataclass(frozen=True)
-class Unreached:
+class Unreached(Shape, frozen=True):
     """The addresses of the hosts that did not answer this one when it called them all."""
 
     node: Node
     addresses: Names
 
 
-@dataclass(frozen=True)
-class Stopping:
+class Stopping(Shape, frozen=True):
     """The agent ends the run on its host on its own account: lease, end of stream, a signal."""
 
     node: Node
     reason: ShortText
 
 
-@dataclass(frozen=True)
-class Closed:
+class Closed(Shape, frozen=True):
     """The agent's last word: every process of the run is gone, but for the survivors it names."""
 
     node: Node
     survivors: Names = ()
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(Shape, frozen=True):
     """The agent could not be started, or its stream ended without a last word."""
 
     node: Node
@@ -192,8 +175,7 @@ class Lost:
     exit_code: Code = HostLost.exit_code
 
 
-@dataclass(frozen=True)
-class Swept:
+class Swept(Shape, frozen=True):
     """A second look at the host of a lost agent: what is left there, or why that is unknown."""
 
     node: Node
@@ -201,33 +183,30 @@ class Swept:
     reason: ShortText = ""
 
 
-@dataclass(frozen=True)
-class PeerFailed:
+class PeerFailed(Shape, frozen=True):
     """Another node of a run that was started node by node: its first failure, in its words."""
 
     node: Node
     text: ShortText
-    exit_code: Annotated[int, Between(1, 255)]
+    exit_code: Annotated[int, between(1, 255)]
     secondary: bool = False
     """It blames a connection, and so probably another node."""
     name: str = ""
     """Of the node; not from its message."""
 
 
-@dataclass(frozen=True)
-class PeerStops:
+class PeerStops(Shape, frozen=True):
     """Request to save and to end, received by another node."""
 
     node: Node
-    signal: Annotated[int, Between(1, 64)]
+    signal: Annotated[int, between(1, 64)]
 
 
-@dataclass(frozen=True)
-class PeerHangLimit:
+class PeerHangLimit(Shape, frozen=True):
     """The seconds that ranks of another node may go without progress, in their phase."""
 
     node: Node
-    seconds: Annotated[float, Between(0, LARGEST_NUMBER)]
+    seconds: Annotated[float, between(0, LARGEST_NUMBER)]
 
 
 PeerEvent: TypeAlias = PeerFailed | PeerStops | PeerHangLimit

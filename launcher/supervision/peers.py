@@ -9,9 +9,10 @@ exit code.
 from __future__ import annotations
 
 import threading
-from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
+
+from msgspec import structs
 
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.rendezvous.connection import PeerConnection
@@ -19,7 +20,7 @@ from rackrun.launcher.rendezvous.gather import Rendezvous
 from rackrun.launcher.run.events import PeerEvent, PeerFailed, PeerHangLimit, PeerStops
 from rackrun.launcher.supervision.agents import EventQueue
 from rackrun.launcher.supervision.root_cause import FailureLog
-from rackrun.shapes import Misshapen, shaped
+from rackrun.shapes import Misshapen, Shape, shaped
 from rackrun.terminal import one_line
 
 TEXT_LETTERS = 4096
@@ -28,8 +29,7 @@ NONSENSE = "its launcher sent data that is not the protocol of peers"
 EXPLANATION_SECONDS = 5.0  # for another node to report the failure that ours followed from
 
 
-@dataclass(frozen=True)
-class PeerMessage:
+class PeerMessage(Shape, frozen=True):
     """One line from another node; exactly one field is set."""
 
     failed: PeerFailed | None = None
@@ -86,7 +86,7 @@ class Peers:
         if cause.rank is not None:
             text = f"rank {cause.rank}: {text}"
         failed = PeerFailed(self.node, text[:TEXT_LETTERS], cause.exit_code, is_secondary)
-        self._send(failed=asdict(failed))
+        self._send(failed=structs.asdict(failed))
 
     def may_explain(self, failures: FailureLog, now: float) -> bool:
         """Return whether another node may soon report the failure that caused ours."""
@@ -142,7 +142,7 @@ class Peers:
         lost = PeerFailed(node, why, HostLost.exit_code)
         self._take(lost, node, events)
         if self.node == 0:
-            self._forward({"failed": asdict(lost)}, node)
+            self._forward({"failed": structs.asdict(lost)}, node)
 
     def _take(self, event: PeerEvent, node: int, events: EventQueue) -> None:
         """Queue what a node has sent; raise Misshapen unless it may send that."""
@@ -154,7 +154,7 @@ class Peers:
         ):
             raise Misshapen("speaks for another node")
         if isinstance(event, PeerFailed):
-            event = replace(event, name=self.names[event.node])
+            event = structs.replace(event, name=self.names[event.node])
         elif isinstance(event, PeerStops):
             self._stopped = True  # the others have been asked by now: we need not ask them
         events.put(event)

@@ -7,7 +7,7 @@ against the plan of its attempt: an event belongs to a host of the plan, and to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
@@ -18,95 +18,86 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result, moved
 from rackrun.launcher.supervision.agent_protocol import FRAME_BYTES
 from rackrun.launcher.supervision.reports import fitting_fields
-from rackrun.shapes import AtMost, Between, Matches, Misshapen, shaped
+from rackrun.shapes import Misshapen, Shape, Whole, at_most, between, matches, shaped
 from rackrun.terminal import clean_lines, one_line
 
 MOST_RANKS = 1 << 17
-Name: TypeAlias = Annotated[str, Matches(r"[!-~]{1,300}")]
-Code: TypeAlias = Annotated[int, Between(-128, 255)]
-Seconds: TypeAlias = Annotated[float, Between(0, 1e10)]
-Size: TypeAlias = Annotated[int, Between(0, FRAME_BYTES)]
-Values: TypeAlias = Annotated[dict[str, Any], AtMost(64)]
+Name: TypeAlias = Annotated[str, matches(r"[!-~]{1,300}")]
+Code: TypeAlias = Annotated[int, between(-128, 255)]
+Seconds: TypeAlias = Annotated[float, between(0, 1e10)]
+Size: TypeAlias = Annotated[int, between(0, FRAME_BYTES)]
+Values: TypeAlias = Annotated[dict[str, Any], at_most(64)]
 """What a rank has reported: only `fitting_fields` are kept of it."""
 
 
-@dataclass(frozen=True)
-class AttemptRecord:
+class AttemptRecord(Shape, frozen=True):
     """An attempt: its plan, and when it began."""
 
     name: str
-    at: float
+    at: Seconds
     plan: Plan
     folder: str = ""
     """Where its entries were read."""
 
 
-@dataclass(frozen=True)
-class Began:
+class Began(Shape, frozen=True):
     """An attempt began."""
 
     attempt: AttemptRecord
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(Shape, frozen=True):
     """Time of the entries that follow, in seconds after the attempt began."""
 
     turn: Seconds
 
 
-@dataclass(frozen=True)
-class Occurred:
+class Occurred(Shape, frozen=True):
     """An event, by the name of its class and its fields."""
 
     event: tuple[str, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class Wrote:
+class Wrote(Shape, frozen=True):
     """Bytes of a log follow: node, rank, stream, size."""
 
-    output: tuple[int, int | None, Literal["out", "err"], Size]
+    output: tuple[Whole, Whole | None, Literal["out", "err"], Size]
 
 
-@dataclass(frozen=True)
-class Noted:
+class Noted(Shape, frozen=True):
     """A line that the launcher itself printed."""
 
     note: str
 
 
-@dataclass(frozen=True)
-class Ending:
+class Ending(Shape, frozen=True):
     """End of an attempt: a `Result`, as result.json has it."""
 
     verdict: Literal["done", "failed", "interrupted"]
     exit_code: Code
     cause: str
     host: Name | None
-    rank: int | None
+    rank: Whole | None
     log: str | None
     advice: str
-    traceback: Annotated[str, AtMost(1 << 20)]
-    codes: dict[Annotated[str, Matches("[0-9]{1,9}")], int | None]
+    traceback: Annotated[str, at_most(1 << 20)]
+    codes: dict[Annotated[str, matches("[0-9]{1,9}")], Whole | None]
     hosts: dict[Name, str]
     seconds: Seconds
     report: Values
-    folder: Annotated[str, AtMost(4096)]
+    folder: Annotated[str, at_most(4096)]
     saved: events.Count = 0
     resume: str = ""
     attempts: tuple[dict[str, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(Shape, frozen=True):
     """An attempt ended."""
 
     finish: Ending
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Shape, frozen=True):
     """The run ended: its exit code."""
 
     end: Code

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec import structs
+
 from rackrun.errors import UsageError
 from rackrun.launcher.viewer.entries import Began, Ended, Entry, EntryReader, Wrote
 from rackrun.run_folder import RunFolder
@@ -58,8 +60,8 @@ class RunEntries:
                 raise UsageError(f"{self.folder.events}: {error}") from None
             if isinstance(entry, Began):
                 self.folder = replace(self.folder, attempt=self.folder.attempt + 1)
-                attempt = replace(entry.attempt, folder=str(self.folder.path))
-                entry = replace(entry, attempt=attempt)
+                attempt = structs.replace(entry.attempt, folder=str(self.folder.path))
+                entry = structs.replace(entry, attempt=attempt)
             yield entry, self._output(entry) if isinstance(entry, Wrote) else b""
 
     def _lines(self) -> Iterator[bytes]:

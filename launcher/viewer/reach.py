@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
@@ -26,12 +26,11 @@ from rackrun.launcher.viewer.known_runs import hosts_of, keep
 from rackrun.launcher.viewer.replies import LiveRun, RunFacts
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, SHORT_ID, Run, is_supervised
-from rackrun.shapes import Misshapen, parsed_file, shaped
+from rackrun.shapes import Misshapen, parsed_file
 from rackrun.terminal import one_line
 
 REPLY_SECONDS = 20.0
 """For the reply to one request: a home directory whose file server is down never answers."""
-LIVE_HOST = ("name", "node", "state", "step")
 
 T = TypeVar("T")
 
@@ -91,8 +90,8 @@ def facts_in(folder: RunFolder) -> RunFacts:
     live, ending = LiveRun(), None
     with suppress(OSError, Misshapen):
         ending = parsed_file(folder.result, Ending, MOST_BYTES)
-    with suppress(OSError, Misshapen, KeyError, TypeError):
-        live = _live_in(folder)
+    with suppress(OSError, Misshapen):
+        live = parsed_file(folder.live, LiveRun, MOST_BYTES)
     return RunFacts(
         folder=str(folder.path),
         live=live,
@@ -108,14 +107,6 @@ def plan_in(folder: RunFolder) -> Plan:
         return parsed_file(folder.plan, Plan, MOST_BYTES)
     except (OSError, Misshapen) as error:
         raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
-
-
-def _live_in(folder: RunFolder) -> LiveRun:
-    live = parsed_file(folder.live, dict[str, Any], MOST_BYTES)
-    hosts = [{name: host[name] for name in LIVE_HOST} for host in live["hosts"]]
-    values = {"run_id": live["run_id"], "seconds": live["seconds"], "hosts": hosts}
-    state: LiveRun = shaped(values, LiveRun, folder.live.name)
-    return state
 
 
 def is_of_this_machine(run: Run, options: RunOptions) -> bool:

@@ -1,16 +1,30 @@
-"""The ranges of numbers in settings; each is on its field: `Annotated[int, Between(1)]`.
-
-Apart from the options, which every help page needs, and from `shapes`, which every decoder needs:
-neither of those has to import this.
-"""
+"""The ranges of numbers in settings; each is on its field: `Annotated[int, Between(1)]`."""
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from rackrun.shapes import LARGEST_NUMBER, Between
+LARGEST_NUMBER = 2**53  # a float holds every whole number up to it
+
+
+@dataclass(frozen=True)
+class Between:
+    """Numbers from `least` to `most`, both included; `description` replaces that in messages."""
+
+    least: float
+    most: float = LARGEST_NUMBER
+    description: str = ""
+
+    def __str__(self) -> str:
+        """Return the range in words."""
+        if self.description:
+            return self.description
+        is_open = self.most == LARGEST_NUMBER
+        return f"{self.least} or more" if is_open else f"between {self.least} and {self.most}"
+
 
 Count = Annotated[int, Between(0)]
 Positive = Annotated[int, Between(1)]

@@ -11,7 +11,7 @@ import re
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
@@ -29,7 +29,7 @@ from rackrun.run_history import (
     HostUsage,
     usage_line,
 )
-from rackrun.shapes import AtMost, Between, Misshapen, parsed_file, shaped
+from rackrun.shapes import Excerpt, Misshapen, Real, Whole, at_most, between, parsed_file, shaped
 from rackrun.terminal import one_line, say
 
 FIELDS = {  # fields of a line of metrics.jsonl, by its kind
@@ -56,7 +56,7 @@ DAMAGE = (  # what a damaged archive, or one that was made to harm, makes of zip
 )
 
 MOST_RANKS = 1 << 12
-Images = Annotated[int, Between(0, 2**31)]
+Images = Annotated[int, between(0, 2**31)]
 PLAIN = (str, int, float, type(None))
 Line = dict[str, Any]
 Values = NDArray[np.float64]
@@ -99,40 +99,37 @@ class TrainingImages:
     captions: list[str]
 
 
-@dataclass(frozen=True)
-class RunHost:
+class RunHost(Excerpt, frozen=True):
     """A host of plan.json."""
 
     name: str = ""
-    processes: int = 0
+    processes: Whole = 0
     command: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     gpu_model: str = ""
 
 
-@dataclass(frozen=True)
-class RunPlan:
+class RunPlan(Excerpt, frozen=True):
     """What of plan.json is shown; empty where there is none."""
 
     run_id: str = ""
-    world_size: int = 0
+    world_size: Whole = 0
     hosts: tuple[RunHost, ...] = ()
 
 
-@dataclass(frozen=True)
-class RunEnd:
+class RunEnd(Excerpt, frozen=True):
     """What of result.json is shown; empty where there is none yet."""
 
     verdict: str = ""
-    exit_code: int | None = None
+    exit_code: Whole | None = None
     cause: str = ""
     advice: str = ""
-    traceback: Annotated[str, AtMost(1 << 20)] = ""
-    seconds: float = 0.0
-    saved: int = 0
+    traceback: Annotated[str, at_most(1 << 20)] = ""
+    seconds: Real = 0.0
+    saved: Whole = 0
     """The step of the newest checkpoint; 0: there is none."""
-    hosts: dict[str, str] = field(default_factory=dict)
-    report: dict[str, Any] = field(default_factory=dict)
+    hosts: dict[str, str] = {}
+    report: dict[str, Any] = {}
     """What ranks have reported last, by name."""
 
     def number(self, name: str) -> float | None:
@@ -229,8 +226,8 @@ def read(folder: Path) -> Story:
         predictions=read_predictions(files.predictions),
         hardest=read_predictions(files.hardest),
         first_batch=_archived(files.first_batch, _training_images, "training images"),
-        plan=_plan(files.plan),
-        end=_picked(_object(files.result, ENDED), RunEnd, files.result, ENDED),
+        plan=_document(files.plan, RunPlan, PLANNED),
+        end=_document(files.result, RunEnd, ENDED),
         usage=usage,
         parts=list(_parts(lines)),
         shares=[line for line in lines if line["kind"] == "shares"],
@@ -264,7 +261,7 @@ def _typed(path: Path) -> tuple[str, ...]:
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return config.json, an empty one where it is missing; DataError for what is none."""
-    return _object(RunFolder(folder).config, SETTINGS)
+    return _document(RunFolder(folder).config, dict[str, Any], SETTINGS)
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
@@ -314,7 +311,7 @@ def _metric_line(text: str) -> Line:
         value = float(line[name])
         line[name] = int(value) if name in WHOLE else value
     if line["kind"] == "shares":  # how many images of a step each rank gets
-        images = shaped(content["images"], dict[Annotated[str, AtMost(8)], Images])
+        images = shaped(content["images"], dict[Annotated[str, at_most(8)], Images])
         if not images or len(images) > MOST_RANKS or not all(map(str.isdecimal, images)):
             raise ValueError("no images by rank")
         line["images"] = {int(rank): count for rank, count in images.items()}
@@ -323,33 +320,14 @@ def _metric_line(text: str) -> Line:
     return line
 
 
-def _object(path: Path, kind: str) -> dict[str, Any]:
+def _document(path: Path, shape: type[T], kind: str) -> T:
+    """Return what of a JSON file is shown, an empty one where it is missing."""
     if not path.exists():
-        return {}
+        return shape()
     try:
-        return parsed_file(path, dict[str, Any], MOST_JSON_BYTES)
+        return parsed_file(path, shape, MOST_JSON_BYTES)
     except Misshapen as error:
         raise DataError(f"{path}: not {kind}: {error}") from None
-
-
-def _plan(path: Path) -> RunPlan:
-    content = _object(path, PLANNED)
-    hosts = content.get("hosts", [])
-    if isinstance(hosts, list):
-        content["hosts"] = [_shown(host, RunHost) for host in hosts if isinstance(host, dict)]
-    return _picked(content, RunPlan, path, PLANNED)
-
-
-def _picked(content: dict[str, Any], shape: type[T], path: Path, kind: str) -> T:
-    try:
-        picked: T = shaped(_shown(content, shape), shape)
-    except Misshapen as error:
-        raise DataError(f"{path}: not {kind}: {error}") from None
-    return picked
-
-
-def _shown(content: dict[str, Any], shape: Any) -> dict[str, Any]:
-    return {each.name: content[each.name] for each in fields(shape) if each.name in content}
 
 
 def read_predictions(path: Path) -> Predictions | None:

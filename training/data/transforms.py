@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
-from rackrun.shapes import AtMost, Between, Misshapen
+from rackrun.shapes import Misshapen, Real, at_most, between
 from rackrun.shards.resize import Resize
 from rackrun.training.data.decode import (
     Interpolation,
@@ -35,7 +35,7 @@ from rackrun.training.settings.data import ImageSettings
 from rackrun.units import plural
 
 LARGEST_SIDE = 8192  # pixels
-Side = Annotated[int, Between(1, LARGEST_SIDE)]
+Side = Annotated[int, between(1, LARGEST_SIDE)]
 Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
@@ -62,13 +62,13 @@ class Transforms:
 
     size: Side
     """Side of the square that the model sees, in pixels."""
-    evaluation_size: Annotated[int, Between(0, LARGEST_SIDE)] = 0
+    evaluation_size: Annotated[int, between(0, LARGEST_SIDE)] = 0
     """Side of the square in evaluation, in pixels; 0: the same."""
     channels: Literal[1, 3] = 3
     """3: colour; 1: gray."""
-    short_side: Annotated[int, Between(0, LARGEST_SIDE)] = 0
+    short_side: Annotated[int, between(0, LARGEST_SIDE)] = 0
     """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole image."""
-    crop_area: Annotated[float, Between(0, 1)] = 1.0
+    crop_area: Annotated[float, between(0, 1)] = 1.0
     """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
     interpolation: Interpolation = "bilinear"
     """Kernel of the resize, always antialiased."""
@@ -76,17 +76,17 @@ class Transforms:
     """Mirror half of the training images."""
     vertical_flip: bool = False
     """Turn half of the training images upside down."""
-    color_jitter: Annotated[float, Between(0, 1)] = 0.0
+    color_jitter: Annotated[float, between(0, 1)] = 0.0
     """Largest relative change of brightness, contrast and saturation."""
     trivial_augment: bool = False
     """Change each training image by one operation of random strength."""
-    rand_augment: Annotated[int, Between(0, 30)] = 0
+    rand_augment: Annotated[int, between(0, 30)] = 0
     """Strength of two random operations on each training image; 0: none."""
-    erase: Annotated[float, Between(0, 1)] = 0.0
+    erase: Annotated[float, between(0, 1)] = 0.0
     """Share of training images in which a rectangle is covered by the mean colour."""
-    mean: Annotated[tuple[float, ...], AtMost(3)] = (0.485, 0.456, 0.406)
+    mean: Annotated[tuple[Real, ...], at_most(3)] = (0.485, 0.456, 0.406)
     """Subtracted from each channel, on a scale from 0 to 1."""
-    deviation: Annotated[tuple[Annotated[float, Between(1e-6, 1e6)], ...], AtMost(3)] = (
+    deviation: Annotated[tuple[Annotated[float, between(1e-6, 1e6)], ...], at_most(3)] = (
         0.229,
         0.224,
         0.225,

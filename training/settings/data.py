@@ -5,10 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.commandline.ranges import Count, Positive
+from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.shapes import Between
 from rackrun.training.settings import Slice, option
 
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")

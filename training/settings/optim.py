@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from rackrun.commandline.options import Values
-from rackrun.commandline.ranges import Count, Positive, Share
-from rackrun.shapes import Between
+from rackrun.commandline.ranges import Between, Count, Positive, Share
 from rackrun.training.settings import Slice, option
 from rackrun.user_code.imports import is_import_path
 from rackrun.user_code.sources import did_you_mean

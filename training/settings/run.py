@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
 from rackrun.commandline.options import Hidden
-from rackrun.commandline.ranges import Count, Positive
+from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.contract.files import TrackerName
-from rackrun.shapes import Between
 from rackrun.training.settings import Slice
 from rackrun.user_code.sources import nearest
 

@@ -25,7 +25,7 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.contract.files import SENT_FILES
 from rackrun.errors import DataError, MissingPackage
 from rackrun.run_folder import RunFolder
-from rackrun.shapes import AtMost, Misshapen, parsed_file
+from rackrun.shapes import Misshapen, Whole, at_most, parsed_file
 from rackrun.terminal import one_line
 from rackrun.training.stop_requests import StopRequests
 
@@ -50,11 +50,11 @@ QUIET = {  # these libraries report how they are used, which a closed network wo
 class Sent:
     """A run of a tracker, and how much it has received."""
 
-    id: Annotated[str, AtMost(200)] = ""
+    id: Annotated[str, at_most(200)] = ""
     """The tracker's id of the run; empty: it has none yet."""
-    server: Annotated[str, AtMost(4096)] = ""
+    server: Annotated[str, at_most(4096)] = ""
     """The server that has it; empty for files below the run's folder."""
-    steps: Annotated[dict[str, int], AtMost(16)] = field(default_factory=dict)
+    steps: Annotated[dict[str, Whole], at_most(16)] = field(default_factory=dict)
     """The last step that was sent, by kind of line."""
 
     def lacks(self, line: Line) -> bool:

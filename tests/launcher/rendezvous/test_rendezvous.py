@@ -302,7 +302,7 @@ def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes, tmp_path):
             caller.sendall(args + b"\n")
             ((code, _, err),) = ends([process])
     assert code == 69
-    assert "agreed.folder: not of the expected form" in err and "Traceback" not in err
+    assert "agreed.folder: Expected `str` matching regex" in err and "Traceback" not in err
     assert not (tmp_path / "OUTSIDE").exists()
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rackrun.shapes import Between
+from rackrun.commandline.ranges import Between
 from rackrun.training.config import Config
 from rackrun.training.settings.data import CropArea
 from rackrun.training.settings.optim import BODY, Optimizer, Shape
