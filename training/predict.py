@@ -215,9 +215,3 @@ def print_table(results: Sequence[Prediction]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 1000)
     if table.row_count:
         console.print(table)
-
-
-if __name__ == "__main__":
-    from rackrun.commandline.program import run
-
-    run(main)

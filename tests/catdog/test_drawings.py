@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from rackrun.catdog.archive import drawn, write_archive
-from rackrun.catdog.drawing import BOXES, Pen, draw, jpeg, points, smooth
+from rackrun.catdog.drawing import BOXES, draw, jpeg
 from rackrun.errors import Problem, SaveError
 
 PROJECT = Path(__file__).parents[2]
@@ -39,13 +39,6 @@ def test_every_pose_of_every_kind_is_the_size_of_a_photograph(kind, pose):
         assert image.mode == "RGB"
         assert all(120 <= side <= 200 for side in image.size)
         assert np.asarray(image).std() > 5
-
-
-def test_sizes_vary_as_those_of_photographs_do():
-    """No two sizes need be the same, and some images are upright, others are not."""
-    sizes = [draw("dog", 0, number).size for number in range(12)]
-    assert len(set(sizes)) > 8
-    assert {width > height for width, height in sizes} == {True, False}
 
 
 def test_colours_do_not_tell_the_kinds_apart():
@@ -79,18 +72,6 @@ def test_an_archive_has_the_layout_of_kaggle(tmp_path):
 def test_the_number_of_processes_changes_nothing():
     """One process draws the same images in the same order as three."""
     assert list(drawn(14, processes=1)) == list(drawn(14, processes=3))
-
-
-def test_an_interrupt_leaves_nothing(tmp_path):
-    """A Ctrl-C while drawing leaves no archive, no part of one, and no process."""
-
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_archive(tmp_path / "train.zip", 1000, tell=interrupt)
-    assert not list(tmp_path.iterdir())
-    assert not drawing_processes(os.getpid())
 
 
 def test_a_full_disk_is_named(tmp_path):
@@ -127,19 +108,6 @@ def test_drawing_ends_with_its_reader():
     assert len(handles) == 2
     for handle in handles:
         wait_for_end(handle)
-
-
-def test_curves_go_through_their_points():
-    """Smooth curves meet every point given."""
-    corners = points("0,0 1,0 1,1 0,1")
-    curve = smooth(corners)
-    assert all(np.abs(curve - corner).sum(axis=1).min() < 1e-9 for corner in corners)
-
-
-def test_a_pen_within_a_pen():
-    """Places, sizes and mirrors add up, so that an ear can be drawn from where it grows."""
-    pen = Pen(Image.new("RGB", (9, 9)), np.eye(2, 3)).at(100, 50, size=10)
-    assert pen.at(2, 1, size=3, mirror=-1).pixels(points("1,1")) == [90, 90]
 
 
 def children(parent: int) -> list[int]:

@@ -2,11 +2,9 @@
 
 import csv
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -59,11 +57,6 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def process(*args: str | Path) -> Any:
-    """Run the same as a process of its own."""
-    return warm.run("-m", "rackrun.catdog", "predict", *args, cwd=PROJECT)
-
-
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run of one step on noise: weights of a real file that have learned nothing."""
@@ -103,14 +96,6 @@ def test_a_table_for_people(command, final, photos):
     assert "class " in cat
     assert "%" in cat
     assert "dog.PNG" in dog
-
-
-def test_the_device_can_be_chosen(command, final, photos, monkeypatch):
-    """The CPU beside a GPU in use; a GPU that is not there is refused with what to type."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert command(final, photos / "a cat.jpg", "--device", "cpu").returncode == 0
-    refused = command(final, photos / "a cat.jpg", "--device", "cuda")
-    assert refused.stderr == "error: --device cuda: torch finds no GPU here; type --device cpu\n"
 
 
 def test_json_for_programs(command, final, photos):
@@ -239,25 +224,6 @@ def test_a_checkpoint_of_another_kind_is_refused(command, final, photos, tmp_pat
     assert refused.stderr.count("\n") == 1
 
 
-def test_the_command_itself(final, photos):
-    """As a process it prints the table, then a line per broken image, and ends with the code."""
-    (photos / "empty.jpg").touch()
-    done = process(final, photos)
-    assert done.returncode == 65
-    assert len(done.stdout.splitlines()) == 4
-    assert done.stderr.startswith(f"error: {photos}/empty.jpg: not an image (JPEG")
-    assert done.stderr.count("\n") == 1
-
-
-def test_help_does_not_wait_for_torch():
-    """--help answers without importing torch."""
-    command = [sys.executable, "-X", "importtime", "-m", "rackrun.catdog", "predict", "--help"]
-    output = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT)
-    assert output.returncode == 0
-    assert "IMAGE" in output.stdout
-    assert "torch" not in output.stderr
-
-
 def test_names_cannot_play_with_the_terminal(capsys):
     """Control characters and undecodable bytes in names of files and classes are made visible."""
     names = ("kätzchen 1.jpg", "a\x1b[2Kb\n", "bad\udcff.jpg")
@@ -266,10 +232,3 @@ def test_names_cannot_play_with_the_terminal(capsys):
     shown = [line.partition("  ")[0] for line in lines]
     assert shown == ["kätzchen 1.jpg", "a␛[2Kb␊", "bad\\udcff.jpg"]
     assert all("cat␛[2K  " in line for line in lines)
-
-
-def test_the_file_is_a_script_as_well():
-    """`-m rackrun.training.predict` predicts, or says what is missing: it never ends in silence."""
-    words = [sys.executable, "-m", "rackrun.training.predict", "runs/none", "photo.jpg"]
-    done = subprocess.run(words, cwd=PROJECT, capture_output=True, text=True)
-    assert (done.returncode, "runs/none: no such run or file" in done.stderr) == (64, True)

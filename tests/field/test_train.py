@@ -292,12 +292,20 @@ def test_published_weights_are_used_as_they_are(cli, shards, project):
         published = cli("rackrun " + line.format(f"{how} --classes classes.txt"))
         assert published.code == 0, published
         assert "32 of 37 px, mean 0.4,0.4,0.4, std 0.2,0.2,0.2" in published.err
+        unnamed = cli("rackrun " + line.format("runs/latest"))
+        assert (unnamed.code, "--model models:Small" in last(unnamed)) == (74, True), unnamed
         own = cli("rackrun " + line.format("runs/latest --model models:Small"))
         assert strict(published.out) == strict(own.out)
     assert cli(f"rackrun export {how} --classes classes.txt out.onnx").code == 0
     (project / "classes.txt").write_text("blue\ngreen\nred\ngray\n")
     refused = cli(f"rackrun predict {how} --classes classes.txt set/red")
     assert (refused.code, "--classes" in last(refused)) == (74, True), refused
+
+
+def test_models_are_listed_as_they_were_published(cli):
+    result = cli("rackrun models vit_b_16")
+    assert result.out.splitlines()[1].split() == ["vit_b_16", "86.6", "M", "224", "81.1%"], result
+    assert "timm:vit_base_patch16_224\n" in cli("rackrun models 'timm:vit_base*'").out
 
 
 # Pages

@@ -32,16 +32,6 @@ def test_every_recipe_is_chosen_by_one_word(recipe):
     assert "not measured" in " ".join((RECIPES[recipe].__doc__ or "").split())
 
 
-def test_images_grow_with_the_epochs_and_are_judged_at_one_size():
-    """ffcv16 begins at 160, ends at 192, and is evaluated at 256 of 293."""
-    config = RECIPES["ffcv16"]()
-    sizes = [training_size(config, epoch) for epoch in range(16)]
-    assert sizes == sorted(sizes) and sizes[0] == 160 and sizes[-1] == 192
-    assert all(size % 32 == 0 for size in sizes)
-    last = transforms(config, 15)
-    assert (last.size, last.evaluation_size, last.short_side) == (192, 256, 293)
-
-
 def test_ffcvs_recipe_has_the_published_constants():
     """Rate, schedule and sizes at 8 ranks, as rn50_configs of libffcv/ffcv-imagenet give them.
 
@@ -161,28 +151,6 @@ def test_nothing_is_mixed_unless_it_is_asked_for():
     """The default recipe sees images and labels as they are."""
     images, expected = mixed(ImageNet(), IMAGES, LABELS, 10)
     assert images is IMAGES and expected is LABELS
-
-
-def test_mixup_blends_images_and_answers_alike():
-    """The share of a neighbour in the pixels is its share in what is wanted."""
-    torch.manual_seed(3)
-    images, expected = mixed(ImageNet(mixup=1.0), IMAGES, LABELS, 10)
-    assert expected.shape == (8, 10) and torch.allclose(expected.sum(1), torch.ones(8))
-    for number in range(1, 8):
-        share = float(expected[number, number])
-        blend = share * number + (1 - share) * (number - 1)
-        assert torch.allclose(images[number], torch.full((3, 16, 16), blend), atol=1e-4)
-
-
-def test_cutmix_pastes_a_rectangle_and_counts_its_area():
-    """The wanted share is the share of pixels that are left, also where the border cuts it."""
-    for seed in range(30):
-        torch.manual_seed(seed)
-        images, expected = mixed(ImageNet(cutmix=1.0), IMAGES, LABELS, 10)
-        for number in range(1, 8):
-            kept = float((images[number] == number).float().mean())
-            assert kept == pytest.approx(float(expected[number, number]), abs=1e-5)
-            assert set(images[number].unique().tolist()) <= {number, number - 1}
 
 
 def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume():

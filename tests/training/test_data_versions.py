@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 from rackrun.catdog.model import TASK
 from rackrun.contract.variables import NOTE_ROWS
@@ -16,7 +14,6 @@ from rackrun.errors import UsageError
 from rackrun.shards.open import open_source
 from rackrun.training import train as loop
 from rackrun.training.data.open import open_data
-from rackrun.training.models.weights import load_weights
 from rackrun.training.run.data_version import chosen
 from tests.lab.oracles import exact_epochs
 from tests.training.conftest import draw, settings
@@ -101,27 +98,3 @@ def test_the_first_append_while_ranks_open_the_folder_changes_nothing(data, tmp_
     assert open_source(str(data)).manifest.number == 2
     assert recorded["data_versions"] == {f"{data}@1": first.digest}
     assert recorded["resolved"]["images"] == first.split("train").samples
-
-
-class Net(nn.Module):
-    """A network with a last layer for so many classes."""
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self.body, self.head = nn.Linear(5, 4), nn.Linear(4, classes)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(images))
-
-
-def test_fine_tuning_keeps_the_classes_of_the_weights(tmp_path):
-    """Their rows go where classes of the same name are."""
-    old, new = Net(2), Net(3)
-    content = {"model": old.state_dict(), "classes": ["cat", "dog"]}
-    torch.save(content, tmp_path / "w.pt")
-    line = load_weights(new, tmp_path / "w.pt", ("cat", "dog", "emu"))
-    assert line.endswith("has the rows of 2 of 3 classes by name; afresh: emu")
-    assert torch.equal(new.head.weight[:2], old.head.weight)
-    line = load_weights(new, tmp_path / "w.pt", ("ant", "cat", "dog"))
-    assert line.endswith("has the rows of 2 of 3 classes by name; afresh: ant")
-    assert torch.equal(new.head.weight[1:], old.head.weight)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from rackrun.errors import UsageError
-from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.layers import frozen_weights, head_of
@@ -120,14 +119,3 @@ def test_evaluations_decide_when_the_rate_falls_and_when_the_run_ends():
     ]  # fmt: skip
     assert outcomes(state, (5, 0.1), (5, 0.1)) == [(False, False, 0.1), (False, True, 0.1)]
     assert state.set_lr(0.2) == pytest.approx(0.02)
-
-
-def test_what_evaluations_came_to_survives_a_restart():
-    """In the midst of waiting."""
-    state = TrainingState(net(), Config(**PATIENT))
-    outcomes(state, (6, 1.0), (5, 1.0), (5, 1.0))
-    other = TrainingState(net(), Config(**PATIENT))
-    other.load_state_dict(unpack(pack(state.state_dict())))
-    assert other.improvement == state.improvement
-    assert outcomes(other, (5, 1.0), (5, 1.0)) == outcomes(state, (5, 1.0), (5, 1.0))
-    assert other.exhausted

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import os
-import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -19,7 +18,6 @@ import torch
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import SaveError, UsageError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
@@ -234,23 +232,3 @@ def test_tables_for_people(final, three, capsys):
     assert "calibration error" in shown
     assert "label ↓ predicted →" in shown
     assert sum(line.startswith("cross") for line in shown.splitlines()) == 2
-
-
-def test_a_wrong_place_of_weights_is_answered_with_the_right_one(final, three, tmp_path):
-    """A slip in a run's name, a run that has ended early, a file of something else."""
-    run = tmp_path / "20260101-120000-catdog"
-    (run / "checkpoints").mkdir(parents=True)
-    for wrong, says in (
-        (tmp_path / "20260101-12000-catdog", f"no such run or file; type {run}"),
-        (tmp_path / "zz", "no such run or file; type another; ./run-ssh ps lists the runs"),
-        (run, "no final.pt, which a run writes at its end, and no checkpoints; type anot"),
-    ):
-        with pytest.raises((SaveError, UsageError), match=re.escape(says)):
-            main([str(wrong), str(three), *ALONE])
-    (run / "checkpoints" / "step-00000008.pt").write_bytes(b"<html>404</html>")
-    with pytest.raises(SaveError, match=r"at its end; type .*/checkpoints/step-00000008.pt$"):
-        main([str(run), str(three), *ALONE])
-    with pytest.raises(SaveError, match="or not a checkpoint .16 bytes.; type a run folder"):
-        main([str(run / "checkpoints" / "step-00000008.pt"), str(three), *ALONE])
-    with pytest.raises(UsageError, match="no folder my tables; type: mkdir -p 'my tables'"):
-        main([str(final), str(three), *ALONE, "--csv", "my tables/all.csv"])

@@ -1,7 +1,5 @@
 """A model of one's own, or of timm, by its name in --model."""
 
-import json
-import os
 import sys
 from pathlib import Path
 
@@ -9,17 +7,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rackrun.commands import called
 from rackrun.errors import MissingPackage, Problem, UsageError
-from rackrun.training import checkpoint
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.models import list_command, registered
 from rackrun.training.models.named import named_model, normalised_for
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.weights import load_weights
 from rackrun.training.ranks import Ranks
-from tests.lab import warm
-from tests.lab.data import drawn
 
 ROOT = Path(__file__).parents[2]
 MODELS = """
@@ -50,29 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
-
-
-@pytest.mark.parametrize("has_timm", [True, False])
-def test_models_are_listed(has_timm, capsys, monkeypatch):
-    """By a part of the name or a pattern, with what their published weights have; else a hint."""
-    of_libraries = {"torchvision": ["resnet18", "vit_b_16"], "timm": ["vit_base"] * has_timm}
-    for module in (list_command, registered):
-        monkeypatch.setattr(module, "registered", of_libraries.get)
-    assert list_command.main(["ViT"]) == 0
-    printed, hint = capsys.readouterr()
-    assert [line.split() for line in printed.splitlines()] == [
-        ["model", "parameters", "pixels", "top", "1"],
-        ["vit_b_16", "86.6", "M", "224", "81.1%"],
-        *[["timm:vit_base"]] * has_timm,
-    ]
-    assert ("for the models of timm, type: " in hint) == (not has_timm)
-    assert list_command.main(["*_16"]) == 0
-    assert "vit_base" not in capsys.readouterr().out
-    with pytest.raises(UsageError, match="resnet19: no such model; did you mean resnet18"):
-        list_command.main(["resnet19"])
-    message = registered.other_models("vit_base", (), of_libraries["torchvision"])
-    meant = "timm:vit_base?" if has_timm else "vit_b_16 or timm:vit_base, if it is one of timm's?"
-    assert message == f"did you mean {meant} {called('models')} lists all"
 
 
 def test_what_their_module_lacks_is_their_error(folder):
@@ -114,26 +84,3 @@ def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch
     assert torch.equal(model.state_dict()[block], published.state_dict()[block])
     result = normalised_for("timm:test_vit", Transforms(96))
     assert (result.mean, result.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-
-
-def test_a_users_model_is_trained_and_predicts(folder):
-    """The file of weights alone does not choose what is imported: --model must say it again."""
-    options = "--synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --image-size 32"
-    rest = "--device cpu --workers 0 --no-tensorboard --model own_models:Net --run-folder run"
-    rest += " --mean 0.4 --std 0.2"
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    args = ("-m", "rackrun.training", "classify")
-    trained = warm.run(*args, *options.split(), *rest.split(), cwd=folder, env=env)
-    assert trained.returncode == 0, trained.stderr
-    seen = "the model sees images of 32 of 37 px, mean 0.4,0.4,0.4, std 0.2,0.2,0.2"
-    assert seen in trained.stderr + trained.stdout
-    preparation = checkpoint.read(folder / "run" / "final.pt")["preparation"]
-    assert (preparation["mean"], preparation["deviation"]) == ((0.4,) * 3, (0.2,) * 3)
-    (folder / "image.jpg").write_bytes(drawn("own"))
-    ask = (*args, "predict", "run/final.pt", "image.jpg", "--json")
-    refused = warm.run(*ask, cwd=folder, env=env)
-    assert (refused.returncode, len(refused.stderr.splitlines())) == (74, 1), refused.stderr
-    assert "type --model own_models:Net" in refused.stderr
-    named = warm.run(*ask, "--model", "own_models:Net", cwd=folder, env=env)
-    assert named.returncode == 0, named.stderr
-    assert len(json.loads(named.stdout)[0]["classes"]) == 5

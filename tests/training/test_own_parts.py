@@ -1,5 +1,6 @@
 """An optimizer and a learning rate schedule of one's own, by import path."""
 
+import copy
 import os
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from rackrun.catdog.recipes import CatDog
 from rackrun.training import checkpoint
+from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.schedule import make_schedule
+from rackrun.training.state import TrainingState
 from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +58,26 @@ def test_an_own_optimizer_gets_the_groups_of_weights():
     optimizer.step()
     for weight, old, decay in zip(model.parameters(), before, (0.5, 0.0), strict=True):
         assert torch.allclose(weight, old * (1 - 0.1 * decay) - 0.1)
+
+
+def test_lamb_goes_on_bit_for_bit_from_a_checkpoint():
+    """timm's counts the steps of each group of weights, not of each weight."""
+    config = CatDog(optimizer="lamb", lr=0.01, weight_decay=0.02, layer_decay=0.7)
+    states = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        layers = (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+        state = TrainingState(nn.Sequential(*layers), config)
+        for step in range(6):
+            if saves and step == 3:
+                kept = unpack(pack(state.state_dict()))
+                state = TrainingState(copy.deepcopy(state.model), config)
+                state.load_state_dict(kept)
+            torch.manual_seed(step)
+            state.model(torch.rand(4, 3, 8, 8)).square().sum().backward()
+            state.advance()
+        states.append(state.model.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 FAILING_NET = """
