@@ -94,4 +94,4 @@ def _room(path: Path) -> str:
         free = shutil.disk_usage(path.parent).free
     except OSError:
         return ""
-    return f" ({free / 1e6:,.0f} MB free there); make room and run the same command again"
+    return f" ({free / 1e6:,.0f} MB free there); make room"

@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
@@ -37,7 +39,6 @@ POSITIONS = ("pos_embedding", "pos_embed")
 BIAS_TABLE = "relative_position_bias_table"
 COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
 BLURRED = ".convolution."  # a convolution with a blur before it (imagenet.model.BlurredConv)
-PROBES = 8  # names of the model that are looked for below a prefix
 INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
@@ -252,12 +253,9 @@ def _in_place(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, s
         below = (name[len(of_file) :] for name in file_tensors if name.startswith(of_file))
         return sum(of_model + name in model_tensors for name in below)
 
-    pairs = [
-        (of_file, of_model)
-        for of_model in _prefixes(model_tensors)
-        for of_file in _file_prefixes(file_tensors, model_tensors, of_model)
-    ]
-    of_file, of_model = pair = max(pairs, key=fitting)
+    models = _prefixes(model_tensors)
+    pair = max(((each, model) for model in models for each in _prefixes(file_tensors)), key=fitting)
+    of_file, of_model = pair if 2 * fitting(pair) > len(model_tensors) else ("", "")
     kept = {
         of_model + name.removeprefix(of_file): tensor
         for name, tensor in file_tensors.items()
@@ -276,30 +274,18 @@ def _in_place(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, s
         }
         made = f" ({first_few([short(name) for name in others], 3)} as the model makes them)"
         notes.append(f"put below {of_model}{made if others else ''}")
-        if len(others) < fitting(pair):  # else the model is no wrapper of what the file has
-            kept |= others
+        kept |= others
     return kept, "; ".join(notes)
 
 
-def _prefixes(model_tensors: Tensors) -> list[str]:
-    # Those of the model's first names, the shortest first: "", "net.", "net.body.".
-    prefixes = {""}
-    for name in list(model_tensors)[:PROBES]:
-        parts = name.split(".")[:-1]
-        prefixes.update(".".join(parts[: count + 1]) + "." for count in range(len(parts)))
-    return sorted(prefixes, key=lambda prefix: (prefix.count("."), prefix))
-
-
-def _file_prefixes(file_tensors: Tensors, model_tensors: Tensors, of_model: str) -> list[str]:
-    # Those before any of the model's first names below a prefix of its own, the shortest first.
-    probes = [name[len(of_model) :] for name in model_tensors if name.startswith(of_model)]
-    found = {
-        name.removesuffix(probe)
-        for name in file_tensors
-        for probe in probes[:PROBES]
-        if name.endswith(probe)
-    }
-    return ["", *sorted(prefix for prefix in found if prefix.endswith("."))]
+def _prefixes(tensors: Tensors) -> list[str]:
+    # Those of a quarter of the names at least, the shortest first: "", "net.", "net.body.".
+    counts = Counter(
+        f"{prefix}."
+        for name in tensors
+        for prefix in accumulate(name.split(".")[:-1], "{}.{}".format)
+    )
+    return ["", *sorted((each for each in counts if 4 * counts[each] >= len(tensors)), key=len)]
 
 
 def _renamed(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
