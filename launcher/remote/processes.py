@@ -163,7 +163,8 @@ def kill_descendants() -> None:
     deadline = time.monotonic() + KILL_SECONDS
     left = descendants(os.getpid())
     while left and time.monotonic() < deadline:
-        for process in left:
+        # The lowest first: a shim that lives ends its daemons itself if this process is killed now.
+        for process in reversed(left):
             kill(process)
         for _ in reaped():
             pass

@@ -1,6 +1,7 @@
 """Faults of runs over SSH that the launcher supervises: what is hurt, and what must come of it."""
 
 import signal
+import time
 
 from tests.lab.fault import CHECKPOINT_SECONDS, HANG_SECONDS, LEASE_SECONDS, Fault
 
@@ -62,6 +63,14 @@ def long_stop(run):
     run.pause("launcher", LEASE_SECONDS * 2)
 
 
+def kill_guard_after_agent(run):
+    """Kill the guard of a killed agent while it ends what the agent has left."""
+    guard = run.processes("guard")
+    run.send("agent", "KILL")
+    time.sleep(run.chance.uniform(0.0, 0.04) if run.chance else 0.02)
+    run.send_to(guard, "KILL")
+
+
 PROCESSES = [
     *row("rank", "KILL SEGV ABRT BUS", None, "{victim}: killed by SIG?", short="KILL SEGV"),
     *row("rank", "USR2 ALRM HUP", None, "{victim}: killed by SIG?"),
@@ -83,6 +92,7 @@ PROCESSES = [
     *row("agent+shim", "KILL", (75,), GONE, LOST),
     *row("agent+guard", "KILL", (75,), GONE, LOST, short="KILL"),
     *row("agent+guard", "STOP", (75,), SILENT, LOST),
+    Fault("agent-then-guard-KILL", (75,), GONE, LOST, kill_guard_after_agent, weight=3),
     *row("torchrun+agent+launcher", "KILL", (-9,), "", SOON, short="KILL"),
     *row("session", "KILL TERM HUP", (75,), "the connection broke", short="KILL"),
     Fault(
