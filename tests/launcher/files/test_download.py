@@ -166,6 +166,15 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
             fetch_results(host, host_plan(tmp_path), "", tmp_path, ())
 
 
+def test_a_file_that_became_shorter_while_it_was_read_is_not_kept(tmp_path):
+    ending = replies(b'{"error": "became shorter"}', b"{}")
+    data = replies(b'{"files": {"a.txt": 3}}', b'{"size": 3}') + b"abc" + ending
+    host = FakeHost(service.MARKER + data)
+    assert "a.txt: became shorter" in str(fetch_results(host, host_plan(tmp_path), "", tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    host.wait_for_end()
+
+
 def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab):
     """Who answers for files there lies: the run was done, its last line says so, and its code."""
     lab = start_lab(1)
