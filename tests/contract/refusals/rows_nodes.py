@@ -48,6 +48,7 @@ ROWS = [
     node("slurm-salloc", "srun --ntasks=$SLURM_JOB_NUM_NODES", "./run-ssh --slurm"),
     node("slurm-batch", "srun --ntasks=$SLURM_JOB_NUM_NODES", "./run-ssh --slurm"),
     node("slurm-het-batch", "srun --ntasks=$SLURM_JOB_NUM_NODES", "./run-ssh --slurm"),
+    node("slurm-step-2", "SLURM_NODEID=2", "this is elsewhere", SLURMD_NODENAME="elsewhere"),
     # How many processes each node starts.
     node("slurm-step-gpus", "--nproc 5", "SLURM_GPUS_ON_NODE=4", options="--nproc 5"),
     node("ngc-3", "--nproc 9", "NGC_GPUS_PER_NODE=8", options="--nproc 9"),
