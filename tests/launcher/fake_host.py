@@ -1,5 +1,6 @@
 """A host whose program prints what a test wants: a real process, and no program of ours."""
 
+import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +53,10 @@ class FakeHost(TrackedTransport):
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
         args = (sys.executable, "-S", "-c", SAYS, self.says.hex(), str(self.rest_seconds))
-        return super().open(args)
+        channel = super().open(args)
+        if self.says[:-1]:  # how long Python takes to start on busy cores is no part of a test
+            select.select([channel.stream], [], [], 60)
+        return channel
 
 
 def replies(*message: bytes) -> bytes:
