@@ -145,6 +145,18 @@ def account() -> Iterator[Lab]:
 
 
 @pytest.fixture
+def passable() -> Iterator[Lab]:
+    """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
+    need("root")
+    folder = Path(tempfile.mkdtemp(prefix="rackrun-passable-"))
+    folder.chmod(0o755)
+    lab = Lab(folder)
+    yield lab
+    lab.stop()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
 def mounted() -> Iterator[Callable[..., None]]:
     """Yield `mounted(folder, options)`, which mounts a small file system there for the test."""
     need("root")

@@ -1,18 +1,12 @@
 """Run folders are their owner's alone, here and on hosts, and nothing else of a run stays."""
 
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.lab import warm
-from tests.lab.hosts import ROOT, Lab
-from tests.lab.needs import need
+from tests.lab.hosts import ROOT
 
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
 
@@ -39,21 +33,9 @@ def readable(folder: Path) -> list[str]:
     return sorted(output.stdout.split())
 
 
-@pytest.fixture
-def passable() -> Iterator[Lab]:
-    """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
-    need("root")
-    folder = Path(tempfile.mkdtemp(prefix="rackrun-share-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    yield lab.ready(1)
-    lab.stop()
-    shutil.rmtree(folder)
-
-
 def test_runs_are_private_unless_shared(passable):
     """Logs, weights, metrics are private on both sides; --share opens all but the plan."""
-    lab, local_folder = passable, passable.folder / "here"
+    lab, local_folder = passable.ready(1), passable.folder / "here"
     for folder in (local_folder, lab.folder / "there"):
         folder.mkdir()
     local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)

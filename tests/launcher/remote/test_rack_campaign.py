@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,6 @@ import pytest
 from rackrun.launcher.remote import locks
 from tests.lab import warm
 from tests.lab.hosts import ROOT, Lab
-from tests.lab.needs import need
 from tests.lab.planted_gpus import PlantedRack
 
 GPUS = (4, 4, 2, 2)
@@ -112,18 +110,6 @@ def random_jobs(seed: int) -> Iterator[Job]:
             args += ["--wait"]
         dies = chance.uniform(0.5, 6) if chance.random() < 0.12 else None
         yield Job(f"j{number}", tuple(args), chance.uniform(0.1, 1.5), waits, dies)
-
-
-@pytest.fixture
-def passable() -> Iterator[Lab]:
-    """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
-    need("root")
-    folder = Path(tempfile.mkdtemp(prefix="rackrun-campaign-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    yield lab
-    lab.stop()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -135,18 +135,6 @@ def drip(stream: socket.socket, enough: threading.Event) -> None:
             stream.sendall(b"[")
 
 
-def test_who_drips_is_sent_away_and_the_limit_of_the_roll_call_holds(zero):
-    """A byte every 0.2 s: the connection ends after 5 s, and node 0 after its --wait-seconds."""
-    node = zero(wait_seconds=8.0)
-    with node.called() as stream, pytest.raises(OSError):
-        while True:
-            stream.sendall(b"[")
-            time.sleep(0.2)
-    node.thread.join(60)
-    assert isinstance(node.error, HostUnreachable)
-    assert "node 1 did not come within 8 s" in str(node.error)
-
-
 def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
     """The oldest silent one leaves first."""
     node = zero()
@@ -156,13 +144,6 @@ def test_more_strangers_than_there_are_places_do_not_keep_a_node_out(zero):
         meeting = node.second()
     assert meeting.agreement.folder == RUN
     meeting.connections[0].close()
-
-
-def test_a_key_of_the_job_is_met_with_what_to_do_instead(nodes, monkeypatch):
-    """Who has set one relies on it: so the job does not start as if nothing had changed."""
-    monkeypatch.setenv("RACKRUN_JOB_KEY", "0123456789abcdef")
-    ((code, _, err),) = ends([nodes.start(0, 2, *python(SAY))])
-    assert (code, "type: unset RACKRUN_JOB_KEY" in err) == (64, True), err
 
 
 # -- who answers in node 0's place

@@ -1,11 +1,9 @@
 """The agent alone: what it reads, what it refuses, when it gives up."""
 
-import contextlib
 import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,24 +11,21 @@ import zipfile
 from pathlib import Path
 from subprocess import PIPE
 
-from rackrun.launcher.errors import HostLost
 from rackrun.launcher.remote import locks
 from rackrun.launcher.run.events import (
-    Closed,
     Event,
     Lost,
     Opened,
     Output,
     RankEnded,
     Report,
-    Unreached,
 )
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
-from rackrun.launcher.transport.local import LocalChannel, LocalTransport
+from rackrun.launcher.transport.local import LocalChannel
 from tests.lab.waiting import until
-from tests.launcher.conftest import LIMITS, agent_plan, heard, started_agent
+from tests.launcher.conftest import agent_plan, heard, started_agent
 from tests.launcher.drive import peak_mib
 
 
@@ -171,34 +166,6 @@ def test_a_signal_reaches_a_program_that_is_only_just_being_started():
         "    assert os.waitpid(pid, 0)[1] == signal.SIGTERM\n"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-
-
-def test_more_hosts_are_called_than_there_are_descriptors(tmp_path):
-    """400 hosts that do not answer, 100 descriptors: some are named, and the agent lives on."""
-    plan = agent_plan(tmp_path, "sleep", "98764")
-    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))"
-    limited = [sys.executable, "-c", f"{limit}; os.execvp(sys.argv[1], sys.argv[1:])"]
-    channel = LocalTransport("here").open([*limited, *bootstrap.bootstrap()])
-    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
-    decoder = agent_protocol.Decoder(plan)
-    wait_for(channel, decoder, Opened)
-    with socket.socket() as deaf, socket.socket() as one, socket.socket() as two:
-        deaf.bind(("", 0))
-        deaf.listen(0)
-        port = deaf.getsockname()[1]
-        for filler in (one, two):
-            filler.setblocking(False)
-            filler.connect_ex(("127.0.0.1", port))
-        ports = [(f"127.1.{n >> 8}.{n & 255}", port) for n in range(1, 401)]
-        channel.send(agent_protocol.reach_order(ports, 1.0))
-        events: list[Event] = []
-        while data := channel.receive():
-            events += decoder.feed(data)
-            report = any(isinstance(event, Unreached) for event in events)
-            with contextlib.suppress(HostLost):
-                channel.send(agent_protocol.stop_order(9, 0) if report else agent_protocol.BEAT)
-    assert any(isinstance(event, Unreached) and event.addresses for event in events)
-    assert events[-1] == Closed(0)
 
 
 def test_the_bootstrap_is_fixed_and_shell_safe():
