@@ -119,12 +119,10 @@ def _file(data: bytes, suffix: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / f"a{suffix}"
         path.write_bytes(data)
-        first = os.dup(0)
-        os.close(first)
-        free = [n for n in range(first, first + 8) if not os.path.lexists(f"/proc/self/fd/{n}")]
         try:
             yield path
-        finally:
-            for number in free:  # archives stay open until their process ends
+        finally:  # archives stay open until their process ends
+            for link in Path("/proc/self/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    os.close(number)
+                    if link.readlink().is_relative_to(name):
+                        os.close(int(link.name))
