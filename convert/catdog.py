@@ -70,7 +70,7 @@ def _container(source: Path, scratch: Path) -> Zip | Folder:
 
 def _archive(path: Path, scratch: Path) -> Zip:
     archive = Zip(path)
-    inner = [member for member in archive.members() if PurePosixPath(member.name).name == INNER]
+    inner = [member for member in archive.records() if PurePosixPath(member.name).name == INNER]
     if not inner:
         return archive
     say(f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}")

@@ -156,12 +156,10 @@ class OfficialArchives:
             for member in self._train.members(class_tar):
                 if is_image(member.name):
                     name = f"{class_tar.name}/{member.name}"
-                    extent = (0, member.offset, member.size, member.size)
-                    yield wnid, Record(_key(name), 0, "train", name, *extent)
+                    yield wnid, member._replace(key=_key(name), split="train", name=name)
         for member in self._val.members():
             if is_image(member.name):
-                extent = (1, member.offset, member.size, member.size)
-                yield "", Record(_key(member.name), 0, "val", member.name, *extent)
+                yield "", member._replace(key=_key(member.name), split="val", container=1)
 
     def text(self, name: str) -> bytes | None:
         """Return a file beside the archives, or of the devkit."""
@@ -229,12 +227,12 @@ class KaggleZip:
     @cached_property
     def _table(self) -> tuple[frozenset[str], dict[str, Record]]:
         wnids, small = set(), {}
-        for member in self._zip.members():
+        for member in self._zip.records():
             match = IMAGE_PATH.fullmatch(member.name)
             if match and match["split"] == "train" and match["wnid"]:
                 wnids.add(match["wnid"])
             elif member.name.endswith((SOLUTION, MAPPING)):
-                small[PurePosixPath(member.name).name] = self._zip.record(member, "", 0)
+                small[PurePosixPath(member.name).name] = member
         return frozenset(wnids), small
 
 

@@ -1,6 +1,7 @@
 """The work of one process: a tar in, its rows of the index out."""
 
 import os
+import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +24,6 @@ from rackrun.convert.readers.records import (
 )
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import Label, label_of, samples_in
-from rackrun.convert.readers.zips import nameless_file
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import PACKED_ROW, Row
 
@@ -98,7 +98,7 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
         try:
             if image.size > MAX_IMAGE_BYTES or sample.end - end >= LARGEST_SAMPLE:
                 raise Defect("too large", f"{image.size:,} bytes")
-            data = tar.content(image)
+            data = tar.read(image)
             info = inspect(data, PurePosixPath(image.name).suffix)
         except Defect as defect:
             contents.findings.append(ImageDefect(name, defect.kind, defect.detail))
@@ -117,12 +117,11 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
 def _copied(url: str, name: str, scratch: Path) -> int:
     from rackrun.shards.http_source import HttpSource
 
-    descriptor = nameless_file(scratch)
-    with os.fdopen(descriptor, "wb", closefd=False) as file:
+    with translated_os_errors(scratch), tempfile.TemporaryFile(dir=scratch) as file:
         for part in HttpSource(url).file(name, LARGEST_TAR):
-            with translated_os_errors(scratch):
-                file.write(part)
-    return descriptor
+            file.write(part)
+        file.flush()
+        return os.dup(file.fileno())
 
 
 def classes_of(

@@ -1,4 +1,4 @@
-"""The part of an open file that is an archive."""
+"""The part of an open file that is an archive, as a file of its own."""
 
 import io
 import os
@@ -9,22 +9,24 @@ from rackrun.errors import DataError
 
 
 class Extent(io.RawIOBase):
-    """A part of an open file that is an archive, as a file of its own.
+    """A part of an open file; processes that are forked share the descriptor, and move nothing."""
 
-    Processes that are forked share the descriptor: no position of it is moved.
-    """
-
-    def __init__(self, path: Path, descriptor: int, base: int, length: int, most: int) -> None:
+    def __init__(
+        self, path: Path, descriptor: int, most: int, start: int = 0, length: int | None = None
+    ) -> None:
         """Take the file's descriptor; `most` bytes are the most that is read at once."""
         super().__init__()
-        self.path, self.descriptor, self.base, self.length = path, descriptor, base, length
-        self._most = most
-        self._position = 0
+        self.path, self.start = path, start
+        self.length = os.fstat(descriptor).st_size if length is None else length
+        self._descriptor, self._most, self._position = descriptor, most, 0
 
-    @classmethod
-    def whole(cls, path: Path, descriptor: int, most: int) -> "Extent":
-        """Return all of an open file."""
-        return cls(path, descriptor, 0, os.fstat(descriptor).st_size, most)
+    def part(self, path: Path, start: int, length: int) -> "Extent":
+        """Return a part of this one, which begins at a byte of the file."""
+        return Extent(path, self._descriptor, self._most, start, length)
+
+    def at(self, position: int, length: int) -> bytes:
+        """Return bytes from a byte of the file on; DataError if it has become shorter."""
+        return pread_exactly(self._descriptor, length, position, self.path)
 
     def seekable(self) -> bool:
         """Return True: any byte can be read next."""
@@ -51,10 +53,6 @@ class Extent(io.RawIOBase):
                 f"{self.path}: byte {self._position:,}: {wanted:,} bytes of headers are too many: "
                 "damaged, or made to do harm"
             )
-        data = self.at(self._position, wanted)
+        data = self.at(self.start + self._position, wanted)
         self._position += len(data)
         return data
-
-    def at(self, position: int, length: int) -> bytes:
-        """Return bytes from a position; DataError if the file has become shorter."""
-        return pread_exactly(self.descriptor, length, self.base + position, self.path)

@@ -1,17 +1,15 @@
-"""Reading tar archives where they lie: member by member, also of a tar inside a tar.
+"""Tar archives read where they lie: `tarfile` lists the members, also of tars in a tar.
 
-Nothing is extracted: a member is an offset and a size in the file on disk. `tarfile` reads the
-headers. Links, devices and sparse files are refused, and so is everything behind the end marker:
-tarfile ends there, at a block of zeros and at a damaged header alike, and says nothing.
+Nothing is extracted: a record is an offset and a size in the file on disk. Links, devices and
+sparse files are refused, and so is everything behind the end marker: tarfile ends there, at a block
+of zeros and at a damaged header alike, and says nothing.
 """
 
 import hashlib
-import os
 import shlex
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from rackrun.convert.readers.extent import Extent
 from rackrun.convert.readers.records import (
@@ -21,7 +19,6 @@ from rackrun.convert.readers.records import (
     Record,
     as_text,
     open_archive,
-    pread_exactly,
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
@@ -38,63 +35,20 @@ PACKED = {  # first bytes -> the program that unpacks it to its standard output
 }
 
 
-class TarMember(NamedTuple):
-    """A regular file in a tar."""
-
-    name: str
-    offset: int  # of its content, in the file on disk
-    size: int  # in bytes
-
-
 class Tar:
     """A tar archive: the file at `path`, or what a descriptor holds of it, unpacked."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
         self.path = path
         descriptor = open_archive(path) if descriptor is None else descriptor
-        self._descriptor = descriptor
-        self._length = os.fstat(descriptor).st_size
+        self._file = Extent(path, descriptor, MAX_EXTENSION_BYTES)
         self._listing = hashlib.sha256()
         self.findings: list[ImageDefect] = []
         """Members that a later one replaces; complete once the records are exhausted."""
 
     def origin(self) -> Origin:
         """Return the tar's entry of the manifest; complete once its members have been listed."""
-        return Origin(as_text(self.path.name), self._length, self._listing.hexdigest())
-
-    def members(self, within: TarMember | None = None) -> Iterator[TarMember]:
-        """Yield the regular files of the archive, or of the tar that is its member `within`.
-
-        DataError unless the archive is whole to its end marker, and ends there.
-        """
-        start, length = (within.offset, within.size) if within else (0, self._length)
-        where = clean(f"{self.path}: {within.name}" if within else str(self.path))
-        part = Extent(Path(where), self._descriptor, start, length, MAX_EXTENSION_BYTES)
-        at = 0  # of the next header
-        try:
-            with tarfile.open(
-                fileobj=part, mode="r:", encoding="utf-8", errors="surrogateescape"
-            ) as tar:
-                while not _is_end(part, at):
-                    # Not tar.next, which keeps all members: of a million that is a gigabyte.
-                    info = tarfile.TarInfo.fromtarfile(tar)
-                    _refuse_hostile(info, where)
-                    at = info.offset_data + -(-info.size // BLOCK) * BLOCK
-                    if at > length:
-                        raise DataError(f"{where}: cut off in {info.name}; download it again")
-                    if info.isreg():
-                        member = TarMember(info.name, start + info.offset_data, info.size)
-                        self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
-                        yield member
-        except (tarfile.TarError, ValueError, OverflowError) as error:
-            refuse_packed(self.path, part.at(0, min(BLOCK, part.length)))
-            raise DataError(
-                clean(
-                    f"{where}: byte {start + at:,}: cut off, or no tar header ({error}); "
-                    "download it again"
-                )
-            ) from None
-        _refuse_more(part, at)
+        return Origin(as_text(self.path.name), self._file.length, self._listing.hexdigest())
 
     def records(self) -> Iterator[Record]:
         """Yield every file, also of tars in the tar, as a record that lacks key and label.
@@ -103,22 +57,54 @@ class Tar:
         """
         self.findings.clear()
         for member in self._latest(self.members()):
-            inner = self._latest(self.members(member)) if member.name.endswith(".tar") else [member]
-            for file in inner:
-                yield Record("", 0, "", file.name, 0, file.offset, file.size, file.size)
+            is_tar = member.name.endswith(".tar")
+            yield from self._latest(self.members(member)) if is_tar else (member,)
 
-    def content(self, member: TarMember) -> bytes:
-        """Return the bytes of a member."""
-        return pread_exactly(self._descriptor, member.size, member.offset, self.path)
+    def members(self, within: Record | None = None) -> Iterator[Record]:
+        """Yield the regular files of the archive, or of the tar that is its member `within`.
+
+        DataError unless the archive is whole to its end marker, and ends there.
+        """
+        part = self._file
+        if within:
+            path = Path(clean(f"{self.path}: {within.name}"))
+            part = self._file.part(path, within.offset, within.size)
+        at = 0  # of the next header
+        try:
+            with tarfile.open(
+                fileobj=part, mode="r:", encoding="utf-8", errors="surrogateescape"
+            ) as tar:
+                while not _is_end(part, at):
+                    # Not tar.next, which keeps all members: of a million that is a gigabyte.
+                    info = tarfile.TarInfo.fromtarfile(tar)
+                    _refuse_hostile(info, part)
+                    at = info.offset_data + -(-info.size // BLOCK) * BLOCK
+                    if at > part.length:
+                        raise DataError(f"{part.path}: cut off in {info.name}; download it again")
+                    if info.isreg():
+                        yield self._record(info.name, part.start + info.offset_data, info.size)
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            refuse_packed(self.path, part.at(part.start, min(BLOCK, part.length)))
+            raise DataError(
+                clean(
+                    f"{part.path}: byte {part.start + at:,}: cut off, or no tar header ({error}); "
+                    "download it again"
+                )
+            ) from None
+        _refuse_more(part, at)
 
     def read(self, record: Record) -> bytes:
-        """Return the image of a record."""
+        """Return the content of a record."""
         if record.size > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{record.size:,} bytes")
-        return pread_exactly(self._descriptor, record.size, record.offset, self.path)
+        return self._file.at(record.offset, record.size)
 
-    def _latest(self, members: Iterator[TarMember]) -> list[TarMember]:
-        by_name = dict[str, TarMember]()
+    def _record(self, name: str, offset: int, size: int) -> Record:
+        self._listing.update(f"{name}\0{offset}\0{size}\n".encode("utf-8", "surrogateescape"))
+        return Record("", 0, "", name, 0, offset, size, size)
+
+    def _latest(self, members: Iterator[Record]) -> list[Record]:
+        by_name = dict[str, Record]()
         for member in members:
             if by_name.pop(member.name, None):
                 self.findings.append(ImageDefect(member.name, "replaced"))
@@ -137,20 +123,20 @@ def refuse_packed(path: Path, head: bytes) -> None:
             )
 
 
-def _refuse_hostile(info: tarfile.TarInfo, where: str) -> None:
-    name = clean(as_text(info.name))
+def _refuse_hostile(info: tarfile.TarInfo, part: Extent) -> None:
+    where = f"{part.path}: {clean(as_text(info.name))}"
     if info.issparse():
-        raise DataError(f"{where}: {name} is sparse: pack it again without --sparse")
+        raise DataError(f"{where} is sparse: pack it again without --sparse")
     if info.islnk() or info.issym():
         kind, option = ("hard", "hard-dereference") if info.islnk() else ("symbolic", "dereference")
         raise DataError(
-            f"{where}: {name} is a {kind} link; pack it again with tar --{option}, or unpack it "
+            f"{where} is a {kind} link; pack it again with tar --{option}, or unpack it "
             "and give the folder"
         )
     if not info.isreg() and not info.isdir():
-        raise DataError(f"{where}: {name} is no regular file (type {info.type!r})")
+        raise DataError(f"{where} is no regular file (type {info.type!r})")
     if info.size < 0:  # in base 256 it may be: the next header would be one that was read before
-        raise DataError(f"{where}: {name} is damaged; download it again")
+        raise DataError(f"{where} is damaged; download it again")
 
 
 def _is_end(part: Extent, at: int) -> bool:
@@ -158,16 +144,16 @@ def _is_end(part: Extent, at: int) -> bool:
     if at + BLOCK > part.length:
         raise DataError(f"{part.path}: has no end marker: cut off, or no tar; download it again")
     part.seek(at)
-    return part.at(at, BLOCK) == bytes(BLOCK)
+    return part.at(part.start + at, BLOCK) == bytes(BLOCK)
 
 
 def _refuse_more(part: Extent, end: int) -> None:
     """Raise DataError unless zeros are all that follows the end marker."""
-    for at in range(end, part.length, CHUNK_BYTES):
-        data = part.at(at, min(CHUNK_BYTES, part.length - at))
+    part.seek(end)
+    while data := part.read(CHUNK_BYTES):
         if found := len(data.lstrip(b"\0")):
             raise DataError(
-                f"{part.path}: goes on at byte {at + len(data) - found:,}, after its end marker, "
+                f"{part.path}: goes on at byte {part.tell() - found:,}, after its end marker, "
                 "where most programs stop: if tars were joined by cat, unpack it with tar "
                 "--ignore-zeros and pack it again; else it is damaged: download it again"
             )

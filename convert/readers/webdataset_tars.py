@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from rackrun.convert.readers.names import is_class_name, is_meta
-from rackrun.convert.readers.records import IMAGE_SUFFIXES, as_text
-from rackrun.convert.readers.tars import BLOCK, Tar, TarMember
+from rackrun.convert.readers.records import IMAGE_SUFFIXES, Record, as_text
+from rackrun.convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
 from rackrun.shapes import Misshapen, parsed_json
 from rackrun.terminal import clean
@@ -31,10 +31,10 @@ class TarSample:
     """The members of a sample by suffix, and the byte after which the next one begins."""
 
     key: str
-    members: dict[str, TarMember] = field(default_factory=dict)
+    members: dict[str, Record] = field(default_factory=dict)
 
     @property
-    def image(self) -> TarMember | None:
+    def image(self) -> Record | None:
         """The image, if there is one."""
         return next((m for suffix, m in self.members.items() if suffix in IMAGE_SUFFIXES), None)
 
@@ -62,7 +62,7 @@ def samples_in(tar: Tar) -> Iterator[TarSample]:
         yield sample
 
 
-def label_member(sample: TarSample) -> tuple[str, TarMember] | None:
+def label_member(sample: TarSample) -> tuple[str, Record] | None:
     """Return the member of a sample that has its class, after its suffix; None if there is none."""
     return next(((each, sample.members[each]) for each in LABELS if each in sample.members), None)
 
@@ -80,7 +80,7 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     if member.size > MAX_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are no class")
     value: Any
-    data = tar.content(member)
+    data = tar.read(member)
     if suffix == ".json":
         try:
             fields = parsed_json(data, MAX_LABEL_BYTES)
@@ -114,7 +114,7 @@ def _parts(name: str) -> tuple[str, str]:
     return folder + slash + stem, dot + suffix.lower()
 
 
-def _check(member: TarMember, suffix: str, sample: TarSample, tar: Tar) -> None:
+def _check(member: Record, suffix: str, sample: TarSample, tar: Tar) -> None:
     where = clean(f"{tar.path}: {as_text(member.name)}")
     if suffix.endswith((".gz", ".tgz", ".bz2", ".xz", ".zst")):
         raise DataError(

@@ -1,10 +1,11 @@
-"""Reading zip archives where they lie: the table of contents, then members by their offset.
+"""Zip archives read where they lie: `zipfile` lists the members, which are read by their offset.
 
-Nothing is extracted. A zip that is stored inside another zip is read in place. `zipfile` reads the
-table; the section numbers in the comments are those of PKWARE's APPNOTE 6.3.10.
+Nothing is extracted. A zip that is stored inside another zip is read in place. The section numbers
+in the comments are those of PKWARE's APPNOTE 6.3.10.
 """
 
-import array
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil
@@ -15,9 +16,9 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from rackrun.atomic import PARTIAL, translated_os_errors
+from rackrun.atomic import translated_os_errors
 from rackrun.convert.readers.extent import Extent
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
@@ -33,6 +34,9 @@ from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 from rackrun.units import data_size, plural
 
+if TYPE_CHECKING:
+    import numpy as np
+
 LOCAL = struct.Struct("<4s4xH16xHH")  # 4.3.7; with method, name and extra length
 LOCAL_MAGIC = b"PK\3\4"
 UNICODE_PATH = 0x7075  # 4.6.9: an extra field with the name in UTF-8
@@ -42,29 +46,18 @@ METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 9
 MADE_ON_FAT = 0  # 4.4.2.2: by a program of Windows, some of which separate folders by \
 MAX_TABLE_BYTES = 1 << 30  # of the contents: Kaggle's ImageNet has 0.3 GB
 MAX_32_BITS = 1 << 32
-CHUNK_BYTES = 1 << 20
+COLUMNS = [("offset", "u8"), ("packed", "u8"), ("size", "u8"), ("crc", "u4")]  # of a member
 
 UNREADABLE = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error)
 """What zipfile raises at damaged tables of contents."""
 
 
-class ZipMember(NamedTuple):
-    """An entry of the table of contents."""
-
-    name: str
-    offset: int  # of its local header, in the file on disk
-    packed: int  # bytes in the archive
-    size: int  # bytes of the content
-    crc: int
-    method: int
-
-
 class Zip:
-    """A zip archive: a file, or an extent of one."""
+    """A zip archive: a file, or an extent of one. A record's offset is that of its local header."""
 
     def __init__(self, path: Path, extent: Extent | None = None) -> None:
         self.path = path
-        self._extent = extent or Extent.whole(path, open_archive(path), MAX_TABLE_BYTES)
+        self._file = extent or Extent(path, open_archive(path), MAX_TABLE_BYTES)
         self._listing = hashlib.sha256()
         self._has_warned = False
         self.findings: list[ImageDefect] = []
@@ -72,92 +65,95 @@ class Zip:
 
     def origin(self) -> Origin:
         """Return the archive's entry of the manifest; its members must have been listed."""
-        return Origin(as_text(self.path.name), self._extent.length, self._listing.hexdigest())
+        return Origin(as_text(self.path.name), self._file.length, self._listing.hexdigest())
 
-    def members(self) -> Iterator[ZipMember]:
-        """Yield every file of the archive in the order of its table; DataError if it is hostile.
+    def records(self) -> Iterator[Record]:
+        """Yield every file of the archive as a record that lacks key and label.
 
-        Of members with the same name the last one counts, as when an archive is unpacked.
+        Of members with the same name the last one counts, as when an archive is unpacked. DataError
+        for an archive that is damaged or hostile.
         """
         self._listing = hashlib.sha256()
         self.findings.clear()
-        # zipfile takes 0.5 KB a member: of that only names and numbers stay while they are yielded.
-        names, columns = list[str](), [array.array("Q") for _ in range(5)]
-        guessed = list[str]()
-        for info, is_last in self._entries():
-            name, is_guessed = _name_of(info)
-            if is_guessed:
-                guessed.append(name)
-            self._refuse_hostile(name, info)
-            if not is_last:
-                self.findings.append(ImageDefect(name, "replaced"))
-                name = ""
-            names.append(name)
-            offset = self._extent.base + info.header_offset
-            numbers = (offset, info.compress_size, info.file_size, info.CRC, info.compress_type)
-            for column, number in zip(columns, numbers, strict=True):
-                column.append(number)
-        self._refuse_overlaps(*columns[:2])
-        self._warn_of_guesses(guessed)
-        for name, *row in zip(names, *columns, strict=True):
+        names, members = self._table()
+        self._refuse_overlaps(members)
+        for name, member in zip(names, members, strict=True):
             if name and not name.endswith("/"):
-                member = ZipMember(name, *row)
-                self._listing.update(f"{member}\n".encode("utf-8", "surrogateescape"))
-                yield member
+                record = Record("", 0, "", name, 0, *member.tolist())
+                self._listing.update(f"{record}\n".encode("utf-8", "surrogateescape"))
+                yield record
 
-    def records(self) -> Iterator[Record]:
-        """Yield every file of the archive as a record that lacks key and label."""
-        return (self.record(member, "", 0) for member in self.members())
-
-    def within(self, member: ZipMember, scratch: Path) -> "Zip":
+    def within(self, member: Record, scratch: Path) -> Zip:
         """Open the archive that is a member of this one.
 
         A stored one is read in place; a deflated one is unpacked, as a whole, into a file without
         a name in the folder `scratch`, which is gone when the last process has ended.
         """
-        path, descriptor = self.path / member.name, self._extent.descriptor
+        path = self.path / member.name
         start, method = self._content(member.offset)
-        if method != STORED:
-            self._refuse_bomb(member, scratch)
-            descriptor = nameless_file(scratch)
-            self._unpack(member, start, descriptor, scratch)
-            start = 0
-        return Zip(path, Extent(path, descriptor, start, member.size, MAX_TABLE_BYTES))
-
-    def record(self, member: ZipMember, key: str, label: int, container: int = 0) -> Record:
-        """Return the record of a member that is an image."""
-        extent = (member.offset, member.packed, member.size, member.crc)
-        return Record(key, label, "", member.name, container, *extent)
+        if method == STORED:
+            return Zip(path, self._file.part(path, start, member.size))
+        self._refuse_bomb(member, scratch)
+        with translated_os_errors(scratch), tempfile.TemporaryFile(dir=scratch) as unpacked:
+            try:
+                with zipfile.ZipFile(self._file) as archive:
+                    (info,) = (
+                        info
+                        for info in archive.infolist()
+                        if self._file.start + info.header_offset == member.offset
+                    )
+                    with archive.open(info) as packed:
+                        shutil.copyfileobj(packed, unpacked)
+            except (zlib.error, *UNREADABLE):
+                raise DataError(f"{self.path}: {member.name} is damaged") from None
+            unpacked.flush()
+            return Zip(path, Extent(path, os.dup(unpacked.fileno()), MAX_TABLE_BYTES))
 
     def read(self, record: Record) -> bytes:
         """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
         if max(record.size, record.length) > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{max(record.size, record.length):,} bytes")
-        if record.size > max(1 << 20, record.length * MAX_RATIO):
+        if _is_bomb(record):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
         start, method = self._content(record.offset)
-        packed = self._read(start, record.length)
-        if method == STORED:
-            return packed
-        return inflated(packed, record.size)
+        data = self._file.at(start, record.length)
+        return data if method == STORED else inflated(data, record.size)
 
     def _content(self, offset: int) -> tuple[int, int]:
         """Return where the content of the member with that local header begins, and its method."""
-        signature, method, name, extra = LOCAL.unpack(self._read(offset, LOCAL.size))
+        signature, method, name, extra = LOCAL.unpack(self._file.at(offset, LOCAL.size))
         if signature != LOCAL_MAGIC or method not in (STORED, DEFLATED):
             raise Defect("broken", "its entry in the archive is damaged")
         return offset + LOCAL.size + name + extra, method
 
-    def _entries(self) -> Iterator[tuple[zipfile.ZipInfo, bool]]:
-        """Yield all entries, and whether each is the last one of its name."""
-        self._extent.seek(0)
+    def _table(self) -> tuple[list[str], np.ndarray]:
+        """Return name and columns of all members; a name is empty if a later member has it, too.
+
+        zipfile takes 0.5 KB a member, of which only this stays while the records are yielded.
+        """
+        import numpy as np
+
+        names, guessed = list[str](), list[str]()
+        self._file.seek(0)
         try:
-            with zipfile.ZipFile(self._extent) as archive:
-                for info in archive.infolist():
-                    yield info, archive.getinfo(info.filename) is info
+            with zipfile.ZipFile(self._file) as archive:
+                infos = archive.infolist()
+                members = np.empty(len(infos), COLUMNS)
+                for number, info in enumerate(infos):
+                    name, is_guessed = _name_of(info)
+                    guessed += [name] * is_guessed
+                    self._refuse_hostile(name, info)
+                    offset = self._file.start + info.header_offset
+                    members[number] = offset, info.compress_size, info.file_size, info.CRC
+                    is_last = archive.getinfo(info.filename) is info
+                    names.append(name if is_last else "")
+                    if not is_last:
+                        self.findings.append(ImageDefect(name, "replaced"))
         except UNREADABLE as error:
-            what = "empty" if not self._extent.length else "cut off, damaged, or no zip archive"
+            what = "empty" if not self._file.length else "cut off, damaged, or no zip archive"
             raise DataError(f"{self.path}: {what} ({error}); download it again") from None
+        self._warn_of_guesses(guessed)
+        return names, members
 
     def _refuse_hostile(self, name: str, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & ENCRYPTED:
@@ -171,24 +167,27 @@ class Zip:
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{self.path}: {name} is a symbolic link; unpack it, give the folder")
         end = info.header_offset + LOCAL.size + info.compress_size
-        if info.header_offset < 0 or end > self._extent.length:
+        if info.header_offset < 0 or end > self._file.length:
             advice = "download it again"
-            if self._extent.length > MAX_32_BITS:
+            if self._file.length > MAX_32_BITS:
                 advice = (
                     "archives over 4 GB of macOS' Finder are read by nothing else: there, type "
                     "ditto -xk ARCHIVE FOLDER, and give the folder"
                 )
             raise DataError(f"{self.path}: {name} lies outside the archive: damaged; {advice}")
 
-    def _refuse_overlaps(self, starts: "array.array[int]", lengths: "array.array[int]") -> None:
+    def _refuse_overlaps(self, members: np.ndarray) -> None:
         # Members that share their bytes let a few MB unpack to a disk full.
-        limit = self._extent.base + self._extent.length
-        for number in sorted(range(len(starts)), key=starts.__getitem__, reverse=True):
-            if starts[number] + LOCAL.size + lengths[number] > limit:
-                raise DataError(
-                    f"{self.path}: members overlap at byte {limit:,}: damaged, or made to do harm"
-                )
-            limit = starts[number]
+        import numpy as np
+
+        order = np.argsort(members["offset"])
+        starts = members["offset"][order]
+        ends = starts + LOCAL.size + members["packed"][order]
+        if (shared := np.flatnonzero(ends[:-1] > starts[1:])).size:
+            raise DataError(
+                f"{self.path}: members overlap at byte {starts[shared[0] + 1]:,}: damaged, or made "
+                "to do harm"
+            )
 
     def _warn_of_guesses(self, names: list[str]) -> None:
         if names and not self._has_warned:
@@ -201,12 +200,11 @@ class Zip:
                 )
             )
 
-    def _refuse_bomb(self, member: ZipMember, folder: Path) -> None:
-        where = f"{self.path}: {member.name}"
-        if member.size > max(1 << 20, member.packed * MAX_RATIO):
+    def _refuse_bomb(self, member: Record, folder: Path) -> None:
+        if _is_bomb(member):
             raise DataError(
-                f"{where}: {member.packed:,} bytes inflate to {member.size:,}: damaged, or made to "
-                "do harm"
+                f"{self.path}: {member.name}: {member.length:,} bytes inflate to {member.size:,}: "
+                "damaged, or made to do harm"
             )
         with translated_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -217,34 +215,9 @@ class Zip:
                 f"{data_size(free)} are free there; make room, or unpack it elsewhere"
             )
 
-    def _unpack(self, member: ZipMember, start: int, descriptor: int, folder: Path) -> None:
-        inflate, crc, size = zlib.decompressobj(-zlib.MAX_WBITS), 0, 0
-        for at in range(0, member.packed, CHUNK_BYTES):
-            packed = self._read(start + at, min(CHUNK_BYTES, member.packed - at))
-            while packed and size <= member.size:
-                try:
-                    data = inflate.decompress(packed, CHUNK_BYTES)
-                except zlib.error:
-                    raise DataError(f"{self.path}: {member.name} is damaged") from None
-                packed = inflate.unconsumed_tail
-                crc, size = zlib.crc32(data, crc), size + len(data)
-                rest = memoryview(data)
-                with translated_os_errors(folder):
-                    while rest:  # a write may take only a part, as on a disk that becomes full
-                        rest = rest[os.write(descriptor, rest) :]
-        if size != member.size or crc != member.crc:
-            raise DataError(f"{self.path}: {member.name} is damaged: its CRC-32 is wrong")
 
-    def _read(self, start: int, length: int) -> bytes:
-        return self._extent.at(start - self._extent.base, length)
-
-
-def nameless_file(folder: Path) -> int:
-    """Open a file in a folder that is gone when its last descriptor is closed."""
-    with translated_os_errors(folder):
-        descriptor, name = tempfile.mkstemp(dir=folder, prefix=".", suffix=PARTIAL)
-        Path(name).unlink()
-    return descriptor
+def _is_bomb(member: Record) -> bool:
+    return member.size > max(1 << 20, member.length * MAX_RATIO)
 
 
 def inflated(packed: bytes, size: int) -> bytes:
