@@ -1,8 +1,9 @@
-"""The small files that come with ImageNet: labels of images, names of classes.
+"""The classes of ImageNet-1k, and the small files that come with it: labels of validation images.
 
-The development kit, packed or not, has them in MATLAB's format, under numbers of its own; Kaggle's
-two tables have them as text. None of them is believed: a file may cost no more than LARGEST, and
-what does not fit its form is a DataError in one line.
+The development kit, packed or not, has them under numbers of its own, which `synsets.txt` lists by
+line, each with its wnid and its words in WordNet; Kaggle's table has them as wnids. No file is
+believed: one may cost no more than LARGEST, and what does not fit its form is a DataError in one
+line.
 """
 
 import csv
@@ -16,15 +17,14 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from rackrun.convert.readers.matlab import NotMatlab, Value, structs
 from rackrun.convert.readers.records import opened, reading
 from rackrun.errors import DataError, UsageError
 
 DEVKIT = "ILSVRC2012_devkit_t12"
-META, GROUND_TRUTH = "meta.mat", "ILSVRC2012_validation_ground_truth.txt"
-SOLUTION, MAPPING = "LOC_val_solution.csv", "LOC_synset_mapping.txt"
+GROUND_TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+SOLUTION = "LOC_val_solution.csv"
+SYNSETS = Path(__file__).with_name("synsets.txt")
 LARGEST = 64 << 20  # bytes of a small file, and of the unpacked devkit: the true ones have 3 MB
-LARGEST_META = 16 << 20
 
 WNID = re.compile(r"n[0-9]{8}")
 VAL_NUMBER = re.compile(r"ILSVRC2012_val_([0-9]{8})")
@@ -34,8 +34,14 @@ ReadText = Callable[[str], bytes | None]
 """Returns a small file that belongs to the data set, by its bare name; None if there is none."""
 
 
+def words() -> dict[str, str]:
+    """Return the words of each class by its wnid, in the order of the devkit's numbers from 1."""
+    pairs = (line.split(" ", 1) for line in SYNSETS.read_text(encoding="utf-8").splitlines())
+    return dict(pairs)
+
+
 class Truth:
-    """The class of each validation image and the names of classes, from the small files."""
+    """The class of each validation image, from the small files."""
 
     def __init__(self, read: ReadText) -> None:
         self._read = read
@@ -51,13 +57,6 @@ class Truth:
             raise DataError(f"{stem}: the ground truth has no class for this image")
         return wnid
 
-    def names(self) -> dict[str, str]:
-        """Return the name of each wnid that a file has one for."""
-        mapping = self._read(MAPPING)
-        if mapping is None:
-            return dict(self._synsets.values()) if META in self._devkit else {}
-        return mapped(mapping)
-
     @cached_property
     def _solution(self) -> dict[str, str] | None:
         data = self._read(SOLUTION)
@@ -65,26 +64,23 @@ class Truth:
 
     @cached_property
     def _ground_truth(self) -> dict[int, str]:
-        if len(self._devkit) < 2:
+        data = self._read(GROUND_TRUTH)
+        if data is None:
             raise UsageError(
                 f"the classes of the validation images are not known: put {DEVKIT}.tar.gz (or "
                 f"Kaggle's {SOLUTION}) beside them"
             )
-        return numbered(self._devkit[GROUND_TRUTH], self._synsets)
-
-    @cached_property
-    def _synsets(self) -> dict[int, tuple[str, str]]:
-        return synsets(self._devkit[META])
-
-    @cached_property
-    def _devkit(self) -> dict[str, bytes]:
-        files = {name: self._read(name) for name in (META, GROUND_TRUTH)}
-        return {name: data for name, data in files.items() if data is not None}
+        return numbered(data)
 
 
 def solved(data: bytes) -> dict[str, str]:
     """Return Kaggle's table: image to wnid, the first field of the prediction string."""
-    rows = csv.reader(io.StringIO(_decoded(data, SOLUTION), newline=""))
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        where = f"{SOLUTION}: not UTF-8 at byte {error.start:,}"
+        raise DataError(f"{where}; download it again") from None
+    rows = csv.reader(io.StringIO(text, newline=""))
     try:
         header = next(rows, [])
         if header[:2] != ["ImageId", "PredictionString"]:
@@ -101,38 +97,13 @@ def solved(data: bytes) -> dict[str, str]:
         raise DataError(f"{SOLUTION}: line {rows.line_num}: {error}") from None
 
 
-def mapped(data: bytes) -> dict[str, str]:
-    """Return Kaggle's names: a line per class, its wnid and its description."""
-    pairs = [line.partition(" ") for line in _decoded(data, MAPPING).splitlines() if line]
-    wnids = [wnid for wnid, _, _ in pairs]
-    if wnids != sorted(set(wnids)):
-        raise DataError(f"{MAPPING}: its classes are not in the order of their wnids")
-    return {wnid: description for wnid, _, description in pairs}
-
-
-def synsets(data: bytes) -> dict[int, tuple[str, str]]:
-    """Return the devkit's numbers of the leaves (1 to 1000) to wnid and description."""
-    try:
-        leaves = {}
-        for row in structs(data, "synsets", LARGEST_META):
-            if _whole(row, "num_children"):  # what is above the classes in WordNet
-                continue
-            wnid, words = row.get("WNID"), row.get("words")
-            if not isinstance(wnid, str) or not WNID.fullmatch(wnid) or not isinstance(words, str):
-                raise NotMatlab("a class without its wnid or its words")
-            leaves[_whole(row, "ILSVRC2012_ID")] = wnid, words
-        return leaves
-    except NotMatlab as error:
-        raise DataError(f"{META} of the devkit cannot be read: {error}") from None
-
-
-def numbered(data: bytes, classes: dict[int, tuple[str, str]]) -> dict[int, str]:
+def numbered(data: bytes) -> dict[int, str]:
     """Return the devkit's ground truth: the position of an image, from 1, to its wnid."""
-    wnids = {b"%d" % number: wnid for number, (wnid, _) in classes.items()}
+    wnids = {b"%d" % number: wnid for number, wnid in enumerate(words(), 1)}
     wnids_by_position = {}
     for position, line in enumerate(data.split(), 1):
         if line not in wnids:
-            raise DataError(f"{GROUND_TRUTH}: number {position} is not that of a class in {META}")
+            raise DataError(f"{GROUND_TRUTH}: number {position} is not that of a class, 1 to 1,000")
         wnids_by_position[position] = wnids[line]
     return wnids_by_position
 
@@ -168,17 +139,3 @@ def _small(data: bytes, where: str) -> bytes:
     if len(data) > LARGEST:
         raise DataError(f"{where}: over {LARGEST >> 20} MiB, where the true one has 3")
     return data
-
-
-def _decoded(data: bytes, name: str) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{name}: not UTF-8 at byte {error.start:,}; download it again") from None
-
-
-def _whole(row: dict[str, Value], name: str) -> int:
-    value = row.get(name)
-    if not isinstance(value, int | float) or value != value // 1:
-        raise NotMatlab(f"{name} is no whole number")
-    return int(value)

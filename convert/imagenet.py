@@ -4,11 +4,12 @@
   ILSVRC2012_devkit_t12.tar.gz in one folder; images are read by offset, nothing is extracted
 - folders: train/<wnid>/ and val/<wnid>/
 - folders: train/<wnid>/ and a flat val/, with the devkit (packed or not) or LOC_val_solution.csv
-- Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with its LOC_*.csv and .txt, as a tree or as its zip
+- Kaggle's ILSVRC/Data/CLS-LOC/{train,val} with its LOC_val_solution.csv, as a tree or as its zip
 
 The number of a class is the rank of its wnid among all wnids in sorted order, which is what every
-published model uses. The devkit counts in another order; its numbers become wnids through meta.mat
-and go no further. Names are not unique ("crane" is a bird and a machine): a class is its wnid.
+published model uses. The devkit counts in another order; its numbers become wnids through a table
+(convert/synsets.txt) and go no further. Names are not unique ("crane" is a bird and a machine): a
+class is its wnid.
 """
 
 import heapq
@@ -22,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
-from rackrun.convert.devkit import DEVKIT, LARGEST, MAPPING, SOLUTION, WNID, Truth, beside
+from rackrun.convert.devkit import DEVKIT, LARGEST, SOLUTION, WNID, Truth, beside, words
 from rackrun.convert.images.info import LEFT_OUT
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
@@ -119,7 +120,7 @@ def listing(source: Path, choice: Choice) -> RecordListing:
     store = _open(source)
     truth = Truth(store.text)
     wnids = _chosen(sorted(store.wnids()), choice, source)
-    names = truth.names()
+    names = words()
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
     records = _limited(_labelled(store, truth, wnids), choice.limit)
     counted = _counted(records, wnids, choice, source)
@@ -231,8 +232,8 @@ class KaggleZip:
             match = IMAGE_PATH.fullmatch(member.name)
             if match and match["split"] == "train" and match["wnid"]:
                 wnids.add(match["wnid"])
-            elif member.name.endswith((SOLUTION, MAPPING)):
-                small[PurePosixPath(member.name).name] = member
+            elif PurePosixPath(member.name).name == SOLUTION:
+                small[SOLUTION] = member
         return frozenset(wnids), small
 
 

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackrun.convert.devkit import GROUND_TRUTH
 from tests.fuzz import targets_convert as targets
-from tests.lab.data import SmallImageNet, drawn, rotated, tar
-
-META = SmallImageNet([], [], {"n01440764": 2, "n02012849": 1}).meta()
+from tests.lab.data import drawn, rotated, tar
 
 
 def zipped(how: int) -> bytes:
@@ -40,11 +39,9 @@ SEEDS: dict[Callable[[bytes], None], tuple[bytes, ...]] = {
         *(drawn(1, (16, 12), name) for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")),
     ),
     targets.fuzz_exif: (rotated(1)[12:100],),
-    targets.fuzz_matlab: (META[128:], META),
     targets.fuzz_solution: (b"ILSVRC2012_val_00000001,n01440764 1 2 3 4\n",),
-    targets.fuzz_mapping: (b"n01440764 tench\nn02012849 crane\n",),
     targets.fuzz_ground_truth: (b"1\n2\n",),
-    targets.fuzz_devkit: (gzip.compress(tar({"data/meta.mat": META}), mtime=0),),
+    targets.fuzz_devkit: (gzip.compress(tar({f"data/{GROUND_TRUTH}": b"1"}), mtime=0),),
     targets.fuzz_plan: (b'{"dataset": "a", "classes": [], "preset": {}, "shards": [{}]}',),
 }
 

@@ -36,6 +36,7 @@ from tests.lab.run import run, write
 ORIENTATION = 0x0112
 DEVKIT = "ILSVRC2012_devkit_t12"
 TREE = "ILSVRC/Data/CLS-LOC"
+SYNSETS = Path(__file__).parents[2] / "convert" / "synsets.txt"
 TEXTURES = ("rows", "columns", "squares", "disc")
 HUES = (0, 35, 90, 160, 220)  # of 256
 TRAINED_ON, TESTED_ON = 1437, 360
@@ -200,17 +201,22 @@ class Original:
     data: bytes
 
 
+@cache
+def synsets() -> dict[str, str]:
+    """Return the words of ImageNet's classes by wnid, in the order of the devkit's numbers."""
+    return dict(line.split(" ", 1) for line in SYNSETS.read_text().splitlines())
+
+
 @dataclass(frozen=True)
 class SmallImageNet:
-    """Images of a few classes, and the devkit's own numbers of these classes."""
+    """Images of a few classes of ImageNet."""
 
     train: list[Original]
     val: list[Original]
-    devkit_numbers: dict[str, int]  # wnid -> ILSVRC2012_ID, in another order than the wnids
 
     @property
     def wnids(self) -> list[str]:
-        return sorted(self.devkit_numbers)
+        return sorted({image.wnid for image in self.train})
 
     def archives(self, root: Path, layout: str = "pax") -> Path:
         """Write the two official tars and the devkit."""
@@ -242,10 +248,8 @@ class SmallImageNet:
         solution = "ImageId,PredictionString\n" + "".join(
             f"{image.stem},{image.wnid} 1 2 3 4 {image.wnid} 5 6 7 8 \n" for image in self.val
         )
-        mapping = "".join(f"{wnid} {self.words(wnid)}\n" for wnid in self.wnids)
         return {
             "LOC_val_solution.csv": solution.encode(),
-            "LOC_synset_mapping.txt": mapping.encode(),
             "ILSVRC/Annotations/CLS-LOC/train/n01440764/n01440764_1.xml": b"<annotation/>",
             "ILSVRC/Data/CLS-LOC/test/ILSVRC2012_test_00000001.JPEG": self.train[0].data,
             **{f"{TREE}/{name}": data for name, data in self.tree(flat=True).items()},
@@ -264,36 +268,25 @@ class SmallImageNet:
         return files
 
     def devkit(self) -> dict[str, bytes]:
-        """Return meta.mat with leaves and inner nodes, and the ground truth in its numbers."""
-        truth = "".join(f"{self.devkit_numbers[image.wnid]}\n" for image in self.val)
+        """Return the ground truth in the devkit's numbers, and what nobody reads."""
+        numbers = {wnid: number for number, wnid in enumerate(synsets(), 1)}
+        truth = "".join(f"{numbers[image.wnid]}\n" for image in self.val)
         return {
-            "meta.mat": self.meta(),
+            "meta.mat": b"of no use",
             "ILSVRC2012_validation_ground_truth.txt": truth.encode(),
             "readme.txt": b"the development kit",
         }
 
-    def meta(self) -> bytes:
-        leaves = sorted((number, wnid) for wnid, number in self.devkit_numbers.items())
-        rows = [(number, wnid, self.words(wnid), "a thing", 0) for number, wnid in leaves]
-        inner = [(len(rows) + 1, "n00001740", "entity", "that which is", 2)]
-        names = ["ILSVRC2012_ID", "WNID", "words", "gloss", "num_children"]
-        table = np.array([[row] for row in rows + inner], dtype=[(name, object) for name in names])
-        from scipy.io import savemat
-
-        buffer = io.BytesIO()
-        savemat(buffer, {"synsets": table}, do_compression=True)
-        return buffer.getvalue()
-
     @staticmethod
     def words(wnid: str) -> str:
-        """Return class names, of which two are the same, as in the real set."""
-        return "crane" if wnid in ("n02012849", "n03126707") else f"thing {wnid[-3:]}, whatnot"
+        """Return the words of a class; two of them have the same, as in the real set."""
+        return synsets()[wnid]
 
 
 def twenty_classes(train: int, val: int) -> SmallImageNet:
     """Return twenty classes that a small model can learn: a hue and a texture each, under noise."""
     draw = np.random.default_rng(1)
-    wnids = [f"n{number:08d}" for number in draw.choice(10**8, 20, replace=False)]
+    wnids = draw.choice([*synsets()], 20, replace=False).tolist()
     variants = [(hue, texture) for hue in HUES for texture in TEXTURES]
     images = [
         (wnid, number, _patterned(draw, *variant))
@@ -301,7 +294,7 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
         for number in range(train + val)
     ]
     shown = [(wnid, data) for wnid, number, data in images if number >= train]
-    order, numbers = draw.permutation(len(shown)), draw.permutation(20)
+    order = draw.permutation(len(shown))
     return SmallImageNet(
         train=[
             Original(f"{wnid}_{number}", wnid, data)
@@ -312,7 +305,6 @@ def twenty_classes(train: int, val: int) -> SmallImageNet:
             Original(f"ILSVRC2012_val_{index:08d}", *shown[number])
             for index, number in enumerate(order, 1)
         ],
-        devkit_numbers={wnid: 1 + int(n) for wnid, n in zip(wnids, numbers, strict=True)},
     )
 
 

@@ -2,9 +2,7 @@
 
 import gzip
 import random
-import struct
 import tarfile
-import zlib
 from dataclasses import replace
 from functools import partial
 
@@ -13,14 +11,13 @@ from tests.lab.refusal import Refusal
 from tests.lab.sources import (
     below,
     changed,
-    cut,
     sparse,
     tar_of,
     written,
     zipped,
 )
 
-WNIDS = {"n01440764": 2, "n02012849": 1}
+WNIDS = ("n01440764", "n02012849")
 DRAW = random.Random(0)
 SMALL = SmallImageNet(
     [Original(f"{wnid}_{n}", wnid, drawn(DRAW.random())) for wnid in WNIDS for n in range(3)],
@@ -28,7 +25,6 @@ SMALL = SmallImageNet(
         Original(f"ILSVRC2012_val_{n:08d}", wnid, drawn(DRAW.random()))
         for n, wnid in enumerate([*WNIDS, *WNIDS], 1)
     ],
-    WNIDS,
 )
 IMAGENET = "rackrun convert imagenet raw out"
 PART = f"{IMAGENET} --subset"
@@ -39,12 +35,12 @@ TRAIN, VAL, KIT = (
     f"raw/{name}"
     for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", f"{DEVKIT}.tar.gz")
 )
-META = f"raw/{DEVKIT}/data/meta.mat"
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
 
 
 def kit(**files: bytes) -> bytes:
     """Return a devkit in which files have other contents."""
-    contents = SMALL.devkit() | {name.replace("meta", "meta.mat"): files[name] for name in files}
+    contents = SMALL.devkit() | files
     return tar({f"data/{name}": data for name, data in contents.items()}, "w:gz")
 
 
@@ -108,25 +104,14 @@ ARCHIVE_DAMAGE = [
 # The devkit.
 
 
-def table_that_unpacks_without_end() -> bytes:
-    """Return a devkit whose table is 64 MiB of zeros."""
-    zeros = zlib.compress(bytes(64 << 20), 1)
-    return kit(meta=SMALL.meta()[:128] + struct.pack("<II", 15, len(zeros)) + zeros)
-
-
 def tar_that_unpacks_without_end() -> bytes:
     """Return a devkit of 100 MiB of zeros."""
-    return gzip.compress(tar({"data/meta.mat": bytes(100 << 20)}), 1)
+    return gzip.compress(tar({f"data/{TRUTH}": bytes(100 << 20)}), 1)
 
 
 DEVKITS = [
     Refusal(PART, 65, "devkit", ARCHIVES | {KIT: changed(lambda data: data[: len(data) // 2])}),
-    Refusal(PART, 65, "meta.mat", ARCHIVES | {KIT: kit(meta=b"no table")}),
-    Refusal(PART, 65, "meta.mat", ARCHIVES | {KIT: written(table_that_unpacks_without_end)}),
-    Refusal(
-        PART, 65, "ILSVRC2012_validation_ground_truth.txt",
-        ARCHIVES | {KIT: kit(**{"ILSVRC2012_validation_ground_truth.txt": b"1\n77"})},
-    ),
+    Refusal(PART, 65, TRUTH, ARCHIVES | {KIT: kit(**{TRUTH: b"1\n1001"})}),
     Refusal(
         PART, 65, "ILSVRC2012_val_00000003",
         ARCHIVES
@@ -144,19 +129,16 @@ DEVKITS = [
         PART, 65, (KIT, "64 MiB"),
         ARCHIVES | {KIT: written(tar_that_unpacks_without_end)},
     ),
-    Refusal(PART, 65, ("meta.mat", "64 MiB"), ARCHIVES | {"raw/meta.mat": sparse(100 << 20)}),
-    *(Refusal(PART, 65, "meta.mat", FLAT | {META: damage}) for damage in (cut(0), cut(200))),
+    Refusal(PART, 65, (TRUTH, "64 MiB"), ARCHIVES | {f"raw/{TRUTH}": sparse(100 << 20)}),
 ]  # fmt: skip
 
 # Kaggle's tables, from the tree and from the zip.
-MAPPING, SOLUTION = "LOC_synset_mapping.txt", "LOC_val_solution.csv"
+SOLUTION = "LOC_val_solution.csv"
 ZIP = zipped(SMALL.kaggle())
 FLIPPED = ZIP.index(b"PredictionString\n") + 60
 KAGGLE = [
     refusal
     for name, word, data in (
-        (MAPPING, "byte 13", b"n01440764 caf\xe9\n"),
-        (MAPPING, "wnids", b"n02012849 b\nn01440764 a\n"),
         (SOLUTION, "byte 7", b"ImageId\xff"),
         (SOLUTION, "ImageId,PredictionString", b""),
         (SOLUTION, "ImageId,PredictionString", b"ILSVRC2012_val_00000001,n01440764 1 2 3 4\n"),
