@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
+from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import say
@@ -92,7 +94,14 @@ def make(typed: Work, work: Work) -> None:
         if work in (DEMO, demo_for_hosts()):
             _run(["-m", "rackrun.catdog", "demo", DEMO_FOLDER])
     elif is_to_make(typed, work):
-        _run(["-m", "rackrun", "convert", "folder", data_of(typed), data_of(work)])
+        images = data_of(typed)
+        try:
+            _run(["-m", "rackrun", "convert", "folder", images, data_of(work)])
+        except NotMade as failure:
+            if failure.exit_code < 128:  # its last line names options that a launch does not have
+                command = f"{called('convert')} folder {shlex.quote(images)} SHARDS"
+                say(f"options of convert belong to: {command}; then train with --data SHARDS")
+            raise
 
 
 def _states(folder: Path) -> Iterator[bytes]:

@@ -107,7 +107,7 @@ def values_of(context: click.Context) -> Values:
 def no_such_option(name: str, command: SettingsCommand, hints: Hints = _EMPTY) -> UsageError:
     """Return the error for an option that a command does not have, with what was meant."""
     name = name.replace("_", "-")
-    refuse_removed(name)
+    refuse_removed(name, command.name or "")
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
     shown = [param.row.name for param in _settings_params(command) if not param.row.is_hidden]
@@ -116,9 +116,10 @@ def no_such_option(name: str, command: SettingsCommand, hints: Hints = _EMPTY) -
     return _mistyped(f"{name}: no such option{meant}", command)
 
 
-def refuse_removed(name: str) -> None:
-    """Raise UsageError for an option that earlier versions had."""
-    if instead := removed.OPTIONS.get(name):
+def refuse_removed(name: str, command: str) -> None:
+    """Raise UsageError for an option that a command, or every command, of earlier versions had."""
+    of_command = f"{command.rpartition(' ')[2]} {name}"
+    if instead := removed.OPTIONS.get(of_command) or removed.OPTIONS.get(name):
         raise UsageError(f"{name}: no longer an option; {instead}")
 
 

@@ -23,6 +23,9 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         " --optimizer MODULE:NAME",
         "--detach": "start it under tmux, nohup or systemd",
         "--drain": "as root, write the reason into /etc/rackrun/drained on that host",
+        "drop --force": "leave it out: what is interrupted changes nothing",
+        "drop --workers": "leave it out: no tar is written, so it takes seconds",
+        "doctor --workers": "leave it out: cleanvision takes all cores",
         "--dropout": "type --model-args dropout=0.2, as the model calls it (timm: drop_rate)",
         "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
@@ -51,6 +54,9 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",
         "--polite": "stop the run yourself, and type it again with --wait and --resume",
         "--preset": "add --short-side 256 --quality 90",
+        "relabel --force": "leave it out: what is interrupted changes nothing",
+        "relabel --label-field": "leave it out: the index has the classes; no tar is changed",
+        "relabel --workers": "leave it out: no tar is written, so it takes seconds",
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
@@ -64,7 +70,10 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--val-shards": "leave it out: shards that are not of train have about 64 MiB",
     }
 )
-"""Option as typed -> what to do instead, a sentence without its full stop."""
+"""Option as typed, behind a command if only that one had it -> what to do instead.
+
+It is a sentence without its full stop.
+"""
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {

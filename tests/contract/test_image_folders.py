@@ -55,4 +55,5 @@ def test_a_folder_that_cannot_be_converted_ends_the_launch_as_convert_ends(folde
     assert launch.code == alone.code != 0
     assert "no image in it is whole" in alone.err
     assert "no image in it is whole" in launch.err
+    assert "convert folder pictures SHARDS; then train with --data SHARDS" in launch.err
     assert not (folder / "runs").exists()

@@ -40,6 +40,12 @@ ROWS = [
             ("convert folder photos shards --tiles", "--short-side 256"),
             ("convert folder photos shards --sidecars", "wds2idx"),
             ("convert verify shards --source", ""),
+            ("convert drop shards a --force", "leave it out"),
+            ("convert drop shards a --workers", "no tar is written"),
+            ("convert relabel shards a=cat --force", "leave it out"),
+            ("convert relabel shards a=cat --label-field", "in the index"),
+            ("convert relabel shards a=cat --workers", "no tar is written"),
+            ("doctor shards --workers", "cleanvision"),
             ("convert folder photos shards --val-shards", ""),
         )
     ),
