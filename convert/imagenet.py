@@ -230,7 +230,7 @@ class KaggleZip:
         wnids, small = set(), {}
         for member in self._zip.records():
             match = IMAGE_PATH.fullmatch(member.name)
-            if match and match["split"] == "train" and match["wnid"]:
+            if match and match["split"] == "train" and match["wnid"] and is_image(member.name):
                 wnids.add(match["wnid"])
             elif PurePosixPath(member.name).name == SOLUTION:
                 small[SOLUTION] = member
