@@ -77,15 +77,6 @@ def test_copies_within_a_split_are_named_and_kept(tmp_path, convert):
     assert reported(out) == {kind: set(NAMES[kind]) for kind in ("copy", "two classes")}
 
 
-def test_an_array_job_is_closed_with_the_leak_allowed(tmp_path, convert):
-    """`finish` refuses it, and takes the same option."""
-    source = write(tmp_path / "set", with_copies())
-    for task in range(2):
-        convert("folder", source, "--task-index", task, "--task-count", 2)
-    main(["finish", str(tmp_path / "out"), "--allow", "leaks"])
-    assert (tmp_path / "out" / "dataset.json").exists()
-
-
 def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
     """Nobody can mend it, and its accuracy is compared with others' as it is."""
     files = {f"{kind}.{n}.jpg": drawn(kind) for kind in ("cat", "dog") for n in range(9)}
@@ -173,14 +164,6 @@ def test_labels_that_are_one_number_have_a_fixed_order():
     expected = ["0", "001", "01", "1", "2", "10"]
     for shift in range(6):
         assert list(class_table(dict.fromkeys(labels[shift:] + labels[:shift]))) == expected
-
-
-def test_both_kinds_can_be_allowed_at_once(tmp_path, convert):
-    """The option is given twice."""
-    image = drawn("same")
-    files = {f"{part}/{kind}/{part}.jpg": image for part in ("train", "val") for kind in "Aa"}
-    source = write(tmp_path / "set", files)
-    convert("folder", source, "--allow", "leaks", "--allow", "similar-classes")
 
 
 def findings(

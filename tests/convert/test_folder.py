@@ -1,12 +1,7 @@
 """Any folder of class folders becomes a data set, and what cannot be right is refused."""
 
 import io
-import json
 import os
-import struct
-import tarfile
-import warnings
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +9,10 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.__main__ import main
-from rackrun.errors import DataError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
-from rackrun.training.data.decode import orientation
 from tests.convert.conftest import everything
-from tests.lab.data import drawn, rotated, tar, textured, write_zip
+from tests.lab.data import drawn, rotated, textured, write_zip
 from tests.lab.data import everything as samples_of
 from tests.lab.run import write
 
@@ -79,17 +72,6 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     assert sorted(sample.key for sample in everything(out)) == [
         *("n01_0", "n01_1", "n01_1_0", "n01_1_0_JPEG", "n01_1_1")
     ]
-
-
-def test_links_within_the_folder_are_followed(tmp_path, convert):
-    """A file or a folder linked from elsewhere in the set: as if it were copied."""
-    folder = write(tmp_path / "set", classes(6, "a", "b"))
-    (folder / "a" / "linked.jpg").symlink_to("../b/0.jpg")
-    (folder / "a" / "more").symlink_to(folder / "b", target_is_directory=True)
-    out = convert("folder", folder, "--allow", "leaks")
-    samples = {sample.key: sample.image for sample in everything(out)}
-    assert len(samples) == 6 + 6 + 1 + 6
-    assert samples["a_linked"] == samples["a_more_0"] == samples["b_0"]
 
 
 def test_a_set_assembled_of_links_is_converted(tmp_path, convert, capsys):
@@ -209,21 +191,6 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(tmp_path, conve
     assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
 
 
-def test_pictures_of_phones_become_jpegs(tmp_path, convert):
-    """HEIC is read where pillow-heif is installed; one that is cut off is left out and counted."""
-    import pillow_heif
-
-    pillow_heif.register_heif_opener()
-    phone = drawn("phone", format="HEIF", quality=95)
-    odd = {"a/phone.HEIC": phone, "b/half.heif": phone[: len(phone) // 2]}
-    out = convert("folder", write(tmp_path / "set", classes(3, "a", "b") | odd))
-    assert manifest_of(out).report == {"re-encoded": 1, "undecodable": 1}
-    (image,) = (Image.open(io.BytesIO(s.image)) for s in everything(out) if s.key == "a_phone")
-    pixels = np.asarray(Image.open(io.BytesIO(phone)).convert("RGB")).astype(int)
-    assert image.format == "JPEG"
-    assert np.abs(np.asarray(image) - pixels).mean() < 3
-
-
 def test_litter_of_macos_is_no_class(tmp_path, convert):
     """A zip unpacked elsewhere leaves __MACOSX beside the classes, or beside train and val."""
     files = classes(4, "a", "b") | {"__MACOSX/a/._0.jpg": b"x"}
@@ -240,158 +207,11 @@ def test_litter_of_macos_is_no_class(tmp_path, convert):
     assert manifest_of(out).classes == ("a", "b")
 
 
-TURNS = {  # EXIF 2.32, tag 0x0112: which of the stored pixels becomes row 0, column 0, and how
-    1: lambda pixels: pixels,
-    2: lambda pixels: pixels[:, ::-1],
-    3: lambda pixels: pixels[::-1, ::-1],
-    4: lambda pixels: pixels[::-1],
-    5: lambda pixels: pixels.swapaxes(0, 1),
-    6: lambda pixels: pixels[::-1].swapaxes(0, 1),
-    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
-    8: lambda pixels: pixels[:, ::-1].swapaxes(0, 1),
-}
-
-
-@pytest.mark.parametrize("orientation", TURNS)
-def test_every_orientation_is_turned_upright(tmp_path, convert, orientation):
-    """The pixels are those of the stored image, turned and mirrored as EXIF defines it."""
-    corners = np.full((32, 48, 3), 90, np.uint8)  # each corner of its own brightness
-    for number, (row, column) in enumerate([(0, 0), (0, 24), (16, 0), (16, 24)]):
-        corners[row : row + 16, column : column + 24] = 60 * number + 20
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    stored = io.BytesIO()
-    Image.fromarray(corners).save(stored, "JPEG", quality=95, exif=exif)
-    files = classes(2, "a", "b") | {"a/turned.jpg": stored.getvalue()}
-    out = convert("folder", write(tmp_path / "set", files), "--val-percent", 0)
-    (image,) = (each.image for each in everything(out) if each.key == "a_turned")
-    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
-    expected = TURNS[orientation](corners)
-    assert pixels.shape == expected.shape and np.abs(pixels - expected).max() < 12
-    assert (image == stored.getvalue()) == (orientation == 1)
-
-
-@pytest.mark.parametrize("name", ["a/no.tif", "a/no.avif"])
-def test_what_pillow_does_not_recognize_has_a_reason_for_people(tmp_path, convert, name):
-    """Pillow's own text would be the address of a buffer."""
-    folder = write(tmp_path / "set", classes(4, "a", "b") | {name: b"no image " * 9})
-    report = (convert("folder", folder) / "report.json").read_text()
-    assert "BytesIO" not in report and "begins with b'no image'" in report
-
-
-def test_of_members_with_one_name_the_last_counts(tmp_path, convert):
-    """tar -r and zip's mode "a" leave the old member in the archive: the report names it."""
-    files, new = classes(4, "a", "b"), {"a/0.jpg": drawn("corrected")}
-    write_zip(tmp_path / "set.zip", files)
-    with warnings.catch_warnings(action="ignore"), zipfile.ZipFile(tmp_path / "set.zip", "a") as it:
-        it.writestr("a/0.jpg", new["a/0.jpg"])
-    (tmp_path / "set.tar").write_bytes(tar(files)[: -(tarfile.RECORDSIZE // 2)])
-    with tarfile.open(tmp_path / "set.tar", "a") as archive:
-        archive.addfile(*member("a/0.jpg", new["a/0.jpg"]))
-    for name in ("set.zip", "set.tar"):
-        out = convert("folder", tmp_path / name, out=f"{name}.out")
-        assert manifest_of(out).report["replaced"] == 1
-        samples = {sample.key: sample.image for sample in everything(out)}
-        assert len(samples) == 8 and samples["a_0"] == new["a/0.jpg"]
-
-
-def member(name: str, data: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    return info, io.BytesIO(data)
-
-
-def test_folders_of_systems_are_left_out_and_counted(tmp_path, convert):
-    """The thumbnails of a NAS and the system's own folders are no images and no classes."""
-    files = classes(4, "a", "b") | {
-        "a/@eaDir/0.jpg/SYNOFILE_THUMB_M.jpg": drawn("thumbnail"),
-        "@eaDir/a/SYNOFILE_THUMB_M.jpg": drawn("other thumbnail"),
-        "#recycle/a/0.jpg": drawn("deleted"),
-        "$RECYCLE.BIN/S-1-5/x.jpg": drawn("bin"),
-    }
-    folder = write(tmp_path / "set", files)
-    (folder / "lost+found").mkdir(mode=0)
-    names = ["#recycle", "$RECYCLE.BIN", "@eaDir", "a/@eaDir"]
-    archive = write_zip(tmp_path / "set.zip", files)
-    for source, found in ((folder, [*names, "lost+found"]), (archive, names)):
-        out = convert("folder", source, out=f"{source.suffix}-out")
-        assert manifest_of(out).classes == ("a", "b") and len(everything(out)) == 8
-        report = json.loads((out / "report.json").read_text())["findings"]
-        assert sorted(each["file"] for each in report if each["found"] == "system") == sorted(found)
-
-
-def nested(*names: str) -> dict[str, bytes]:
-    return {
-        f"{name}/{file}": drawn(name + file)
-        for name in names
-        for file in ("cats/0.jpg", "cats/1.jpg", "dogs/0.jpg")
-    }
-
-
-def below(names: str, *classes: str) -> dict[str, bytes]:
-    return {f"{top}/{name}": data for top in names for name, data in nested(*classes).items()}
-
-
-LOOKS_LIKE_SPLITS = [
-    (nested("training_set/training_set", "test_set/test_set"), "test_set, training_set look like"),
-    (nested("seg_train/seg_train", "seg_test/seg_test", "seg_pred"), "seg_.* look like splits"),
-    (classes(3, "trainA", "testA"), "testA, trainA look like splits"),
-    (below("ab", "train", "val"), "set/a: train, val in it look like splits"),
-    (
-        classes(3, "bus", "car", "train/steam", "train/electric"),
-        "train/ is the training split, so the 6 images in bus, car have no class",
-    ),
-]
-
-
-@pytest.mark.parametrize(("files", "says"), LOOKS_LIKE_SPLITS)
-def test_splits_are_not_taken_for_classes(files, says, tmp_path, convert):
-    """Nor a class for a split, until it is said that all folders are classes."""
-    folder = write(tmp_path / "set", files)
-    with pytest.raises(DataError, match=rf"{says}.*add --allow split-names"):
-        convert("folder", folder)
-    tops = sorted({name.partition("/")[0] for name in files})
-    allowed = "--allow", "split-names", "--allow", "leaks"
-    assert manifest_of(convert("folder", folder, *allowed)).classes == tuple(tops)
-
-
 def test_a_class_that_is_called_like_a_split_among_others(tmp_path, convert):
     """A train station and a test tube are classes among others, with no word about it."""
     names = ("bridge", "test_tube", "train_station", "river", "street")
     folder = write(tmp_path / "set", classes(2, *names))
     assert len(manifest_of(convert("folder", folder)).classes) == 5
-
-
-def test_classes_that_a_split_lacks_are_said(tmp_path, convert, capsys):
-    """Here two classes have no validation image."""
-    files = {f"train/{name}": data for name, data in classes(3, "a", "b", "c").items()}
-    convert("folder", write(tmp_path / "set", files | {"val/a/v.jpg": drawn("v")}))
-    assert "val has no image of 2 of 3 classes: b, c" in capsys.readouterr().err
-
-
-def test_an_orientation_stands_in_many_places(tmp_path, convert):
-    """In EXIF of WebP and PNG, as a LONG, in XMP: what is stored is upright, as Pillow reads it.
-
-    So is what `predict` makes of the same file.
-    """
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    long = struct.pack(">LHHHLLL", 8, 1, 0x0112, 4, 1, 6, 0)
-    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="6"/></x:xmpmeta>'
-    odd = {
-        "a/x.webp": drawn(1, format="WEBP", exif=exif),
-        "a/y.png": drawn(2, format="PNG", exif=exif),
-        "b/x.jpg": drawn(3, exif=b"Exif\0\0MM\0*" + long),
-        "b/y.jpg": drawn(4, xmp=xmp),
-        "b/z.jpg": drawn(5, exif=b"Exif\0\0MM\0*" + long[:9]),
-    }
-    out = convert("folder", write(tmp_path / "set", classes(3, "a", "b") | odd))
-    assert manifest_of(out).report["turned"] == 4
-    images = {sample.key: sample.image for sample in everything(out)}
-    for key in ("a_x", "a_y", "b_x", "b_y"):
-        assert Image.open(io.BytesIO(images[key])).size == (36, 48)
-    assert images["b_z"] == odd["b/z.jpg"]  # its EXIF is malformed
-    assert [orientation(data) for data in odd.values()] == [6, 6, 6, 6, 1]
 
 
 def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):

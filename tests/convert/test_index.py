@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import tarfile
 import tempfile
@@ -48,16 +47,6 @@ def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):
     assert re.search(rf"type: ./run-local \w+ --data {tmp_path}\n", printed.err)
 
 
-def test_a_key_that_begins_with_underscores_is_a_sample(tmp_path):
-    """As to webdataset; __info__.json is none."""
-    members = [("__info__.json", b"{}")]
-    for number, key in enumerate(("__a", "b")):
-        members += [(f"{key}.cls", b"%d" % number), (f"{key}.jpg", drawn(key))]
-    write_tar(tmp_path / "set-train-0.tar", members)
-    main(["index", str(tmp_path), "--workers", "1"])
-    assert [sample.key for sample in everything(tmp_path)] == ["__a", "b"]
-
-
 @pytest.mark.parametrize("other", ["depth.jpg", "meta.json", "seg.png", "0.cls", "b.txt"])
 def test_a_key_ends_at_the_first_dot(tmp_path, other):
     """As in webdataset: {jpg, cls, depth.jpg} is one sample, whatever the order of its members."""
@@ -87,17 +76,6 @@ def test_cls_wins_over_json_and_json_over_txt(tmp_path, order):
         write_tar(tmp_path / "set-train-0.tar", members)
         main(["index", str(tmp_path), "--workers", "1", "--force"])
         assert [sample.label for sample in everything(tmp_path)] == [2 - most]
-
-
-def test_the_message_about_a_split_has_the_whole_command(tmp_path, capsys):
-    """What it says to type works as it is, also for a folder with a blank."""
-    folder = tmp_path / "my tars"
-    write_tar(folder / "set-0.tar", GOOD)
-    with pytest.raises(UsageError) as refused:
-        main(["index", str(folder), "--workers", "1"])
-    typed = shlex.split(str(refused.value).rpartition("type: ")[2])
-    main(typed[typed.index("index") :])
-    assert (folder / "dataset.json").exists()
 
 
 def test_tars_in_folders_that_are_only_read(tmp_path):
@@ -232,24 +210,3 @@ def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):
     main(["index", str(tmp_path), "--workers", "1", "--allow-left-out", "3"])
     manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
     assert manifest.report == {"no image": 1, "unlabelled": 2}
-
-
-@pytest.mark.parametrize("way", ["through a link", "relative", "links to tars"])
-def test_tars_are_indexed_through_links(tmp_path, way, monkeypatch):
-    """The index lies in the folder that was named, whatever is a link in its path."""
-    (tmp_path / "real").mkdir()
-    by_webdataset(tmp_path / "real")
-    named = tmp_path / "named"
-    if way == "links to tars":
-        named.mkdir()
-        for tar in (tmp_path / "real").rglob("*.tar"):
-            (named / tar.name).symlink_to(tar)
-    else:
-        named.symlink_to("real")
-    if way == "relative":
-        monkeypatch.chdir(named)
-        named = Path("../named")
-    main(["index", str(named), "--workers", "1"])
-    assert (named / "dataset.json").is_file() and len(everything(named)) > 0
-    in_real = (tmp_path / "real" / "report.json").exists()
-    assert in_real == (way != "links to tars")

@@ -4,7 +4,6 @@ import errno
 import faulthandler
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -244,29 +243,6 @@ def test_a_full_disk(command, train_zip, tmp_path):
     assert "Traceback" not in errors
     left = [Path(name) for name in output.split()]
     assert not [path for path in left if path.suffix in (".partial", ".json")]
-
-
-def test_a_limit_on_file_sizes(tmp_path, convert, train_zip):
-    """A quota is a full disk by another name: exit 74 as well."""
-    limited = subprocess.run(
-        [sys.executable, "-m", "rackrun.convert", "catdog", str(train_zip), str(tmp_path / "out")],
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert limited.returncode == 74
-    assert os.strerror(errno.EFBIG) in limited.stderr and "Traceback" not in limited.stderr
-    assert_only_whole_files(tmp_path / "out")
-    assert not list((tmp_path / "out").glob(".*.partial"))
-
-
-def test_a_folder_that_may_not_be_written(tmp_path, convert, train_zip):
-    """A path through a file cannot become a folder: exit 74, and the path is named."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(Problem, match="file/out: cannot be written") as problem:
-        convert("catdog", train_zip, out="file/out")
-    assert problem.value.exit_code == 74
 
 
 def test_the_first_problem_ends_all_workers(tmp_path):

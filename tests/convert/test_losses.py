@@ -1,6 +1,5 @@
 """A source that fails while it is converted never becomes a finished, smaller data set."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.convert.__main__ import main
-from rackrun.convert.packing.finalize import may_be_lost
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
-from tests.convert.conftest import everything, shown, wait_for_a_shard
+from tests.convert.conftest import shown, wait_for_a_shard
 from tests.lab.data import drawn, kaggle, write_zip
 from tests.lab.run import write
 
@@ -61,26 +58,6 @@ def spoilt(path: Path, share: int) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.security("DATA-6")
-def test_more_left_out_than_a_small_share_is_refused_until_it_is_allowed(tmp_path, convert):
-    """65, the number to allow, and no manifest; that number closes the folder, no redo."""
-    source = write_zip(tmp_path / "train.zip", kaggle(30))
-    spoilt(source, 4)
-    options = ("--shards", 3)
-    for _ in range(2):
-        with pytest.raises(DataError, match=r"45 of 60 images cannot .*--allow-left-out 45"):
-            convert("catdog", source, *options)
-    out = tmp_path / "out"
-    report = json.loads((out / "report.json").read_text())
-    assert report["left_out"] == 45 and not (out / "dataset.json").exists()
-    with pytest.raises(DataError, match="and 44 may be missing"):
-        convert("catdog", source, *options, "--allow-left-out", 44)
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
-    convert("catdog", source, *options, "--allow-left-out", 45)
-    assert before == {path.name: path.stat().st_mtime_ns for path in out.glob("*.tar")}
-    assert len(everything(out)) == 15
-
-
 def test_what_was_spoilt_is_read_again_once_the_source_is_whole(tmp_path, convert):
     """The same command makes the short shards again, without --force."""
     options = ("--shards", 3)
@@ -92,25 +69,6 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(tmp_path, conver
     source.write_bytes(whole)
     out = convert("catdog", source, *options)
     assert shown(out) == shown(convert("catdog", source, *options, out="fresh"))
-
-
-def test_the_tasks_of_an_array_job_lose_no_more(tmp_path, convert):
-    """`finish` accepts --allow-left-out."""
-    source = write_zip(tmp_path / "train.zip", kaggle(30))
-    spoilt(source, 4)
-    for task in range(2):
-        args = ("--shards", 3, "--task-count", 2, "--task-index", task)
-        out = convert("catdog", source, *args)
-    main(["finish", str(out), "--allow-left-out", "45"])
-    assert len(everything(out)) == 15
-
-
-@pytest.mark.parametrize(
-    ("images", "limit"), [(40, 10), (500, 50), (1000, 100), (9000, 100), (20_000, 200)]
-)
-def test_a_small_share_is_one_in_a_hundred_or_a_hundred(images, limit):
-    """Of small sets a tenth."""
-    assert may_be_lost(images) == limit
 
 
 def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path):

@@ -5,16 +5,11 @@ from hashlib import blake2b
 import pytest
 
 from rackrun.convert.readers.names import (
-    MAX_NAME,
     class_table,
     dataset_name,
     free_key,
-    is_class_name,
-    is_meta,
-    refuse_similar,
     safe_key,
 )
-from rackrun.errors import DataError
 from rackrun.shards.writer import MAX_KEY_BYTES
 
 
@@ -27,47 +22,10 @@ def test_a_data_set_is_named_after_its_source(text, name):
     assert dataset_name(text) == name
 
 
-def test_a_class_name_can_be_shown():
-    """Not empty, of at most 200 characters, and on one line."""
-    assert is_class_name("ä") and is_class_name("x" * MAX_NAME)
-    for text in ("", "x" * (MAX_NAME + 1), "a\nb", "a\x1b"):
-        assert not is_class_name(text)
-
-
 def test_classes_are_in_the_order_of_their_numbers_or_names():
     """Numbers by value, equal ones by text; anything else by text, also beside numbers."""
     assert list(class_table({"10", "9", "01", "1"})) == ["01", "1", "9", "10"]
     assert class_table({"b", "10", "9"}) == {"10": 0, "9": 1, "b": 2}
-
-
-@pytest.mark.parametrize(
-    ("names", "shown"),
-    [
-        (("Rose", "rose"), "'Rose' and 'rose'"),
-        (("0", "000"), "'0' and '000'"),
-        (("07", "7"), "'07' and '7'"),
-        (("G\u00e4nse", "Ga\u0308nse"), r"'G\\xe4nse' and 'Ga\\u0308nse'"),
-    ],
-)
-def test_names_that_differ_in_what_people_do_not_see_are_refused(names, shown):
-    """Both are shown so that the difference can be seen; others may be as alike as they are."""
-    with pytest.raises(
-        DataError, match=f"^classes {shown} differ only by .*; make them one, or add"
-    ):
-        refuse_similar(["other", *names])
-    refuse_similar(["a", "ab", "XX", "0", "100", "01a", "1a"])
-
-
-@pytest.mark.parametrize(
-    ("file", "meta"),
-    [
-        *(("__info__.json", True), ("__a__.b__.c", True), ("__info.json", False)),
-        *(("info__.json", False), ("a.__b__", False), ("__.json", True)),
-    ],
-)
-def test_what_describes_a_tar_is_no_sample(file, meta):
-    """The name up to the first dot begins and ends with two underscores."""
-    assert is_meta(file) == meta
 
 
 def mark(name: str) -> str:

@@ -7,16 +7,14 @@ import statistics
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.finalize import print_use
 from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.readers.records import Record, RecordListing
-from rackrun.errors import DataError, Problem
+from rackrun.errors import Problem
 from rackrun.shards.index import Manifest, Origin
 from tests.convert.conftest import everything, shown
 from tests.lab.data import kaggle, write_zip
@@ -25,15 +23,6 @@ from tests.lab.run import write
 
 def manifest_of(folder: Path) -> Manifest:
     return Manifest.parse((folder / "dataset.json").read_bytes(), "")
-
-
-def test_bytes_do_not_depend_on_the_number_of_workers(train_zip, convert):
-    """One worker or five: shards, indexes, report and manifest are the same to the last byte."""
-    options = ("--shards", 7)
-    by_one = convert("catdog", train_zip, *options, "--workers", 1, out="one")
-    by_five = convert("catdog", train_zip, *options, "--workers", 5, out="five")
-    assert shown(by_one) == shown(by_five)
-    assert len(shown(by_one)) == 7 + 1 + 2 + 2
 
 
 def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path, convert):
@@ -54,19 +43,6 @@ def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip, convert):
         out = whole.parent / "out"
     main(["finish", str(out)])
     assert shown(out) == shown(whole)
-
-
-def test_finish_refuses_while_a_share_is_missing(train_zip, convert):
-    """The shards that are missing are named, and there is no manifest until they are there."""
-    share = ("--shards", 5, "--task-count", 2, "--task-index")
-    out = convert("catdog", train_zip, *share, 0)
-    with pytest.raises(DataError, match=r"3 of 6 shards are missing: catdog-train-000001.tar, "):
-        main(["finish", str(out)])
-    assert not (out / "dataset.json").exists()
-    convert("catdog", train_zip, *share, 1)
-    main(["finish", str(out)])
-    main(["finish", str(out)])
-    assert len(everything(out)) == 300
 
 
 def test_shards_are_shuffled_and_near_equal(train_zip, convert):
@@ -144,15 +120,6 @@ def test_the_shuffle_is_good():
     assert abs(statistics.correlation(range(4000), order)) < 0.06
 
 
-@pytest.mark.parametrize(
-    ("dataset", "task"), [("flowers", "classify"), ("imagenet", "imagenet"), ("mnist", "mnist")]
-)
-def test_the_task_of_a_set_is_printed(dataset, task, capsys):
-    """Its own if it has one, else that for any folder of classes."""
-    print_use(Path("data/set"), dataset)
-    assert capsys.readouterr().err.endswith(f"./run-local {task} --data data/set\n")
-
-
 def test_a_second_run_has_nothing_to_do(train_zip, convert, capsys):
     """The same command on a finished folder ends at once, leaves every file as it is, and says the
     command that trains."""
@@ -199,17 +166,6 @@ def test_what_a_kill_left_beside_the_manifest_is_removed(train_zip, convert):
     write(out, {".converting/plan": b"", ".dataset.json.1234abcd.partial": b"{"})
     convert("catdog", train_zip)
     assert sorted(path.name for path in out.iterdir() if path.name.startswith(".")) == [".lock"]
-
-
-def test_a_shard_of_which_nothing_is_left(tmp_path, convert):
-    """It ends the conversion with what to do, leaves no empty shard, and does so again."""
-    files = kaggle(2) | {f"train/cat.9{n}.jpg": b"broken" for n in range(20)}
-    source = write_zip(tmp_path / "train.zip", files)
-    for _ in range(2):
-        with pytest.raises(DataError, match="no image in it is whole; .* fewer --shards"):
-            convert("catdog", source, "--shards", 20, "--workers", 1)
-    empty = [path for path in (tmp_path / "out").glob("*.tar") if path.stat().st_size <= 1024]
-    assert not empty and not (tmp_path / "out" / "dataset.json").exists()
 
 
 def test_the_manifest_says_where_it_came_from(train_zip, convert):

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 
-from rackrun.convert.progress import METERED, Progress, meter, metered
+from rackrun.convert.progress import Progress, meter
 
 
 def test_a_terminal_shows_a_bar_with_rate_and_time_left(train_zip, tmp_path):
@@ -49,13 +49,3 @@ def test_a_log_gets_plain_lines(capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"converted 400 of 1,000 images, [\d,]+/s, [\d,]+ MB/s, 0 s left", lines[0])
     assert re.fullmatch(r"converted 1,000 images, [\d,]+/s, [\d,]+ MB/s in 0.\d s", lines[2])
-
-
-def test_what_is_listed_is_counted_on_the_way(capsys, monkeypatch):
-    """Listing a million images takes a minute, and their number is not known before."""
-    monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
-    records = metered(range(METERED + 1), "listed")
-    assert list(records) == list(range(METERED + 1))
-    lines = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"listed 1,000 images, [\d,]+/s", lines[0])
-    assert re.fullmatch(r"listed 1,001 images, [\d,]+/s in 0.\d s", lines[-1])

@@ -58,29 +58,6 @@ def test_small_jpegs_keep_their_bytes():
         assert (treatment.encoded(data, info)[0] is data) == is_kept
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA", "P", "1", "I;16", "LA"])
-def test_every_mode_becomes_rgb_in_one_way(mode):
-    """Gray is repeated, CMYK inverted, a palette looked up, 16 bits cut to 8, alpha dropped."""
-    fade = Image.linear_gradient("L").resize((64, 64))
-    image = Image.merge("RGB", (fade, fade.rotate(90), fade.rotate(180)))
-    expected = np.asarray(image if mode in ("RGB", "CMYK", "RGBA", "P") else fade.convert("RGB"))
-    if mode == "I;16":
-        image = Image.fromarray(np.asarray(fade).astype(np.uint16) << 8)
-    elif mode == "1":
-        image, expected = fade.point(lambda v: 255 * (v > 99)).convert("1"), None
-    elif mode in ("L", "LA"):
-        image = fade.convert(mode)
-    else:
-        image = image.convert(mode)
-    stored = io.BytesIO()
-    image.save(stored, "JPEG" if mode == "CMYK" else "PNG")
-    result = np.asarray(applied(Preset(quality=95), stored.getvalue()))
-    assert result.shape == (64, 64, 3)
-    if expected is not None:
-        limit = 40 if mode == "P" else 8
-        assert np.abs(result.astype(int) - expected.astype(int)).mean() < limit
-
-
 def test_shrinking_is_antialiased():
     """Fine stripes become an even gray, as an area average does; nearest pixels would not."""
     stripes = np.zeros((512, 512, 3), np.uint8)

@@ -57,23 +57,6 @@ def test_numbers_are_classes_in_their_order(tmp_path, convert):
     assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
 
 
-@pytest.mark.parametrize("write_table", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_whole_floats_are_whole_numbers(tmp_path, convert, write_table):
-    """What pandas makes of a column of numbers with a gap: 2.0 comes before 10.0."""
-    rows = [(f"img/{n}.jpg", ("2.0", "10.0")[n % 2], "") for n in range(12)]
-    out = convert("csv", write_table(write(tmp_path, FILES), rows))
-    assert Manifest.parse((out / "dataset.json").read_bytes(), "").classes == ("2", "10")
-
-
-def test_labels_that_no_two_images_share_are_refused(tmp_path, convert):
-    """Captions and ids are no classes, until it is said that they are."""
-    rows = [(f"img/{n}.jpg", f"a tree number {n}", "") for n in range(12)]
-    table = as_csv(write(tmp_path, FILES), rows)
-    options = "--allow", "unique-labels", "--val-percent", 0
-    out = convert("csv", table, *options)
-    assert len(Manifest.parse((out / "dataset.json").read_bytes(), "").classes) == 12
-
-
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, convert, monkeypatch):
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)

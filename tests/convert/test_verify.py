@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from rackrun.nginx.site import Site
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert
 from tests.lab.data import kaggle, write_zip
-from tests.lab.servers import access_log
 
 FIRST = "catdog-train-000000.tar"
 
@@ -92,20 +90,6 @@ def test_a_server_is_verified_like_a_folder(served, capsys):
     with pytest.raises(DataError, match="fault"):
         main(["verify", url])
     assert "the image at byte 1536 is damaged" in capsys.readouterr().out
-
-
-def test_each_index_is_read_once(folder):
-    """One process reads it for all shards and workers: ImageNet's takes 100 MB and a second."""
-    with tempfile.TemporaryDirectory() as top:
-        Path(top).chmod(0o755)
-        copy = shutil.copytree(folder, Path(top) / "shards")
-        with (
-            access_log() as log,
-            serving(log.site(copy)) as server,
-        ):
-            main(["verify", server.url, "--workers", "2"])
-            read = Counter(path for path, _, _ in log.requests)
-    assert read["/catdog-train.index.npy"] == read["/catdog-val.index.npy"] == 1
 
 
 def test_a_manifest_survives_being_read(folder):

@@ -1,6 +1,5 @@
 """Folders of other programs' tars get versions: more tars, fewer samples, other classes."""
 
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,6 @@ import webdataset
 
 from rackrun.convert.__main__ import main
 from rackrun.errors import DataError
-from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from tests.convert.conftest import labels, manifest_of, numbers, run
 from tests.lab.data import (
@@ -98,20 +96,6 @@ def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(tmp_path, ta
     assert numbers(tars) == first
 
 
-def test_a_leak_in_new_tars_is_refused(tmp_path, tars):
-    """A copy of a validation image does not come into train, and is named."""
-    folder = tmp_path / "new"
-    folder.mkdir()
-    tar = folder / "train-0.tar"
-    with tar.open("wb") as file, webdataset.TarWriter(file) as sink:
-        sink.write({"__key__": "copy", "jpg": drawn("val0_1"), "cls": 1})
-    with pytest.raises(DataError, match=r"exact copies of images in another split.*/copy"):
-        run("append", folder, tars)
-    assert manifest_of(tars).number == 1
-    run("append", folder, tars, "--allow", "leaks")
-    assert numbers(tars)["copy"] == 1
-
-
 def test_numbers_of_classes_come_to_names_that_are_there(tmp_path):
     """A number for which there is a name is that class; others are refused."""
     tar = more(tmp_path / "new", 0, x=0)
@@ -121,18 +105,6 @@ def test_numbers_of_classes_come_to_names_that_are_there(tmp_path):
         run("append", more(tmp_path / "new", 1, y=2), tmp_path / "named")
     run("append", tar, tmp_path / "named")
     assert labels(tmp_path / "named")["x"] == "oak tree"
-
-
-def contents(folder: Path, manifest: Manifest) -> dict[str, bytes]:
-    """Return the members of all tars of a version."""
-    read = {}
-    for shard in (shard for split in manifest.splits for shard in split.shards):
-        with tarfile.open(folder / shard.name) as tar:
-            for member in tar:
-                file = tar.extractfile(member)
-                assert file
-                read[member.name] = file.read()
-    return read
 
 
 def test_two_splits_may_share_a_key(tmp_path):

@@ -4,7 +4,6 @@ import csv
 import io
 import tarfile
 import zlib
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from rackrun.shards.source import Source
 from tests.convert.conftest import (
     CLASSES,
     FEW,
-    everything,
     labels,
     manifest_of,
     photos,
@@ -27,24 +25,6 @@ from tests.convert.conftest import (
 )
 from tests.lab.data import drawn, write_zip
 from tests.lab.run import write
-
-
-def digests(folder: Path) -> dict[str, str]:
-    return {path.name: sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.tar")}
-
-
-def test_an_append_adds_what_is_new_and_changes_no_tar(tmp_path, data):
-    """Appending the folder with new images in it adds those, in new shards, as version 2."""
-    before, first = digests(data), labels(data)
-    photos(tmp_path / "photos", range(24, 28))
-    run("append", tmp_path / "photos", data)
-    assert before.items() <= digests(data).items()
-    newest, parent = manifest_of(data), manifest_of(f"{data}@1")
-    assert (newest.number, newest.parents) == (2, (parent.digest,))
-    assert newest.change == {"added": 8}
-    assert labels(f"{data}@1") == first
-    assert labels(data) == first | {f"{kind}_{n}": kind for kind in CLASSES for n in range(24, 28)}
-    main(["verify", str(data)])
 
 
 def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(tmp_path, data, capsys):
@@ -92,27 +72,6 @@ def test_dropped_images_do_not_come_back_by_an_append(tmp_path, data, capsys):
     assert "cat_3" not in labels(data)
     run("append", tmp_path / "photos", data, "--allow", "dropped", "--val-percent", 0)
     assert labels(data) == labels(f"{data}@1")
-
-
-def test_new_classes_get_numbers_after_the_old_ones(tmp_path, data):
-    """ant comes before cat in the alphabet, and after it in the table: old labels stay right."""
-    run("append", photos(tmp_path / "more", range(3), ("ant", "cat")), data)
-    assert manifest_of(data).classes == ("cat", "dog", "ant")
-    newest = labels(data)
-    assert newest["ant_0"] == "ant"
-    assert labels(f"{data}@1").items() <= newest.items()
-
-
-def test_what_is_dropped_and_relabelled_stays_in_the_old_version(data):
-    """No tar is written: the new version has other rows."""
-    before, first = digests(data), labels(data)
-    run("drop", data, "cat_3")
-    run("relabel", data, "cat_4=dog")
-    assert before == digests(data)
-    assert labels(f"{data}@1") == first
-    assert labels(f"{data}@2") == {key: name for key, name in first.items() if key != "cat_3"}
-    assert labels(data) == labels(f"{data}@2") | {"cat_4": "dog"}
-    main(["verify", str(data)])
 
 
 def test_the_same_edit_again_changes_nothing(data):
@@ -168,24 +127,6 @@ def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
     assert manifest_of(data).change == {"dropped": 1}
     message = "left aside 1 row for another state of DATA; "
     assert f"{message}{path}: line 2: cat_2: its class is cat, not dog" in capsys.readouterr().err
-
-
-def test_leaks_across_versions_are_refused(tmp_path, data):
-    """A copy of a validation image may not come into train by an append."""
-    source = open_source(str(data))
-    held_out = next(each for each in everything(data) if each.key in keys_of_split(source, "val"))
-    leak = {f"train/{CLASSES[held_out.label]}/new.jpg": held_out.image}
-    for kind in CLASSES:
-        leak[f"train/{kind}/other.jpg"] = drawn(f"other {kind}")
-        leak[f"val/{kind}/unseen.jpg"] = drawn(f"unseen {kind}")
-    write(tmp_path / "leaky", leak)
-    with pytest.raises(DataError, match="1 of its images are exact copies of images in another"):
-        run("append", tmp_path / "leaky", data)
-    assert manifest_of(data).number == 1
-    main(["verify", str(data)])
-    run("append", tmp_path / "leaky", data, "--allow", "leaks")
-    assert manifest_of(data).report == {"leak": 1}
-    assert len(labels(data)) == 48 + 5
 
 
 def keys_of_split(source: Source, split: str) -> set[str]:

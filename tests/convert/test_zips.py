@@ -1,6 +1,5 @@
 """Zips are read in place, and malicious ones do no harm."""
 
-import contextlib
 import os
 import struct
 import zipfile
@@ -24,12 +23,6 @@ def contents(path: Path) -> dict[str, bytes]:
     return {record.name: archive.read(record) for record in archive.records()}
 
 
-@pytest.mark.parametrize("deflated", [False, True])
-def test_members_come_out_as_they_went_in(deflated, tmp_path):
-    """Stored or deflated, whatever the names."""
-    assert contents(write_zip(tmp_path / "a.zip", FILES, deflated)) == FILES
-
-
 def test_zip64_and_streamed_archives(tmp_path):
     """64-bit sizes, sizes behind the content, 66,000 members and folders: all are understood."""
     path = tmp_path / "a.zip"
@@ -51,29 +44,11 @@ class Unseekable:
         self.write, self.flush = file.write, file.flush
 
 
-def test_names_in_the_old_code_page(tmp_path):
-    """Without the UTF-8 flag a name is in code page 437, as the format says."""
-    path = write_zip(tmp_path / "a.zip", {"cat.x.jpg": b"1"})
-    path.write_bytes(path.read_bytes().replace(b"cat.x", b"cat.\x81"))
-    assert contents(path) == {"cat.ü.jpg": b"1"}
-
-
 def test_something_before_the_archive(tmp_path):
     """A self-extracting archive has a program in front: its offsets are shifted."""
     path = write_zip(tmp_path / "a.zip", FILES)
     path.write_bytes(b"#!/bin/sh\n" * 20 + path.read_bytes())
     assert contents(path) == FILES
-
-
-@pytest.mark.parametrize("deflated", [False, True])
-def test_an_archive_inside_an_archive(deflated, tmp_path):
-    """Stored it is read in place; deflated it goes through a file that has no name."""
-    inner = write_zip(tmp_path / "train.zip", FILES)
-    outer = Zip(write_zip(tmp_path / "o.zip", {"train.zip": inner.read_bytes()}, deflated))
-    scratch = tmp_path / "scratch"
-    archive = outer.within(next(outer.records()), scratch)
-    assert {record.name: archive.read(record) for record in archive.records()} == FILES
-    assert not scratch.exists() or not list(scratch.iterdir())
 
 
 def test_a_damaged_inner_archive_is_refused(tmp_path):
@@ -147,15 +122,3 @@ def test_damaged_deflate_never_passes_for_more_or_less(data, change, value):
         assert len(inflated(bytes(packed), len(data))) == len(data)
     except Defect as defect:
         assert defect.kind == "broken"
-
-
-@given(data=st.binary(max_size=300), change=st.integers(0, 10_000), value=st.integers(0, 255))
-def test_damaged_archives_end_in_one_line_or_in_contents(data, change, value, tmp_path_factory):
-    """Whatever byte is changed, nothing but Defect and DataError comes of it."""
-    path = tmp_path_factory.getbasetemp() / "changed.zip"
-    write_zip(path, {"a.jpg": data, "b.jpg": data[::-1]}, deflated=True)
-    changed = bytearray(path.read_bytes())
-    changed[change % len(changed)] = value
-    path.write_bytes(changed)
-    with contextlib.suppress(Defect, DataError):
-        contents(path)
