@@ -9,6 +9,7 @@ stays as it is. Sets of the same form, such as Fashion MNIST, are read as well.
 
 import gzip
 import io
+import math
 import os
 import struct
 import zlib
@@ -18,6 +19,8 @@ from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, ClassVar, cast
+
+import numpy as np
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
@@ -35,8 +38,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
 from rackrun.terminal import say
 
-IMAGES, LABELS = 2051, 2049
-IMAGE_HEAD, LABEL_HEAD = struct.Struct(">4L"), struct.Struct(">2L")
+OF_BYTES = 0x800  # magic of an IDX file of bytes, without its number of dimensions
 GZIP = b"\x1f\x8b"
 LARGEST = 1 << 30  # bytes: MNIST has 47 million
 ANEW = "download it again"
@@ -100,51 +102,46 @@ def _file(source: Path, stem: str, dimensions: int) -> Path:
 
 
 class IdxPair:
-    """A file of images and the file of their labels."""
+    """A file of images and the file of their labels; a record's offset is an image's number."""
 
     def __init__(self, images: Path, labels: Path) -> None:
         """Read both files; DataError unless they are images of 28 x 28 and labels of 10 classes."""
-        self._images = images
-        self._pixels = _content(images, IMAGE_HEAD, IMAGES)
-        self._labels = _content(labels, LABEL_HEAD, LABELS)
-        _, count, rows, columns = IMAGE_HEAD.unpack_from(self._pixels)
-        if (rows, columns) != SIDES:
-            raise DataError(f"{images}: images of {rows}x{columns}, not {SIDES[0]}x{SIDES[1]}")
-        _, labelled = LABEL_HEAD.unpack_from(self._labels)
-        if count != labelled:
-            raise DataError(f"{labels}: {labelled:,} labels for {count:,} images; {ANEW}")
-        _check_length(images, self._pixels, IMAGE_HEAD.size + count * rows * columns)
-        _check_length(labels, self._labels, LABEL_HEAD.size + count)
-        for number, label in enumerate(self._labels[LABEL_HEAD.size :]):
-            if label >= len(CLASSES):
-                raise DataError(f"{labels}: label {number:,} is {label}, not 0 to 9")
-        self.count = count
+        self._name = as_text(images.name)
+        self._pixels, self._labels = idx(images, 3), idx(labels, 1)
+        self.count = len(self._pixels)
+        if self.count != len(self._labels):
+            raise DataError(
+                f"{labels}: {len(self._labels):,} labels for {self.count:,} images; {ANEW}"
+            )
+        if (wrong := np.flatnonzero(self._labels >= len(CLASSES))).size:
+            label = self._labels[wrong[0]]
+            raise DataError(f"{labels}: label {wrong[0]:,} is {label}, not 0 to 9")
 
     def records(self, prefix: str, split: str, container: int) -> Iterator[Record]:
         """Yield a record per image; keys are the prefix and its number."""
-        size = SIDES[0] * SIDES[1]
-        for number, label in enumerate(self._labels[LABEL_HEAD.size :]):
-            key, offset = f"{prefix}_{number:05d}", IMAGE_HEAD.size + number * size
-            name = as_text(f"{self._images.name}/{number}.png")
-            yield Record(key, label, split, name, container, offset, size, size)
+        size = math.prod(SIDES)
+        for number, label in enumerate(self._labels.tolist()):
+            name = f"{self._name}/{number}.png"
+            yield Record(
+                f"{prefix}_{number:05d}", label, split, name, container, number, size, size
+            )
 
     def origin(self) -> Origin:
         """Return the entry of the manifest: of both files together."""
-        digest = sha256(self._pixels + self._labels).hexdigest()
-        size = len(self._pixels) + len(self._labels)
-        return Origin(as_text(self._images.name), size, digest)
+        digest = sha256(self._pixels.tobytes() + self._labels.tobytes()).hexdigest()
+        return Origin(self._name, self._pixels.nbytes + self._labels.nbytes, digest)
 
     def read(self, record: Record) -> bytes:
         """Return the image of a record as a PNG."""
         from PIL import Image
 
-        pixels = self._pixels[record.offset : record.offset + record.length]
         stored = io.BytesIO()
-        Image.frombytes("L", SIDES[::-1], pixels).save(stored, "PNG")
+        Image.fromarray(self._pixels[record.offset]).save(stored, "PNG")
         return stored.getvalue()
 
 
-def _content(path: Path, head: struct.Struct, magic: int) -> bytes:
+def idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the bytes of an IDX file by its dimensions; DataError for any other file."""
     with reading(path), os.fdopen(open_archive(path), "rb") as file:
         is_packed = file.peek(2).startswith(GZIP)
         try:
@@ -154,17 +151,17 @@ def _content(path: Path, head: struct.Struct, magic: int) -> bytes:
             raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
     if len(data) > LARGEST:
         raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
-    actual_magic = int.from_bytes(data[:4], "big")
-    if len(data) < head.size or actual_magic != magic:
-        raise DataError(
-            f"{path}: begins with {actual_magic}, an IDX file of this kind with {magic}"
-        )
-    return data
-
-
-def _check_length(path: Path, data: bytes, expected: int) -> None:
-    if len(data) != expected:
-        raise DataError(f"{path}: {len(data):,} bytes, its header promises {expected:,}; {ANEW}")
+    head, magic = struct.Struct(f">{1 + dimensions}L"), OF_BYTES + dimensions
+    found = int.from_bytes(data[:4], "big")
+    if len(data) < head.size or found != magic:
+        raise DataError(f"{path}: begins with {found}, an IDX file of this kind with {magic}")
+    sizes = head.unpack_from(data)[1:]
+    if sizes[1:] not in ((), SIDES):
+        raise DataError(f"{path}: images of {sizes[1]}x{sizes[2]}, not {SIDES[0]}x{SIDES[1]}")
+    promised = head.size + math.prod(sizes)
+    if len(data) != promised:
+        raise DataError(f"{path}: {len(data):,} bytes, its header promises {promised:,}; {ANEW}")
+    return np.frombuffer(data, np.uint8, offset=head.size).reshape(sizes)
 
 
 if __name__ == "__main__":
