@@ -120,7 +120,7 @@ def write_shards(
         write_one(target, plan, shard, containers, report)
 
     try:
-        in_parallel(jobs, work, packing.processes, "converted", sum(job.pictures for job in jobs))
+        in_parallel(jobs, work, packing.processes, "converted", sum(job.images for job in jobs))
     except Stopped:
         raise  # SIGTERM has an exit code of its own
     except KeyboardInterrupt:

@@ -57,7 +57,7 @@ class PlannedShard:
     name: str
     split: str
     number: int  # within its split
-    pictures: int  # images; the name is part of the digest of every plan
+    images: int
     start: int  # of its lines in the plan file, in bytes
     length: int
 
@@ -94,7 +94,7 @@ class ShardPlan:
     @property
     def images(self) -> int:
         """Return the number of images to convert."""
-        return sum(shard.pictures for shard in self.shards)
+        return sum(shard.images for shard in self.shards)
 
     def head(self) -> bytes:
         """Return the plan but for its lines, as the first line of the file."""
@@ -195,7 +195,7 @@ def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
     with path.open("rb") as file:
         head_length = len(file.readline())
         file.seek(head_length + shard.start)
-        for _ in range(shard.pictures):
+        for _ in range(shard.images):
             yield Record.parse(file.readline())
 
 

@@ -107,7 +107,7 @@ def test_a_plan_holds_every_image_once(keys, shards, percent, seed):
         )
         assert val == min(max(round(total * percent / 100), percent > 0), max(total - 1, 0))
     for split in ("train", "val"):
-        sizes = [shard.pictures for shard in plan.shards if shard.split == split]
+        sizes = [shard.images for shard in plan.shards if shard.split == split]
         assert not sizes or max(sizes) - min(sizes) <= 1
     assert make_plan(listing_of(keys[::-1]), packing)[0] == plan
 
