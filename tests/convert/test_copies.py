@@ -10,7 +10,6 @@ import pytest
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.packing.copies import SplitRows, copies, groups_of_copies, local_files
-from rackrun.convert.readers.names import class_table
 from rackrun.errors import DataError
 from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Manifest, Row, Shard
 from rackrun.shards.writer import BLOCK, write_shard
@@ -67,14 +66,6 @@ def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys
     assert report == {"copy": 1, "leak": 1, "two classes": 1}
     main(["summary", str(out)])
     assert "kept: 1 exact copies of images in another class" in capsys.readouterr().out
-
-
-def test_copies_within_a_split_are_named_and_kept(tmp_path, convert):
-    """A copy in the same split is no leak, be it of the same class or of another one."""
-    files = with_copies()
-    del files["val/pine/leak.jpg"]
-    out = convert("folder", write(tmp_path / "set", files))
-    assert reported(out) == {kind: set(NAMES[kind]) for kind in ("copy", "two classes")}
 
 
 def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
@@ -156,14 +147,6 @@ def test_similar_classes_of_tars_can_be_allowed(tmp_path):
     members = [("a.jpg", drawn(1)), ("a.txt", b"Rose"), ("b.jpg", drawn(2)), ("b.txt", b"rose")]
     write_tar(tmp_path / "set-train-0.tar", members)
     main(["index", str(tmp_path), "--workers", "1", "--allow", "similar-classes"])
-
-
-def test_labels_that_are_one_number_have_a_fixed_order():
-    """1 and 01, which the hash seed ordered, are ordered as text where they are allowed."""
-    labels = ["1", "01", "001", "2", "10", "0"]
-    expected = ["0", "001", "01", "1", "2", "10"]
-    for shift in range(6):
-        assert list(class_table(dict.fromkeys(labels[shift:] + labels[:shift]))) == expected
 
 
 def findings(
