@@ -19,8 +19,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from rackrun.atomic import write_whole
+from rackrun.atomic import partials, write_whole, written_for
 from rackrun.commands import called
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused, local_files
 from rackrun.convert.packing.finalize import write_split
@@ -207,7 +208,7 @@ class NewestVersion:
         """
         before, folder = self.manifest, self.target.folder
         number = before.number + 1
-        self._remove_unused_indexes(number)
+        self._remove_unfinished(number)
         splits = [self._split(name, changes[name], number) for name in sorted(changes)]
         manifest = replace(
             before,
@@ -244,10 +245,15 @@ class NewestVersion:
         dataset = self.manifest.dataset
         return write_split(self.target.folder, dataset, name, rows.tobytes(), shards, version)
 
-    def _remove_unused_indexes(self, version: int) -> None:
-        for split in SPLIT_NAMES:
-            name = index_name(self.manifest.dataset, split, version)
-            (self.target.folder / name).unlink(missing_ok=True)
+    def _remove_unfinished(self, version: int) -> None:
+        """Remove what was written for a version that never came, whole or in part."""
+        folder, dataset = self.target.folder, self.manifest.dataset
+        indexes = {index_name(dataset, split, version) for split in SPLIT_NAMES}
+        for name in indexes:
+            (folder / name).unlink(missing_ok=True)
+        for path in partials(folder):
+            if written_for(path) in {*indexes, manifest_name(version - 1), MANIFEST_NAME}:
+                path.unlink(missing_ok=True)
 
 
 def _in_source(text: str, tars: Mapping[str, Path], names: Mapping[str, str]) -> str:

@@ -208,3 +208,12 @@ def test_force_replaces_all_versions(tmp_path, data):
     assert manifest_of(data).number == 1
     main(["verify", str(data)])
     assert not list(data.glob("dataset.v*"))
+
+
+def test_what_a_killed_command_has_left_is_removed_by_the_next(data):
+    """Parts of an index or a manifest; another program's file stays."""
+    ours, others = (data / f".{name}.0123abcd.partial" for name in ("photos-val.v2.index.npy", "x"))
+    for path in (ours, others):
+        path.write_bytes(b"half")
+    run("drop", data, "cat_1")
+    assert others.exists() and not ours.exists()

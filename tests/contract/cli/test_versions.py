@@ -192,6 +192,7 @@ def test_kills_leave_a_version_whole_or_absent(round_number, data, tmp_path):
     assert run("rackrun convert drop data ant_1", tmp_path).code == 0
     assert content(data) == dropped
     assert run("rackrun convert verify data", tmp_path).code == 0
+    assert not list(data.glob(".*.partial"))
 
 
 def killed(line, folder, seconds):
