@@ -25,7 +25,15 @@ RUN_NAME = r"(?P<start>[0-9]{8}-[0-9]{6})-(?P<name>[A-Za-z0-9._-]{1,239})"
 PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 
 LAUNCHER_FILES = frozenset(
-    {"run.toml", "report.html", "live.json", "events.jsonl", "checkpoints", *SENT_FILES.values()}
+    {
+        "run.toml",
+        "report.html",
+        "state.json",
+        "events.jsonl",
+        "output.log",
+        "checkpoints",
+        *SENT_FILES.values(),
+    }
 )
 """At the top of a run folder, what no host supplies.
 
@@ -70,11 +78,13 @@ class RunFolder:
     returned = _File(RETURNED)
     """The folder with what a function returned on each rank."""
     events = _File("events.jsonl", of_node=True)
-    """What happened, for `attach`; its lock is held as long as the run is supervised."""
+    """What happened, a JSON object a line; its lock is held as long as the run is supervised."""
+    output = _File("output.log", of_node=True)
+    """The lines of all ranks, merged, and the launcher's own, as a terminal shows them."""
     usage = _File("usage.jsonl", of_node=True)
     """What the hosts used over time, a JSON object per line."""
-    live = _File("live.json", of_node=True)
-    """What the dashboard shows, while the run goes on."""
+    state = _File("state.json", of_node=True)
+    """The run at this moment, replaced once a second while it goes on."""
     logs = _File("logs")
     """The folder with a folder per host, and one per attempt in it."""
 

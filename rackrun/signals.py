@@ -13,13 +13,25 @@ PR_SET_PDEATHSIG = 1
 
 Handler = Callable[[int, FrameType | None], object]
 
+PASSED_ON_INT = signal.SIGURG
+"""Ctrl-C, for the controller of a run: INT itself may come from whoever signals whole groups."""
+
+
+def ignore(number: int, frame: FrameType | None) -> None:
+    """Ignore a signal here, but not in the programs that are started, unlike SIG_IGN."""
+
+
+def is_ignored(number: signal.Signals) -> bool:
+    """Return True for a signal that this process or its caller ignores."""
+    return signal.getsignal(number) in (signal.SIG_IGN, ignore)
+
 
 def handle(numbers: Iterable[signal.Signals], handler: Handler) -> dict[signal.Signals, Any]:
     """Set the handler of signals, except those that the caller ignores; return the previous ones.
 
     `nohup` and `&` in a script make their programs ignore SIGHUP and SIGINT.
     """
-    ours = [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
+    ours = [number for number in numbers if not is_ignored(number)]
     return {number: signal.signal(number, handler) for number in ours}
 
 
@@ -45,7 +57,7 @@ def ended_by_a_signal() -> Iterator[None]:
             received.append(number)
             raise KeyboardInterrupt
 
-    before = handle((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), end)
+    before = handle((signal.SIGINT, PASSED_ON_INT, signal.SIGTERM, signal.SIGHUP), end)
     try:
         yield
     finally:

@@ -72,14 +72,14 @@ def dashboard() -> str:
         for n in range(1, HOSTS + 1)
     ]
     plan = make_plan(Job(TaskWork("imagenet"), RunFolder(folder), "3fa81c02" * 4), hosts, 1)
-    board = Dashboard(plan, "imagenet", folder)
+    board = Dashboard()
     board.console = Console(
         file=io.StringIO(), force_terminal=True, record=True, width=COLUMNS, height=LINES
     )
     run, now = RunState(plan, 0.0), 0.0
     for now, event in events(plan):
         run.take(event, now)
-    board.console.print(board._board(view(run, "imagenet", folder, now)))
+    board.console.print(board.board(view(run, "imagenet", RunFolder(folder), now, {})))
     return board.console.export_html(theme=THEME, code_format=TERMINAL)
 
 

@@ -33,7 +33,7 @@ class PlannedRun(Excerpt, frozen=True):
 
 
 class Progress(Excerpt, frozen=True):
-    """A line of metrics.jsonl, live.json, or what ranks reported last."""
+    """A line of metrics.jsonl, state.json, or what ranks reported last."""
 
     step: Annotated[int, between(0)] | None = None
 
@@ -80,7 +80,7 @@ def _outcome(folder: RunFolder) -> Outcome:
 def _last_step(folder: RunFolder) -> int | None:
     with suppress(OSError, Misshapen):
         # The launcher's, which removes it at the end.
-        return parsed_file(folder.live, Progress, MOST_BYTES).step
+        return parsed_file(folder.state, Progress, MOST_BYTES).step
     with suppress(OSError, Misshapen), folder.metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()  # the last one may be cut short

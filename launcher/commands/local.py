@@ -54,5 +54,6 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
     settings = from_names(LocalOptions, options)
     from rackrun.launcher.commands.local_run import launch_local
+    from rackrun.launcher.output.screen import shown_here
 
-    return launch_local(work, settings)
+    return launch_local(work, settings, shown_here(settings.plain))

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from dataclasses import fields, replace
+from functools import partial
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
@@ -40,6 +41,8 @@ from rackrun.launcher.lifecycle.this_machine import (
     project_interpreter,
     run_alone,
 )
+from rackrun.launcher.output.run_output import Show
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import JobTemplate, Work
 from rackrun.launcher.run.plan import shown
 from rackrun.launcher.run.result import Result
@@ -55,17 +58,17 @@ def start(work: Work | None, options: LocalOptions, typed: tuple[str, ...]) -> i
     work = work or DEMO
     if not options.dry_run:
         if may_leave(os.environ):
-            return controlled(lambda _: _launched(work, options, typed))
-        return _launched(work, options, typed)
+            return controlled(partial(_launched, work, options, typed), options.plain)
+        return _launched(work, options, typed, shown_here(options.plain))
     ready = with_shards(work)
     _refuse_invalid(ready, options, data_exist=not is_to_make(work, ready))
     say_what_is_made(work, ready)
     return show(ready, options)
 
 
-def _launched(work: Work, options: LocalOptions, typed: tuple[str, ...]) -> int:
+def _launched(work: Work, options: LocalOptions, typed: tuple[str, ...], show: Show) -> int:
     try:
-        return launch_local(work, options, typed).exit_code
+        return launch_local(work, options, show, typed).exit_code
     except NotMade as problem:  # the lines above say why
         return problem.exit_code
 
@@ -83,7 +86,9 @@ def show(work: Work, options: LocalOptions) -> int:
     return 0
 
 
-def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ()) -> Result:
+def launch_local(
+    work: Work, options: LocalOptions, show: Show, again: tuple[str, ...] = ()
+) -> Result:
     """Launch on this machine, and return the result; `again` is the typed command."""
     jobs = job_template("local", options, work, again)
     typed, work = work, with_shards(work)
@@ -95,8 +100,8 @@ def launch_local(work: Work, options: LocalOptions, again: tuple[str, ...] = ())
         if options.image:
             from rackrun.launcher.lifecycle.attempts import Launch
 
-            return Launch(_contained(served_work, options, jobs).with_needs(needs)).run()
-        return run_alone(jobs, served_work, options.nproc, options.python, options.plain)
+            return Launch(_contained(served_work, options, jobs).with_needs(needs), show).run()
+        return run_alone(jobs, served_work, options.nproc, options.python, show)
 
 
 def _refuse_invalid(work: Work, options: LocalOptions, data_exist: bool = True) -> TaskNeeds:

@@ -34,6 +34,7 @@ from rackrun.launcher.lifecycle.task_check import (
 )
 from rackrun.launcher.lifecycle.this_machine import NAME, planned
 from rackrun.launcher.output.console import say
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal, warnings
 from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
@@ -161,11 +162,12 @@ def _launch_node(
             )
         job = job_for(placement, work, meeting.agreement, options, again)
         transports = [LocalTransport(host.name)]
+        show = shown_here(options.plain)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         if placement.nodes.value == 1:
-            return run(job, plan, transports, options.plain)
+            return run(job, plan, transports, show)
         with Peers(placement.node.value, meeting) as peers:
-            return run(job, plan, transports, options.plain, peers=peers)
+            return run(job, plan, transports, show, peers=peers)
 
 
 def refuse_unfit(work: Work, options: NodeOptions) -> None:

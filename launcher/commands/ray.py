@@ -18,6 +18,7 @@ from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, r
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.lifecycle.serving import served
 from rackrun.launcher.lifecycle.task_check import check_task_options
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions
@@ -59,14 +60,14 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     with line.naming_the_file(), prepared(work, options, settings) as spec:
         if options.dry_run:
             return show_plan(spec, options.json)
-        return Launch(spec).run().exit_code
+        return Launch(spec, shown_here(options.plain)).run().exit_code
 
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
     work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
     with prepared(work, chosen, resolved(chosen, job_template("ray", chosen, work))) as spec:
-        return Launch(spec).run()
+        return Launch(spec, shown_here(chosen.plain)).run()
 
 
 @contextmanager

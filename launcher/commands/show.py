@@ -15,6 +15,7 @@ from rackrun.launcher.commands.upload import with_code
 from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
 from rackrun.launcher.preflight.facts import gather_facts
@@ -50,9 +51,8 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     if is_on_cpu(spec.work):
         program += ["--device", "cpu"]
     settings = replace(settings, jobs=jobs).with_needs(needs)
-    return Launch(
-        with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
-    )
+    spec = with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
+    return Launch(spec, shown_here(options.plain))
 
 
 def show_plan(spec: LaunchSpec, as_json: bool) -> int:

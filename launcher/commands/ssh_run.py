@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commands import called
@@ -23,14 +25,14 @@ from rackrun.launcher.lifecycle.data_preparation import (
     say_what_is_made,
     with_shards,
 )
-from rackrun.launcher.lifecycle.departure import Departure
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.lifecycle.serving import served
-from rackrun.launcher.lifecycle.session import OpenScreen, open_screen
-from rackrun.launcher.lifecycle.starter import Controller, controlled, is_bound, may_leave
+from rackrun.launcher.lifecycle.starter import controlled, is_bound, may_leave
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say
+from rackrun.launcher.output.run_output import Show
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
@@ -50,10 +52,16 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             raise UsageError(
                 "--detach: process 1 and steps of Slurm end with their runs; leave it out"
             )
-        return controlled(lambda controller: _detached(work, options, typed, controller))
+        if is_forwarded(os.environ):
+            say(
+                "warning: your keys are those of a forwarded agent, which ends with this login:"
+                " a restart after that could not log in to the hosts"
+            )
+        seconds = options.detach_seconds if isinstance(work, Command) else None
+        return controlled(partial(_launched, work, options, typed), options.plain, True, seconds)
     if may_leave(os.environ):
-        return controlled(lambda _: _launched(work, options, typed, open_screen))
-    return _launched(work, options, typed, open_screen)
+        return controlled(partial(_launched, work, options, typed), options.plain)
+    return _launched(work, options, typed, shown_here(options.plain))
 
 
 def _planned(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
@@ -69,7 +77,7 @@ def _planned(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
             return show_plan(replace(spec, settings=planned, code=code), options.json)
 
 
-def _launched(work: Work, options: SshOptions, typed: tuple[str, ...], screens: OpenScreen) -> int:
+def _launched(work: Work, options: SshOptions, typed: tuple[str, ...], show: Show) -> int:
     with prepared(work, options, typed) as spec:
         try:
             make(work, spec.work)
@@ -77,15 +85,7 @@ def _launched(work: Work, options: SshOptions, typed: tuple[str, ...], screens: 
             return problem.exit_code
         with served(spec.work, options.serving, spec.addresses) as served_work:
             spec = with_code(replace(spec, work=served_work), options)
-            return attached(Launch(spec, screens), options).exit_code
-
-
-def _detached(
-    work: Work, options: SshOptions, typed: tuple[str, ...], controller: Controller
-) -> int:
-    reports_steps = not isinstance(work, Command)
-    departure = Departure(controller, None if reports_steps else options.detach_seconds)
-    return _launched(work, options, typed, departure.open)
+            return attached(Launch(spec, show), options).exit_code
 
 
 def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
@@ -105,7 +105,15 @@ def launch_attached(work: Work, options: SshOptions) -> Result:
     with prepared(work, options) as spec:
         make(work, spec.work)
         with served(spec.work, options.serving, spec.addresses) as served_work:
-            return attached(Launch(with_code(replace(spec, work=served_work), options)), options)
+            spec = with_code(replace(spec, work=served_work), options)
+            return attached(Launch(spec, shown_here(options.plain)), options)
+
+
+def is_forwarded(environment: Mapping[str, str]) -> bool:
+    """Return True where the SSH agent is the one of another machine, which this login brings."""
+    socket = environment.get("SSH_AUTH_SOCK", "")
+    is_of_sshd = bool(re.match(r"/tmp/ssh-\w+/agent\.", socket)) or ".sshd." in socket
+    return is_of_sshd and "SSH_CONNECTION" in environment and "SSH_AGENT_PID" not in environment
 
 
 OF_LIBRARIES = ("NCCL_", "GLOO_", "HF_")

@@ -7,9 +7,10 @@ All attempts have one run folder. The transports lead over SSH, or to this machi
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from rackrun.errors import Problem
@@ -18,15 +19,16 @@ from rackrun.launcher.files.download import fetch_results, fetch_returned
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, after_failure
-from rackrun.launcher.lifecycle.session import OpenScreen, Session, close_run, open_screen
+from rackrun.launcher.lifecycle.session import close_run, supervise
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
-from rackrun.launcher.output.record import RunRecord
+from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.job import FunctionCall, Job, JobTemplate
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
+from rackrun.launcher.supervision.signals import ended_by_stop
 from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
 
@@ -36,15 +38,16 @@ Say = Callable[[str], object]
 class Launch:
     """The attempts of one launch: what they share, and how the newest ended."""
 
-    def __init__(self, spec: LaunchSpec, screens: OpenScreen = open_screen) -> None:
+    def __init__(self, spec: LaunchSpec, show: Show) -> None:
         """Take the spec of all attempts, whose probes hold the hosts for the first one.
 
-        `screens` opens the screen of an attempt.
+        `show` lets somebody read the run from its first line on.
         """
         self.spec = spec
-        self._screens = screens
+        self._show = show
         self._newest: Attempt | None = None
-        self._record: RunRecord | None = None
+        self._stack = ExitStack()
+        self._output: RunOutput | None = None
         """Of the run, from its first attempt on."""
         self.result: Result | None = None
         """The result of the newest attempt."""
@@ -72,24 +75,37 @@ class Launch:
         `begins` hears of each attempt; `advice` is noted before the last line. Raises HostError
         when the hosts are not fit for the first attempt.
         """
-        state: RestartState | None = self.spec.restart_state
-        try:
-            while state is not None:
-                now = state
-                try:
-                    state = self._attempt(now, begins, advice)
-                except HostError as error:
-                    if self.result is None or not error.hosts:
-                        raise
-                    state = self._without(now, error)
-            if not self._is_over:
-                self._end(self._say, advice)
-        finally:
-            if self._record is not None and self.result is not None and self._newest is not None:
-                if not self._is_over:
-                    self._say(write_result(self._newest.job.folder, self.result))
-                close_run(self._record, self._newest.plan, self.result, self._alerts, self._say)
+        with ExitStack() as self._stack:
+            self._run(begins, advice)
         return self.final
+
+    def _run(self, begins: Callable[[Plan], object], advice: Callable[[], str]) -> None:
+        try:
+            with ended_by_stop():
+                self._make_attempts(begins, advice)
+        except KeyboardInterrupt as interrupt:
+            if self.result is not None and not self._is_over:
+                self.result = _between_attempts(self.result, interrupt)
+                self._say(last_line(self.result))
+            raise
+        finally:
+            if self._output is not None and self.result is not None:
+                if not self._is_over:
+                    self._output.note(write_result(self._output.folder, self.result))
+                close_run(self._output, self.result, self._alerts)
+
+    def _make_attempts(self, begins: Callable[[Plan], object], advice: Callable[[], str]) -> None:
+        state: RestartState | None = self.spec.restart_state
+        while state is not None:
+            now = state
+            try:
+                state = self._attempt(now, begins, advice)
+            except HostError as error:
+                if self.result is None or not error.hosts:
+                    raise
+                state = self._without(now, error)
+        if not self._is_over:
+            self._end(advice)
 
     # -- an attempt
 
@@ -102,25 +118,32 @@ class Launch:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
             begins(attempt.plan)
-            before, result = self.result, attempt.session.supervise()
+            before, output = self.result, attempt.output
+            result = supervise(
+                *(attempt.job, attempt.plan, attempt.agents, output),
+                versions=attempt.versions,
+                alerts=self._alerts,
+            )
             self.result = result.after(before)
             self.end_states |= result.hosts
             following = self._following(state, before)
             if following is None:
-                self._end(attempt.session.note, advice)
+                self._end(advice)
             elif following.active()[0] != state.active()[0]:
-                attempt.session.note(attempt.fetch_results(self.final, attempt.session.note))
+                output.note(attempt.fetch_results(self.final, output.note))
+            output.finish(self.final)
         if following is not None and following.restarts > state.restarts:
             line = f"restart {following.restarts} of {state.policy.max_restarts}"
             self.spec = replace(self.spec, settings=self.spec.settings.before_all())
             self._say(line)
+            attempt.output.events.write("restart", number=following.restarts)
             text = f"{line}; {last_line(self.final)}"
             self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
         return following
 
     @contextmanager
     def _prepared(self, state: RestartState) -> Iterator[Attempt]:
-        """Look at the hosts and open a session on the active ones, when all are fit for it."""
+        """Look at the hosts, and plan for the active ones when all are fit for it."""
         active = state.active()
         settings = self.spec.settings
         is_first = not state.restarts  # an unfit spare is reported at once, not when it is needed
@@ -143,19 +166,10 @@ class Launch:
             # The probes of active hosts become their agents: that saves a login to each.
             containers = [host.container for host in plan.hosts]
             agents = cluster.successors(transports[: len(active)], containers)
-            screen = self._screens(job, plan, settings.plain)
-            self._record = self._record or RunRecord(job.folder)
-            with Session(
-                job,
-                plan,
-                agents,
-                screen,
-                self._record,
-                versions=cluster.versions,
-                alerts=self._alerts,
-            ) as session:
-                self._newest = Attempt(job, plan, session, transports)
-                yield self._newest
+            if self._output is None:
+                self._output = self._stack.enter_context(RunOutput(job, self._show))
+            self._newest = Attempt(job, plan, self._output, agents, transports, cluster.versions)
+            yield self._newest
 
     def _next_job(self, is_first: bool) -> Job:
         work, jobs = self.spec.work, self._timed(self.spec.settings.jobs)
@@ -167,11 +181,10 @@ class Launch:
         return replace(job, work=work, template=jobs)
 
     def _say(self, text: str) -> None:
-        if not text:
-            return
-        say(text)
-        if self._record is not None:
-            self._record.note(text)
+        if self._output is not None:
+            self._output.note(text)
+        else:
+            say(text)
 
     def _timed(self, jobs: JobTemplate) -> JobTemplate:
         self._began = self._began or time.monotonic()
@@ -195,16 +208,22 @@ class Launch:
             self._say(f"too few hosts are left; {last_line(self.final)}")
         return following
 
-    def _end(self, note: Say, advice: Callable[[], str]) -> None:
+    def _end(self, advice: Callable[[], str]) -> None:
         """Write how the run ended, and fetch its results."""
         assert self._newest is not None
-        self._is_over = True
+        self._is_over, note = True, self._newest.output.note
         note(write_result(self._newest.job.folder, self.final))
         try:
             note(self._newest.fetch_results(self.final, note))
         except KeyboardInterrupt:
             note(f"not waited for: {self._newest.left_behind}")
         note(advice())
+
+
+def _between_attempts(result: Result, interrupt: KeyboardInterrupt) -> Result:
+    number = int(interrupt.args[0]) if interrupt.args else signal.SIGINT
+    cause = "stopped between two attempts"
+    return replace(result, verdict="interrupted", exit_code=128 + number, cause=cause)
 
 
 @dataclass
@@ -214,9 +233,13 @@ class Attempt:
     job: Job
     plan: Plan
     """Of the hosts that take part."""
-    session: Session
+    output: RunOutput
+    agents: Sequence[Transport]
+    """The ways to the hosts of the plan, in its order, by which their agents are started."""
     transports: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order, and behind them those to spares."""
+    """The ways to the same hosts for anything else, and behind them those to spares."""
+    versions: str
+    """Those of the hosts' torch and driver."""
 
     @property
     def left_behind(self) -> str:

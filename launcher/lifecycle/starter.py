@@ -1,32 +1,43 @@
 """What starts a run, and the controller that outlives it.
 
     starter, on its terminal                controller, in a session of its own
+    shows the run's folder    ◀── run ──    has begun a run
     Ctrl-C, TERM              ── stop ──▶   as if it had got that signal itself
-    the terminal hangs up     ── leave ──▶  the run goes on, and nothing is printed any more
+    the terminal hangs up     ── leave ──▶  the run goes on
     killed              ── end of pipe ──▶  ranks save, and the run stops
-    ends at once           ◀── left ──      --detach: every rank has taken its first step
 
-Without a terminal, as process 1 and in a step of Slurm there is no controller: the launcher stays
-in its caller's tree of processes, and ends with it. `--detach` always has one.
+With --detach the starter leaves once every rank has taken its first step. Without a terminal, as
+process 1 and in a step of Slurm there is no controller: the launcher stays in its caller's tree of
+processes, and ends with it. `--detach` always has one.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
+import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from rackrun.commands import called
-from rackrun.launcher.output.console import say
-from rackrun.launcher.output.nonblocking import nobody_reads
-from rackrun.signals import handle, restore
+from rackrun.launcher.output.console import NOTE, say, write_all
+from rackrun.launcher.output.run_output import Show
+from rackrun.launcher.output.run_view import read_view
+from rackrun.launcher.output.screen import LOOK_SECONDS, Screen
+from rackrun.launcher.run.job import Job
+from rackrun.run_folder import RunFolder
+from rackrun.runs import SHORT_ID
+from rackrun.signals import PASSED_ON_INT, handle, ignore, restore
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2)
-LEAVE, LEFT = b"leave\n", b"left\n"
+LEAVE, UNREAD = b"leave\n", b"unread\n"
 
 
 def is_bound(environment: Mapping[str, str]) -> bool:
@@ -45,10 +56,17 @@ def may_leave(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def controlled(work: Callable[[Controller], int]) -> int:
-    """Do `work` in a controller; return its exit code, 0 once it has left, or 128 + a signal.
+def controlled(
+    work: Callable[[Show], int],
+    plain: bool,
+    detach: bool = False,
+    detach_seconds: float | None = None,
+) -> int:
+    """Do `work` in a controller; return its exit code, 0 once it is left, or 128 + a signal.
 
-    A fork has the options, variables and secrets already. It must come before any thread.
+    `detach`: leave it once every rank has taken its first step or, where seconds are given, has run
+    for so long. A fork has the options, variables and secrets already. It must come before any
+    thread.
     """
     orders, starter = os.pipe()
     news, controller = os.pipe()
@@ -58,10 +76,10 @@ def controlled(work: Callable[[Controller], int]) -> int:
     if pid == 0:
         os.close(starter)
         os.close(news)
-        return work(Controller(orders, controller))
+        return work(Controller(orders, controller, detach).show)
     os.close(orders)
     os.close(controller)
-    return _Starter(pid, starter, news).wait()
+    return _Starter(pid, starter, news, plain).wait(detach, detach_seconds)
 
 
 class _Left(BaseException):
@@ -69,23 +87,32 @@ class _Left(BaseException):
 
 
 class _Starter:
-    """The process that was typed: it passes on what it is asked, and waits."""
+    """The process that was typed: it shows the run, and passes on what it is asked."""
 
-    def __init__(self, controller: int, orders: int, news: int) -> None:
+    def __init__(self, controller: int, orders: int, news: int, plain: bool) -> None:
         self._controller = controller
         self._orders = orders
         self._news = news
-        self._run = ""
+        self._plain = plain
+        self._detached = ""
         """The run, once --detach has begun one: only the wait for its first step can be ended."""
 
-    def wait(self) -> int:
+    def wait(self, detach: bool, seconds: float | None) -> int:
         before = {**handle(PASSED_ON, self._pass_on), **handle((signal.SIGHUP,), self._leave)}
         try:
             with os.fdopen(self._news, "rb", buffering=0) as news:
-                while line := news.readline():
-                    if line == LEFT:
+                begun = news.readline()
+                if begun and detach:
+                    run, folder = json.loads(begun)
+                    if self._wait_for_first_step(run, folder, seconds):
                         return 0
-                    self._run = line.decode().strip()
+                elif begun:
+                    _, folder = json.loads(begun)
+                    screen = Screen(RunFolder(Path(folder)), self._plain)
+                    screen.follow(self._is_over)
+                    if screen.closed:
+                        self._send(UNREAD)
+                news.read()  # until the controller has ended
             _, status = os.waitpid(self._controller, 0)
         except _Left as left:
             return int(left.args[0])
@@ -97,15 +124,47 @@ class _Starter:
         say("the controller of the run was killed; hosts end the run on their own")
         return 128 - code
 
+    def _is_over(self) -> bool:
+        # nothing comes but the end: the controller has closed its pipe
+        return bool(select.select([self._news], [], [], LOOK_SECONDS)[0])
+
+    def _wait_for_first_step(self, run: str, folder: str, seconds: float | None) -> bool:
+        """Return True once the run is on its way, and is left; False when it has ended before."""
+        self._detached = run
+        write_all(1, f"{run}\n".encode())
+        screen = Screen(RunFolder(Path(folder)), plain=True)
+        running_since = float("inf")
+        if seconds != 0:
+            what = "the first step" if seconds is None else f"{seconds:g} s"
+            say(f"waiting for {what} of every rank; Ctrl-C leaves the run running")
+        while True:
+            is_over = seconds != 0 and self._is_over()
+            lines = b"".join(screen.new_lines(everything=is_over)).splitlines(keepends=True)
+            write_all(2, b"".join(line for line in lines if line.startswith(NOTE.encode())))
+            if is_over:
+                say(f"its output: {called('logs')} {run}")
+                return False
+            view, now = read_view(screen.folder), time.monotonic()
+            all_run = view is not None and view.all_running
+            running_since = min(running_since, now) if all_run else float("inf")
+            has_run = seconds is not None and now - running_since >= seconds
+            if seconds == 0 or has_run or (view is not None and view.all_have_stepped):
+                if seconds != 0:
+                    say(f"detached; {see_and_end(run)}")
+                self._send(LEAVE)
+                return True
+
     def _pass_on(self, number: int, frame: FrameType | None) -> None:
-        if not self._run or number not in (signal.SIGINT, signal.SIGTERM):
+        if not self._detached or number not in (signal.SIGINT, signal.SIGTERM):
             self._send(f"{number}\n".encode())
             return
-        say(f"not waited for, the run continues; {see_and_end(self._run)}")
+        say(f"not waited for, the run continues; {see_and_end(self._detached)}")
         self._leave(number, frame)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._send(LEAVE)
+        if number == signal.SIGHUP:
+            nobody_reads()
         raise _Left(128 + number)
 
     def _send(self, order: bytes) -> None:
@@ -114,44 +173,67 @@ class _Starter:
 
 
 class Controller:
-    """This process once it supervises a run for a starter."""
+    """This process once it supervises a run for a starter.
 
-    def __init__(self, orders: int, news: int) -> None:
+    Only the pipe tells it that Ctrl-C was typed or a terminal has hung up: from elsewhere, INT and
+    HUP are ignored, though not by what it starts.
+    """
+
+    def __init__(self, orders: int, news: int, detach: bool) -> None:
         os.setsid()
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(PASSED_ON_INT, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ignore)
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.close(null)
+        self.closed = False
+        """The starter says that nobody reads the output any more."""
         self._orders = orders
         self._news = news
+        self._may_detach = detach
         self._is_detached = False
         self._main = threading.main_thread().ident or 0
         threading.Thread(target=self._obey, daemon=True).start()
 
-    def begin_detached(self, run: str) -> None:
-        """Have the starter end nothing but its wait from now on, however it ends."""
-        if not self._is_detached:
-            self._is_detached = True
-            with suppress(BrokenPipeError):
-                os.write(self._news, f"{run}\n".encode())
-
-    def leave(self) -> None:
-        """Go on without the starter, which ends with 0."""
-        nobody_reads()
+    def show(self, job: Job) -> Controller:
+        """Have the starter show a run; if it is to be detached, its end ends only that."""
+        self._is_detached = self._may_detach
+        begun = json.dumps([job.run_id[:SHORT_ID], str(job.folder.path)])
         with suppress(BrokenPipeError):
-            os.write(self._news, LEFT)
+            os.write(self._news, f"{begun}\n".encode())
+        return self
+
+    def finish(self, patiently: bool) -> None:
+        """Leave the rest to the starter, which reads until this process has ended."""
 
     def _obey(self) -> None:
         with os.fdopen(self._orders, "rb", buffering=0) as orders:
             while line := orders.readline():
                 if line == LEAVE:
+                    self.closed = False
                     nobody_reads()
                     return
-                signal.pthread_kill(self._main, int(line))
+                if line == UNREAD:
+                    self.closed = True
+                    continue
+                number = int(line)
+                signal.pthread_kill(
+                    self._main, PASSED_ON_INT if number == signal.SIGINT else number
+                )
         if self._is_detached:
             nobody_reads()
         else:
             signal.pthread_kill(self._main, signal.SIGTERM)
+
+
+def nobody_reads() -> None:
+    """Print nothing to a terminal or pipe from now on: that it has no reader ends nothing."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a file goes on to be written
+            os.dup2(null, descriptor)
+    os.close(null)
 
 
 def see_and_end(run: str) -> str:

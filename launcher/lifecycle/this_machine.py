@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rackrun.errors import MissingPackage
 from rackrun.launcher.lifecycle.session import run
+from rackrun.launcher.output.run_output import Show
 from rackrun.launcher.remote.files import project_python
 from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.run.hosts import Host
@@ -22,14 +23,14 @@ NAME = "localhost"
 ADDRESS = "127.0.0.1"
 
 
-def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, plain: bool) -> Result:
+def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, show: Show) -> Result:
     """Run on this machine."""
     job = jobs.job(work, jobs.new_folder(work))
 
     def planned(job: Job) -> Plan:
         return plan_alone(job, processes, python)
 
-    return run(job, planned(job), [LocalTransport(NAME)], plain, replan=planned)
+    return run(job, planned(job), [LocalTransport(NAME)], show, replan=planned)
 
 
 def plan_alone(job: Job, processes: int, python: str) -> Plan:

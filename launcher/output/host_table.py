@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,14 +40,9 @@ class HostColumn:
     justify: Literal["left", "right"] = "right"
 
 
-def host_table(hosts: Sequence[HostView], width: int, last_lines: Mapping[int, str]) -> Table:
+def host_table(hosts: Sequence[HostView], width: int) -> Table:
     """Return the table of these hosts for a terminal of this width."""
-
-    def last_line(host: HostView) -> Text:
-        return Text(last_lines.get(host.node, ""), style="dim", overflow="ellipsis")
-
-    columns = (*COLUMNS, HostColumn("last line", LINE_WIDTH, 6, last_line, "left"))
-    fitting = _fitting_columns(columns, hosts, width)
+    fitting = _fitting_columns(COLUMNS, hosts, width)
     has_line = fitting[-1].name == "last line"  # which takes all the room that is left
     table = Table(
         box=HEAD_LINE,
@@ -90,6 +85,10 @@ def _state(host: HostView) -> Text:
         return Text(f"● {host.state}", style="bold red")
     usual = "yellow" if host.urgency == WAITED_FOR else "green"
     return Text(f"● {host.state}", style=STYLES.get(host.state, usual))
+
+
+def _last_line(host: HostView) -> Text:
+    return Text(host.last_line, style="dim", overflow="ellipsis")
 
 
 def _number(value: float | None, form: str) -> Text:
@@ -160,4 +159,5 @@ COLUMNS = (
     HostColumn("heat", 12, 7, _heat),
     HostColumn("loss", 7, 8, lambda host: _number(host.loss, "{:.4f}")),
     HostColumn("network", 17, 9, _network),
+    HostColumn("last line", LINE_WIDTH, 6, _last_line, "left"),
 )

@@ -61,16 +61,7 @@ class Flood:
     @property
     def clean(self) -> bool:
         """Return True when a terminal may have the bytes unchanged."""
-        return not any(byte in self.data for byte in _UNSAFE_BYTES) and self.is_text
-
-    @property
-    def is_text(self) -> bool:
-        """Return True for text without the control characters that hide in UTF-8."""
-        try:
-            text = self.data.decode()
-        except UnicodeDecodeError:
-            return False
-        return text.isascii() or not UNSAFE.search(text.replace("\n", ""))
+        return is_clean(self.data)
 
 
 Shown: TypeAlias = Line | Flood
@@ -211,6 +202,17 @@ class LogMerger:
             if not same.lines:
                 del self.waiting[text]
         return [line for _, line in sorted(due, key=lambda pair: pair[0])]
+
+
+def is_clean(lines: bytes) -> bool:
+    """Return True for lines that a terminal may have unchanged."""
+    if any(byte in lines for byte in _UNSAFE_BYTES):
+        return False
+    try:
+        text = lines.decode()
+    except UnicodeDecodeError:
+        return False
+    return text.isascii() or not UNSAFE.search(text.replace("\n", ""))
 
 
 def readable(line: bytes) -> str:

@@ -1,15 +1,20 @@
-"""A run at a moment as plain values: for the dashboard, and for live.json."""
+"""A run at a moment as plain values: for the dashboard, and for state.json."""
 
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from contextlib import suppress
+
+from msgspec import structs
 
 from rackrun.contract import phases
 from rackrun.launcher.run.events import Usage
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import HostState, RankState, RunState
+from rackrun.run_folder import RunFolder
+from rackrun.runs import MOST_BYTES
+from rackrun.shapes import Misshapen, Real, Shape, Whole, parsed_file
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -26,6 +31,7 @@ BUSY = {
 """Phases that a rank reports, as states of its host; the first that one of its ranks is in."""
 HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
 HANGING_STEPS = 10
+LINE_CHARACTERS = 200
 BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 """The order of hosts by state, the most urgent first."""
 URGENCY = {
@@ -35,26 +41,26 @@ URGENCY = {
 }
 
 
-@dataclass(frozen=True)
-class HostView:
+class HostView(Shape, frozen=True):
     """One host."""
 
     name: str
-    node: int
+    node: Whole
     state: str
-    urgency: int
-    step: int
+    urgency: Whole
+    step: Whole
     """Of its slowest rank; 0: none yet."""
-    loss: float | None
-    images_per_second: float
+    loss: Real | None
+    images_per_second: Real
     """Its share of those of all ranks."""
-    share: float | None
+    share: Real | None
     """Of the images of a step, if ranks get them by speed (--balance auto)."""
     usage: Usage | None
+    last_line: str
+    """The newest line of its ranks, finished or not."""
 
 
-@dataclass(frozen=True)
-class RunView:
+class RunView(Shape, frozen=True):
     """A run at a moment."""
 
     name: str
@@ -64,37 +70,77 @@ class RunView:
     """Ranks, hosts and GPUs, in words."""
     dataset: str
     """What is read; empty while the first rank has not reported it."""
-    seconds: float
+    seconds: Real
     phase: str
     """Of the first rank; empty while it has not reported."""
-    epoch: int
-    epochs: int
-    epoch_step: int
-    epoch_steps: int
-    step: int
-    steps: int
-    loss: float | None
-    accuracy: float | None
-    images_per_second: float | None
-    seconds_left: float | None
+    epoch: Whole
+    epochs: Whole
+    epoch_step: Whole
+    epoch_steps: Whole
+    step: Whole
+    steps: Whole
+    loss: Real | None
+    accuracy: Real | None
+    images_per_second: Real | None
+    data_share: Real | None
+    """Of the time, for which ranks waited for data."""
+    seconds_left: Real | None
     """Until the end of the run."""
-    best: float | None
+    best: Real | None
     """The best validation accuracy so far."""
-    checkpoint: int
+    checkpoint: Whole
     """The step of the last checkpoint; 0: none yet."""
+    all_running: bool
+    """Every rank runs."""
     hosts: tuple[HostView, ...]
     """The failed ones first."""
 
+    @property
+    def all_have_stepped(self) -> bool:
+        """Return True once every rank has taken its first step."""
+        return all(host.step > 0 for host in self.hosts)
 
-def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
+
+def read_view(folder: RunFolder) -> RunView | None:
+    """Return what state.json shows now; None where there is none."""
+    with suppress(OSError, Misshapen):
+        return _cleaned(parsed_file(folder.state, RunView, MOST_BYTES))
+    return None
+
+
+def _cleaned(run: RunView) -> RunView:
+    # ranks may write into the folder, too
+    hosts = [
+        structs.replace(
+            host,
+            name=one_line(host.name),
+            state=one_line(host.state),
+            last_line=one_line(host.last_line),
+        )
+        for host in run.hosts
+    ]
+    return structs.replace(
+        run,
+        name=one_line(run.name),
+        run_id=one_line(run.run_id),
+        folder=one_line(run.folder),
+        machines=one_line(run.machines),
+        dataset=one_line(run.dataset),
+        hosts=tuple(hosts),
+    )
+
+
+def view(
+    run: RunState, name: str, folder: RunFolder, now: float, last_lines: Mapping[int, str]
+) -> RunView:
     """Return a run at the moment `now` of the monotonic clock."""
     first = run.lead
     total = _whole(first, "epoch_steps")
-    hosts = [_host_view(run, host, now) for host in run.hosts]
+    hosts = [_host_view(run, host, now, last_lines.get(host.plan.node, "")) for host in run.hosts]
     return RunView(
         name=name,
         run_id=run.plan.run_id,
-        folder=str(folder),
+        folder=str(folder.path),
         machines=machines(run.plan),
         dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),
@@ -108,14 +154,16 @@ def view(run: RunState, name: str, folder: Path, now: float) -> RunView:
         loss=_measure(first, "loss"),
         accuracy=_measure(first, "accuracy"),
         images_per_second=_measure(first, "images_per_second"),
+        data_share=_measure(first, "data_share"),
         seconds_left=first.seconds_left(now),
         best=_measure(first, "best"),
         checkpoint=_whole(first, "checkpoint"),
+        all_running=all(rank.running for rank in run.ranks),
         hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
     )
 
 
-def _host_view(run: RunState, host: HostState, now: float) -> HostView:
+def _host_view(run: RunState, host: HostState, now: float, last_line: str) -> HostView:
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host, now)
@@ -136,6 +184,7 @@ def _host_view(run: RunState, host: HostState, now: float) -> HostView:
         images_per_second=speed,
         share=sum(share or 0.0 for share in shares) if any(shares) else None,
         usage=host.usage,
+        last_line=last_line[:LINE_CHARACTERS],
     )
 
 

@@ -9,18 +9,38 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rackrun.signals import restore
+from rackrun.signals import PASSED_ON_INT, handle, is_ignored, restore
 
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends a launcher or a controller
 
 TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
 
 _HANDLED = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGINT, PASSED_ON_INT, signal.SIGTERM, signal.SIGHUP),
     *(signal.SIGUSR1, STOP_SIGNAL, signal.SIGTSTP),
 )
 _STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
-"""Ignored here where our parent ignores them, as `nohup` and `trap '' INT` do."""
+"""Ignored here where our parent ignores them, as `nohup` and `trap '' INT` do, or we do already."""
+
+
+@contextmanager
+def ended_by_stop() -> Iterator[None]:
+    """Let the first `stop` raise KeyboardInterrupt where no supervisor is at work."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not asked:
+            asked.append(number)
+            raise KeyboardInterrupt
+
+    before = handle((STOP_SIGNAL,), stop)
+    try:
+        yield
+    finally:
+        restore(before)
 
 
 class SignalQueue:
@@ -46,9 +66,9 @@ class SignalQueue:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self.add(number)
+            self.add(signal.SIGINT if number == PASSED_ON_INT else number)
 
-        ignored = {n for n in _STAY_IGNORED if signal.getsignal(n) == signal.SIG_IGN}
+        ignored = {n for n in _STAY_IGNORED if is_ignored(n)}
         handled = [number for number in _HANDLED if number not in ignored]
         before = {number: signal.signal(number, note) for number in handled}
         try:

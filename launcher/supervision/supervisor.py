@@ -12,9 +12,10 @@ import signal
 import time
 from contextlib import suppress
 
-from rackrun.launcher.output.console import Display, ranges
+from rackrun.launcher.output.console import ranges
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.output.on_event import EventCommand, EventName
+from rackrun.launcher.output.run_output import RunOutput
 from rackrun.launcher.run.events import (
     Event,
     Lost,
@@ -63,7 +64,7 @@ class Supervisor:
         job: Job,
         agents: AgentGroup,
         log_files: LogFiles,
-        display: Display,
+        output: RunOutput,
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
@@ -78,7 +79,7 @@ class Supervisor:
         self.limits = job.template.limits
         self.agents = agents
         self.log_files = log_files
-        self.display = display
+        self.output = output
         self.now = time.monotonic()
         self.run = RunState(agents.plan, self.now)
         self.failures = FailureLog(self.run, log_files.tail)
@@ -120,9 +121,9 @@ class Supervisor:
         for event in self._arrivals():
             self._take(event)  # before anything is decided: it may explain why a host is silent
         if refusal := self.log_files.write():
-            self.display.note(refusal)
+            self.output.note(refusal)
         for problem in self.alerts.problems():
-            self.display.note(problem)
+            self.output.note(problem)
         before, self.now = self.now, time.monotonic()
         if self.now - before > _PAUSE_SECONDS:
             # After a closed laptop lid or a SIGSTOP of ours, all hosts would seem silent.
@@ -137,7 +138,7 @@ class Supervisor:
         elif self.failures and self.peers:
             # The root cause may have come to light only now.
             self.peers.send_failure(self.failures, self.now)
-        self.display.draw(self.run, self.now)
+        self.output.draw(self.run, self.now)
 
     # -- events
 
@@ -163,7 +164,7 @@ class Supervisor:
             case Output():
                 self.log_files.record(event)
         self.run.take(event, self.now)
-        self.display.show(event)
+        self.output.show(event)
         self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
             self._alert("lost", event.reason, event.node)
@@ -191,7 +192,7 @@ class Supervisor:
         limit = self.job.template.time_limit_seconds
         if not self.shutdown.ordered:
             # As any command would end in `| head`: the output has no reader, but ranks may save.
-            if not self.display.closed:
+            if not self.output.closed:
                 self.read_at = self.now
             elif self.now - self.read_at > _READER_SECONDS:
                 self.signals.add(signal.SIGPIPE)
@@ -199,17 +200,17 @@ class Supervisor:
                 self.signals.add(TIME_LIMIT)
         for number in self.signals.take():
             if number == signal.SIGTSTP:
-                self.display.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
+                self.output.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
             elif not self.shutdown.ordered:
                 self.interrupted, self.interrupted_at = number, self.now
                 if self.peers:
                     self.peers.send_stop(number)
-                self.display.note(stopping_line(number))
+                self.output.note(stopping_line(number))
                 self.shutdown.order(signal.SIGTERM, self.limits.checkpoint_seconds, self.now)
             elif number == signal.SIGINT or (
                 number == STOP_SIGNAL and self.now - self.interrupted_at > _REPEAT_SECONDS
             ):  # TERM comes from whatever ends a machine or a job, to each process and repeatedly
-                self.display.note("killing every process of the run")
+                self.output.note("killing every process of the run")
                 self.shutdown.force(self.now)
 
     def _end_if_due(self) -> None:
@@ -237,17 +238,17 @@ class Supervisor:
         if stall and not self.stalled:
             hang, limit = stall
             text = f"{describe(hang, self.run.plan)}; at {limit:.0f} s the run ends"
-            self.display.note(text)
+            self.output.note(text)
             self._alert("stall", text, hang.node, hang.rank)
         elif self.stalled and not stall:
-            self.display.note("all ranks make progress again")
+            self.output.note("all ranks make progress again")
         self.stalled = stall is not None
         return self.hangs.hang(self.now)
 
     def _fail(self, cause: Cause | Hang) -> None:
         """Report a failure at once, as the end may take seconds to confirm."""
         if any(self.run.running):
-            self.display.note(f"{describe(cause, self.run.plan)}; stopping all ranks")
+            self.output.note(f"{describe(cause, self.run.plan)}; stopping all ranks")
         if self.peers:
             self.peers.send_failure(self.failures, self.now)
 
@@ -267,7 +268,7 @@ class Supervisor:
         if slow and self.slow != before:
             host = self.run.slow_host
             who = f"{host.plan.name} is slow: " if host else ""
-            self.display.note(f"{who}{one_line(slow.text)}")
+            self.output.note(f"{who}{one_line(slow.text)}")
 
     def _report_unprotected(self) -> None:
         """Report, once, that hangs of ranks that have not reported yet are not detected."""
@@ -278,4 +279,4 @@ class Supervisor:
             self.unprotected = True
             whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
             since = f"no report in {self.limits.hang_seconds:.0f} s"
-            self.display.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")
+            self.output.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")

@@ -12,6 +12,7 @@ from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say
+from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.remote import run_processes
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.plan import Plan
@@ -21,9 +22,8 @@ from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.local import LocalTransport
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.entries import Ending
 from rackrun.launcher.viewer.known_runs import hosts_of, keep
-from rackrun.launcher.viewer.replies import LiveRun, RunFacts
+from rackrun.launcher.viewer.replies import Ending, RunFacts
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, SHORT_ID, Run, is_supervised
 from rackrun.shapes import Misshapen, parsed_file
@@ -87,17 +87,14 @@ def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[
 def facts_in(folder: RunFolder) -> RunFacts:
     """Return the facts in the files of a run; raise UsageError for a folder without one."""
     plan_in(folder)
-    live, ending = LiveRun(), None
+    ending = None
     with suppress(OSError, Misshapen):
         ending = parsed_file(folder.result, Ending, MOST_BYTES)
-    with suppress(OSError, Misshapen):
-        live = parsed_file(folder.live, LiveRun, MOST_BYTES)
     return RunFacts(
         folder=str(folder.path),
-        live=live,
+        live=read_view(folder),
         alive=ending is None and is_supervised(folder),
         finish=ending,
-        end=ending.exit_code if ending else None,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from rackrun.commandline.options import Examples
 from rackrun.errors import Problem
+from rackrun.launcher.output.run_view import HostView
 from rackrun.launcher.remote.files import SCRATCH
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.transport.base import Transport
@@ -25,13 +26,13 @@ from rackrun.launcher.viewer.reach import (
     reached,
     short_message,
 )
-from rackrun.launcher.viewer.replies import LiveHost, RunListing, RunProcess
+from rackrun.launcher.viewer.replies import RunListing, RunProcess
 from rackrun.runs import Run
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 
-EARLIER = ("", "connecting", "starting")  # the folder may still say these when ranks run
+EARLIER = ("connecting", "starting")  # the folder may still say these when ranks run
 HEAD = ("hosts", "state", "step", "since", "last heard", "processes")
 HEARTBEAT = ("heard_seconds_ago", "lease_seconds")
 
@@ -104,8 +105,9 @@ def _status_of(run_id: str, pair: Reached) -> HostStatus:
 def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
     # Several hosts may be one machine, and then each of them lists the processes of all.
     live = run.facts.live
-    scratch = f"{SCRATCH}{live.run_id}"
-    owners = {f"{scratch}-{host.node}": host.name for host in live.hosts}
+    if live is None:
+        return list(hosts)
+    owners = {f"{SCRATCH}{live.run_id}-{host.node}": host.name for host in live.hosts}
 
     def owner(process: RunProcess, default: str) -> str:
         return owners.get(process.scratch, default)
@@ -124,40 +126,41 @@ def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[Ho
 def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
     reply, finish = run.facts, run.facts.finish
-    live = {host.name: host for host in reply.live.hosts}
+    live = {host.name: host for host in reply.live.hosts} if reply.live else {}
+    seconds = reply.live.seconds if reply.live else None
     return {
         "run": run.id,
         "name": run.name,
         "supervised": reply.alive,
-        "exit_code": reply.end,
+        "exit_code": finish.exit_code if finish else None,
         "verdict": finish.verdict if finish else "",
         "cause": finish.cause if finish else "",
         "folder": reply.folder,
-        "seconds": finish.seconds if finish else reply.live.seconds,
-        "hosts": [_host_report(host, live.get(host.name, LiveHost())) for host in hosts],
+        "seconds": finish.seconds if finish else seconds,
+        "hosts": [_host_report(host, live.get(host.name)) for host in hosts],
     }
 
 
-def _host_report(host: HostStatus, live: LiveHost) -> dict[str, Any]:
+def _host_report(host: HostStatus, live: HostView | None) -> dict[str, Any]:
     agents = [process.facts for process in host.processes if process.role == "agent"]
     ranks = [process for process in host.processes if process.role == "rank"]
     return {
         "name": host.name,
         "error": host.error,
         "state": _state_of(host, bool(ranks), live),
-        "step": live.step or None if ranks else None,
+        "step": live.step or None if live and ranks else None,
         "seconds": max((process.seconds for process in ranks), default=None),
         "heartbeat": {name: agents[0].get(name, 0.0) for name in HEARTBEAT} if agents else None,
         "processes": [process.facts for process in host.processes],
     }
 
 
-def _state_of(host: HostStatus, has_ranks: bool, live: LiveHost) -> str:
+def _state_of(host: HostStatus, has_ranks: bool, live: HostView | None) -> str:
     """Return the state of a host: by its processes first, by the run's folder second."""
     if host.error:
         return "not reached"
     if has_ranks:
-        return live.state if live.state not in EARLIER else "running"
+        return live.state if live and live.state not in EARLIER else "running"
     return "starting or stopping" if host.processes else "stopped"
 
 

@@ -22,8 +22,8 @@ from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.parallel import each
-from rackrun.launcher.viewer.entries import Ending, result_of
 from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, facts_in, reached
+from rackrun.launcher.viewer.replies import Ending, result_of
 from rackrun.launcher.viewer.status import HostStatus, status_of_all
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised

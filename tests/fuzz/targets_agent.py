@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.output.console import PlainOutput, progress_words
+from rackrun.launcher.output.console import progress_words
 from rackrun.launcher.output.dashboard import Dashboard
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.remote import service
@@ -84,12 +84,11 @@ def take(event: Event, run: RunState, troubles: list[Failure], now: float) -> No
 
 def show(run: RunState) -> None:
     """Draw everything that a screen shows of a run, at the narrowest and at the widest."""
-    screen = PlainOutput(run.plan)
-    list(progress_words(run.ranks[0], 100.0))
-    screen.merger.take(100.0, everything=True)
-    board = Dashboard(run.plan, "x", Path("/x"))
+    shown = view(run, "x", RunFolder(Path("/x")), 100.0, {})
+    list(progress_words(shown))
+    board = Dashboard()
     for width in (20, 200):
         board.console = Console(file=io.StringIO(), force_terminal=True, width=width, height=30)
-        board.console.print(board._board(view(run, "x", Path("/x"), 100.0)))
+        board.console.print(board.board(shown))
     assert [host.end_state for host in run.hosts]
     assert run.slow_host is None or run.slow

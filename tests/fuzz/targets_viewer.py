@@ -1,52 +1,15 @@
-"""Entries of a run, and answers of its hosts: fuzz targets, one for each decoder."""
+"""What is known of a run, and answers of its hosts: fuzz targets, one for each decoder."""
 
 import contextlib
-import functools
 import os
 from pathlib import Path
 from typing import Any
 
-from rackrun.launcher.output.console import PlainOutput
-from rackrun.launcher.output.merge import LogMerger
-from rackrun.launcher.output.nonblocking import NonBlockingWriter
 from rackrun.launcher.remote import files, run_processes
-from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.viewer.entries import EntryReader
-from rackrun.launcher.viewer.replay import Replay
 from rackrun.launcher.viewer.replies import RunFacts, RunListing
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
 MOST_BYTES = 1 << 20
-
-
-@functools.cache
-def discarding() -> NonBlockingWriter:
-    """Return a writer whose output is discarded."""
-    return NonBlockingWriter(os.open(os.devnull, os.O_WRONLY))
-
-
-class Quiet(PlainOutput):
-    """An observer that draws everything and shows nothing."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.out = self.stderr = discarding()
-        self.merger = LogMerger(fold=plan.world_size > 1)
-        self.progress_at = 0.0
-
-
-def screen(job: Job, plan: Plan, plain: bool) -> Quiet:
-    return Quiet(plan)
-
-
-def fuzz_record(data: bytes) -> None:
-    """Fuzz the lines of a record, as far as they make sense, shown as `attach` shows them."""
-    reader = EntryReader()
-    with contextlib.suppress(Misshapen), Replay(screen, True) as replay:
-        for line in data.split(b"\n"):
-            message = shaped(parsed_json(line, MOST_BYTES), dict[str, Any])  # as conversations do
-            replay.take(reader.entry(message), b"some\nbytes")
 
 
 def fuzz_found(data: bytes) -> None:

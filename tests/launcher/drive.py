@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from rackrun.launcher.lifecycle.session import run
+from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.supervision import agents as supervised
@@ -88,7 +89,7 @@ def main(
         ]
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
     transports = [LocalTransport(name) for name in addresses]
-    code = run(job, plan, transports, plain).exit_code
+    code = run(job, plan, transports, shown_here(plain)).exit_code
     (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
     (Path(folder) / "processor").write_text(str(time.process_time()))
     return code

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import pytest
 from hypothesis import given
@@ -13,10 +13,12 @@ from msgspec import inspect
 
 from rackrun.launcher.catalog import folders
 from rackrun.launcher.files import download, sync
+from rackrun.launcher.output.event_log import RunEnd
+from rackrun.launcher.output.run_view import RunView
 from rackrun.launcher.preflight import replies
 from rackrun.launcher.rendezvous import gather
+from rackrun.launcher.run import events
 from rackrun.launcher.supervision import peers
-from rackrun.launcher.viewer import entries
 from rackrun.launcher.viewer import replies as viewed
 from rackrun.run_history import HostUsage
 from rackrun.run_report import folder
@@ -29,8 +31,7 @@ DECLARED = [
     *(*replies.SHAPES.values(), replies.ProbeFailed, peers.PeerMessage),
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
-    *(entries.KINDS[kind] for kind in entries.KINDS if kind != "attempt"),
-    *(*entries.EVENTS.values(), viewed.LiveRun, viewed.HostRuns, viewed.RunListing),
+    *(*get_args(events.Event), RunView, RunEnd, viewed.Ending, viewed.HostRuns, viewed.RunListing),
     *(folders.PlannedRun, folders.Progress, folders.Outcome, folder.RunPlan, folder.RunEnd),
     *(HostUsage, LaunchRecord, Manifest, Sent),
 ]

@@ -144,9 +144,10 @@ ONLY_HERE = (
     "run.toml",
     "Run.TOML",
     "report.html",
-    "live.json",
-    "live-node1.json/x",
+    "state.json",
+    "state-node1.json/x",
     "events.jsonl",
+    "output.log",
 )
 ONLY_HERE += ("tracker-wandb.json", "Tracker-MLflow.JSON")
 

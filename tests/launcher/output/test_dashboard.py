@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from rackrun.launcher.output.console import ranges
 from rackrun.launcher.output.dashboard import Dashboard
-from rackrun.launcher.output.run_view import machines
+from rackrun.launcher.output.run_view import machines, view
 from rackrun.launcher.run.events import (
     Event,
     Frozen,
@@ -25,7 +26,6 @@ from rackrun.launcher.run.events import (
 )
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
-from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from rackrun.units import duration
@@ -39,38 +39,37 @@ class Stage:
     def __init__(self, plan: Plan, columns: int, lines: int) -> None:
         self.terminal = Terminal(columns, lines)
         self.run = RunState(plan, time.monotonic())
-        self.board = Dashboard(plan, "catdog", Path("/x"))
+        stream = os.fdopen(os.dup(self.terminal.theirs), "w")
+        self.board = Dashboard(Console(file=stream, force_terminal=True, highlight=False))
+        self.lines: dict[int, str] = {}
 
     def play(self, *events: Event) -> str:
         for event in events:
             self.run.take(event, time.monotonic())
-            self.board.show(event)
-        self.board.draw_at = 0.0
-        self.board.draw(self.run, time.monotonic() + 1)
-        self.board.out.flush_within(5.0)
+            if isinstance(event, Output):
+                self.lines[event.node] = event.data.decode().strip()
+        folder = RunFolder(Path("/x"))
+        self.board.draw(view(self.run, "catdog", folder, time.monotonic() + 1, self.lines))
         return self.terminal.text()
 
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Stage]]:
-    """Yield dashboards whose standard output is the terminal of the test."""
+    """Yield dashboards on the terminal of the test."""
     made: list[Stage] = []
-    before = os.dup(1)
 
     class Here(Stage):
         def __init__(self, plan: Plan, columns: int = 120, lines: int = 30) -> None:
             monkeypatch.setenv("COLUMNS", str(columns))
             monkeypatch.setenv("LINES", str(lines))
             super().__init__(plan, columns, lines)
-            os.dup2(self.terminal.theirs, 1)
             self.board.__enter__()
             made.append(self)
 
     yield Here
     for one in made:
         one.board.__exit__()
-    os.dup2(before, 1)
-    os.close(before)
+        one.board.console.file.close()
 
 
 def test_a_row_shows_all_about_a_host(stage):
@@ -277,22 +276,14 @@ def test_numbers_are_short():
 
 
 @pytest.mark.parametrize("columns", [30, 80])
-def test_paths_are_whole_on_a_narrow_terminal(stage, columns):
-    """The terminal wraps them, so they can be selected: no line is broken or cut before."""
+def test_lines_are_whole_on_a_narrow_terminal(stage, columns):
+    """The terminal wraps them, so paths can be selected: no line is broken or cut before."""
     display = stage(plan_of(2), columns, 60)
     display.play(RankStarted(0, 0, 5))
-    runs = "/results/of a long name/" + "/".join("abcdefgh" * 2 for _ in range(5))
-    folder, log = Path(f"{runs}/20260102-030405-catdog"), Path(f"{runs}/logs/gpu01/rank-5.err")
-    resume = f"./run-ssh --runs '{runs}' hosts.txt catdog --resume '{folder}'"
-    display.board.finish(
-        Result(
-            *("failed", 1, "a cause", "gpu001", 0, log, "", "", {0: 1}, {}, 1.0),
-            *({"final": "final.pt"}, folder),
-            saved=7,
-            resume=resume,
-        )
-    )
+    path = "/results/of a long name/" + "/".join("abcdefgh" * 2 for _ in range(5))
+    lines = (f"rackrun: log: {path}", f"gpu001:0-1 x2 | {path}", path)
+    display.board.show_lines("".join(f"{line}\n" for line in lines).encode())
     display.terminal.text()
     written = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", display.terminal.bytes).decode()
-    for whole in (resume, f"log: {log}\r\n", f"{folder}\r\n", f"{folder}/final.pt\r\n"):
+    for whole in (f"rackrun: log: {path}\r\n", f"gpu001:0-1 x2 │ {path}\r\n", f"\n{path}\r\n"):
         assert whole in written

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.launcher.output.event_log import EventLog
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
-from rackrun.launcher.output.record import RunRecord
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.run_folder import RunFolder
 from tests.lab.needs import need
@@ -21,12 +21,12 @@ import sys
 from pathlib import Path
 from rackrun.run_folder import RunFolder
 from rackrun.launcher.output.log_files import LogFiles, unfinished_run_notice
-from rackrun.launcher.output.record import RunRecord
+from rackrun.launcher.output.event_log import EventLog
 from rackrun.launcher.run.plan import Plan
 runs = Path(sys.argv[1])
 (runs / "first").mkdir()
 LogFiles(RunFolder(runs / "first"), Plan("id", 0, ()))
-record = RunRecord(RunFolder(runs / "first"))
+record = EventLog(RunFolder(runs / "first").events)
 print(unfinished_run_notice(runs, besides=runs / "second"))
 """
 
@@ -37,7 +37,7 @@ def begun(folder: Path) -> int:
     """Return the locked file of a run that goes on."""
     folder.mkdir()
     LogFiles(RunFolder(folder), Plan("id", 0, ()))
-    return RunRecord(RunFolder(folder)).file
+    return EventLog(RunFolder(folder).events).fileno()
 
 
 def test_the_events_of_a_run_that_goes_on_are_locked_as_nfs_does_it(tmp_path):

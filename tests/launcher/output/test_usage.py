@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.output import journal
-from rackrun.launcher.output.journal import UsageLog
+from rackrun.launcher.output import usage_log
+from rackrun.launcher.output.usage_log import UsageLog
 from rackrun.launcher.remote.agent import usage
 from rackrun.launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from rackrun.launcher.run.events import Gpu, Usage
@@ -28,7 +28,7 @@ def lines(path: Path) -> list[dict]:
 
 def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
     """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly, as means."""
-    monkeypatch.setattr(journal, "MOST_LINES", 300)
+    monkeypatch.setattr(usage_log, "MOST_LINES", 300)
     path, moments = tmp_path / "usage.jsonl", 5000
     log = UsageLog(path, {0: "gpu01", 1: "gpu02"})
     for moment in range(moments):
@@ -117,8 +117,8 @@ INFINITE = b"""\
 )
 def test_what_a_rank_writes_to_the_file_ends_no_run(text, tmp_path, monkeypatch):
     """The folder is the ranks' as well; the file is left as it is then."""
-    monkeypatch.setattr(journal, "MOST_LINES", 4)
-    monkeypatch.setattr(journal, "FEWEST_LINES", 1)
+    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
+    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
     path = tmp_path / "usage.jsonl"
     path.write_bytes(text)
     log = UsageLog(path, {0: "gpu01"})
@@ -131,8 +131,8 @@ def test_what_a_rank_writes_to_the_file_ends_no_run(text, tmp_path, monkeypatch)
 
 def test_a_file_that_ranks_let_grow_is_not_read(tmp_path, monkeypatch):
     """To join its lines, the launcher would hold all of it."""
-    monkeypatch.setattr(journal, "MOST_LINES", 4)
-    monkeypatch.setattr(journal, "FEWEST_LINES", 1)
+    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
+    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
     path = tmp_path / "usage.jsonl"
     path.touch()
     os.truncate(path, 1 << 40)  # of zeros, which take no space

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.errors import AccessRefused, HostUnreachable, PreflightRefused
-from rackrun.launcher.lifecycle.session import wants_lines
+from rackrun.launcher.output.screen import wants_lines
 from rackrun.launcher.preflight import facts
 from rackrun.launcher.preflight.check_table import shown
 from rackrun.launcher.preflight.checks import CHECKS, TableRow, examine, refusal

@@ -42,7 +42,7 @@ def test_it_waits_for_the_first_step_of_the_last_rank(detached):
 
 def steps(detached):
     """Return the newest step of every host, as the run folder has it."""
-    live = detached.folder / "live.json"
+    live = detached.folder / "state.json"
     hosts = json.loads(live.read_text())["hosts"] if live.exists() else []
     return [host["step"] for host in sorted(hosts, key=lambda host: host["node"])]
 
@@ -52,7 +52,7 @@ def test_what_ends_the_run_before_is_shown_with_its_code(detached):
     fails = "import os, sys; sys.exit('error: no data' if os.environ['RANK'] == '1' else 0)"
     code, _, err = starting(detached, "30", sys.executable, "-c", fails).wait_for_end()
     assert code == 1, err
-    assert f"run {detached.run} has ended: failed: rank 1 on 127.0.0.3: no data" in err
+    assert "rackrun: failed: rank 1 on 127.0.0.3: no data" in err
     assert f"its output: ./run-ssh logs {detached.run}" in err
     detached.wait_until_clean()
 

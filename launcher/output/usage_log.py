@@ -1,103 +1,22 @@
-"""Files in the run folder that change throughout a run, besides the logs.
-
-events.jsonl  what happened, see `record`
-usage.jsonl   how busy every host is, over time
-live.json     what the dashboard shows now, for `status`, `ps` and `stop`
-"""
+"""usage.jsonl: what every host of a run used over time."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
-from rackrun.launcher.output.console import Display
-from rackrun.launcher.output.record import Recorder
-from rackrun.launcher.output.run_view import view
-from rackrun.launcher.run.events import Event, Usage
-from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import Result
-from rackrun.launcher.run.state import RunState
+from rackrun.launcher.run.events import Usage
 from rackrun.run_history import MOST_USAGE_BYTES, HostUsage, as_text, usage_line
 from rackrun.shapes import Misshapen
 
-LIVE_SECONDS = 1.0
-LIVE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
 FEWEST_LINES = 64  # of a host in usage.jsonl, after lines were joined
 MOST_LINES = 20_000  # of the file, unless FEWEST_LINES of every host are more
 WRITE_SECONDS = 3.0
 FIRST_SECONDS = 3.0  # that a line covers, before lines are joined
-
-
-class JournaledDisplay:
-    """A display that also writes what the run folder keeps of a run that goes on."""
-
-    def __init__(self, job: Job, plan: Plan, shown: Display, recorder: Recorder) -> None:
-        self.shown = shown
-        self.recorder = recorder
-        self.usage = UsageLog(job.folder.usage, {host.node: host.name for host in plan.hosts})
-        self.job = job
-        self.live_path = job.folder.live
-        self.live_at = 0.0
-
-    @property
-    def closed(self) -> bool:
-        """Return True once the reader has gone."""
-        return self.shown.closed
-
-    def show(self, event: Event) -> None:
-        """Keep what is kept, and show it."""
-        if isinstance(event, Usage):
-            self.usage.add(event, time.time())
-        self.recorder.show(event)
-        self.shown.show(event)
-
-    def note(self, text: str) -> None:
-        """Show a line of the launcher's own."""
-        self.recorder.note(text)
-        self.shown.note(text)
-
-    def draw(self, run: RunState, now: float) -> None:
-        """Write what is due, and draw."""
-        self.usage.write(now)
-        self.recorder.draw(run, now)
-        if now >= self.live_at:
-            began = time.perf_counter()
-            partial = self.live_path.with_name(f".{self.live_path.name}.partial")
-            # Without the fsync of `atomic`: written every second, it means nothing after a crash.
-            with suppress(OSError):  # a full disk does not end the run
-                partial.write_text(json.dumps(self._state(run, now)))
-                partial.replace(self.live_path)
-            taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
-            self.live_at = now + max(LIVE_SECONDS, LIVE_SHARE * taken)
-        self.shown.draw(run, now)
-
-    def _state(self, run: RunState, now: float) -> dict[str, Any]:
-        state: dict[str, Any] = msgspec.to_builtins(
-            view(run, self.job.work.name, self.job.folder.path, now)
-        )
-        return state
-
-    def finish(self, result: Result) -> None:
-        """Show how it ended."""
-        self.recorder.finish(result)
-        self.shown.finish(result)
-
-    def close(self) -> None:
-        """Write what waits; nothing is live any more."""
-        self.usage.write(0.0, everything=True)
-        with suppress(OSError):
-            self.live_path.unlink(missing_ok=True)
 
 
 class UsageLog:

@@ -1,0 +1,181 @@
+"""What a run prints and shows: written into its folder, where viewers read it.
+
+    output.log    the lines of ranks, merged, and the launcher's own, as a terminal prints them
+    state.json    the run at this moment, replaced once a second
+    events.jsonl  what happened, see `event_log`
+    usage.jsonl   how busy every host is, over time
+
+The terminal, `attach` and `status` only read these, so nobody who looks can hold up a run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from rackrun.launcher.output.console import (
+    NOTE,
+    last_line,
+    line_prefix,
+    next_commands,
+    summary,
+)
+from rackrun.launcher.output.event_log import EventLog
+from rackrun.launcher.output.merge import Line, LogMerger, Shown
+from rackrun.launcher.output.run_view import view
+from rackrun.launcher.output.usage_log import UsageLog
+from rackrun.launcher.run.events import Event, Output, RankEnded, Usage
+from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.state import RunState
+from rackrun.terminal import clean_lines
+
+STATE_SECONDS = 1.0
+STATE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
+
+
+class Reader(Protocol):
+    """Who reads the output of a run while it is written."""
+
+    @property
+    def closed(self) -> bool:
+        """Return True once the reader has gone, and wants no more of the run."""
+
+    def finish(self, patiently: bool) -> None:
+        """Wait until all is read; unless patiently, only while the reader makes progress."""
+
+
+Show: TypeAlias = Callable[[Job], Reader]
+"""Lets somebody read a run from its first line on."""
+
+
+class RunOutput(AbstractContextManager["RunOutput"]):
+    """The output of a run through all its attempts; its context ends once all is read."""
+
+    def __init__(self, job: Job, show: Show) -> None:
+        """Create the files; `show` is called once there is a plan."""
+        self.folder = job.folder
+        self.events = EventLog(job.folder.events)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        self._file = os.open(job.folder.output, flags, 0o600)
+        self._show = show
+        self._reader: Reader | None = None
+        self._is_done = False
+        self._refused = False
+        """The disk takes no more: lines go straight to the terminal."""
+
+    def __exit__(self, *reason: object) -> None:
+        if self._reader is not None:
+            self._reader.finish(patiently=self._is_done)
+
+    @property
+    def closed(self) -> bool:
+        """Return True once the reader of the output has gone."""
+        return self._reader is not None and self._reader.closed
+
+    def begin(self, job: Job, plan: Plan) -> None:
+        """Begin an attempt, whose plan is written."""
+        self.plan, self._name = plan, job.work.name
+        self._merger = LogMerger(fold=plan.world_size > 1)
+        self._usage = UsageLog(self.folder.usage, {host.node: host.name for host in plan.hosts})
+        self._state_at = 0.0
+        self.events.begin(job.folder.attempt, plan)
+        if self._reader is None:
+            self._reader = self._show(job)
+
+    def show(self, event: Event) -> None:
+        """Take an event; the traceback of a rank that failed is left for the end."""
+        if isinstance(event, Output):
+            if event.rank is not None:
+                self._merger.feed(event)
+            return
+        if isinstance(event, RankEnded) and event.exit_code:
+            self._merger.forget(event.rank)
+        elif isinstance(event, Usage):
+            self._usage.add(event, time.time())
+        self.events.add(event)
+
+    def note(self, text: str) -> None:
+        """Write a line of the launcher's own, if there is one."""
+        if text:
+            self._write("".join(f"{NOTE}{line}\n" for line in clean_lines(text).split("\n")))
+
+    def draw(self, run: RunState, now: float) -> None:
+        """Write what has come since the last time."""
+        self._write_lines(self._merger.take(now))
+        self._usage.write(now)
+        if now >= self._state_at:
+            began = time.perf_counter()
+            state = view(run, self._name, self.folder, now, self._merger.last)
+            _replace(self.folder.state, msgspec.json.encode(state))
+            taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
+            self._state_at = now + max(STATE_SECONDS, STATE_SHARE * taken)
+
+    def finish(self, result: Result) -> None:
+        """Write how an attempt ended: the traceback, the results, and one last line."""
+        self._write_lines(self._merger.take(time.monotonic(), everything=True))
+        if result.traceback:
+            self._write(f"{clean_lines(result.traceback.rstrip())}\n")
+        for name, value in (*summary(result), *next_commands(result, self.plan)):
+            self.note(f"{name}: {value}")
+        self.note(last_line(result))
+        self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)
+
+    def end_attempt(self) -> None:
+        """Write what waits; nothing is live any more."""
+        self._usage.write(0.0, everything=True)
+        with suppress(OSError):
+            self.folder.state.unlink(missing_ok=True)
+
+    def end(self, result: Result) -> None:
+        """Write the end of the run."""
+        self._is_done = result.verdict == "done"
+        self.events.end(result.exit_code)
+
+    def _write_lines(self, shown: list[Shown]) -> None:
+        for item in shown:
+            who = line_prefix(self.plan, item.sources)
+            start = f"{who} | " if who else ""
+            if isinstance(item, Line):
+                self._write(f"{start}{item.text}\n")
+            elif item.clean:
+                self._write_bytes(_with_prefix(item.data, start.encode()))
+            else:
+                self._write("".join(f"{start}{line}\n" for line in item.lines()))
+
+    def _write(self, text: str) -> None:
+        self._write_bytes(text.encode("utf-8", "replace"))
+
+    def _write_bytes(self, data: bytes) -> None:
+        size = 0 if self._refused else os.fstat(self._file).st_size
+        try:
+            written = 0 if self._refused else os.write(self._file, data)
+        except OSError:
+            written = 0
+        if written < len(data):
+            if not self._refused:
+                self._refused = True
+                with suppress(OSError):  # half a line
+                    os.ftruncate(self._file, size)
+            with suppress(OSError):
+                os.write(2 if data.startswith(NOTE.encode()) else 1, data)
+
+
+def _with_prefix(lines: bytes, start: bytes) -> bytes:
+    # whole lines; without a prefix the same bytes, and no copy of a flood
+    return start + lines[:-1].replace(b"\n", b"\n" + start) + b"\n" if start else lines
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # Without the fsync of `atomic`: written every second, it means nothing after a crash.
+    partial = path.with_name(f".{path.name}.partial")
+    with suppress(OSError):  # a full disk does not end the run
+        partial.write_bytes(content)
+        partial.replace(path)
