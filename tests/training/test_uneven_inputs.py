@@ -27,6 +27,15 @@ def test_models_that_exchange_more_than_gradients_take_the_even_way(monkeypatch)
     assert why_not_join(plain, optimizer) == "torch checks every collective"
 
 
+def test_gradients_that_travel_in_another_form_take_the_even_way(monkeypatch):
+    """Join mirrors the exchange of plain ones alone."""
+    monkeypatch.setattr(Ranks, "ddp", lambda ranks, model: model)
+    for gradients in ("float32", "bfloat16"):
+        config = Config(grad_compression=gradients)
+        sync = GradientSync(config, TWO, TrainingState(nn.Linear(2, 2), config))
+        assert ("another form" in sync.remark(1)) == (gradients == "bfloat16")
+
+
 def statistics(norm: nn.Module) -> torch.Tensor:
     return torch.cat([norm.get_buffer(name).clone() for name in ("running_mean", "running_var")])
 
@@ -39,7 +48,7 @@ def test_a_norm_with_one_value_per_channel_uses_its_running_statistics():
     )
     wide, narrow = model[1], model[5]
     with pytest.raises(UsageError, match="the batch norm 5 has one value per channel"):  # noqa: SIM117
-        with norms_of_one_image(model):
+        with norms_of_one_image(model, compiled=False):
             model(torch.rand(1, 3, 8, 8))
     for images, changed in ((0, []), (2, [wide, narrow]), (1, [wide])):
         before = {norm: statistics(norm) for norm in (wide, narrow)}

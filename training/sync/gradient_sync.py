@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
+from rackrun.training.config import Config
 from rackrun.training.ranks import Ranks, without_exchange
 from rackrun.training.settings.ranks import SyncSettings
 from rackrun.training.state import TrainingState
@@ -28,16 +28,18 @@ from rackrun.training.sync.uneven_inputs import UnevenInputs, has_own_norms, nor
 class GradientSync:
     """Makes every step of this rank a step of all ranks."""
 
-    def __init__(self, config: SyncSettings, ranks: Ranks, state: TrainingState) -> None:
+    def __init__(self, config: Config, ranks: Ranks, state: TrainingState) -> None:
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""
         self._ranks = ranks
         self._state = state
+        self._compiled = config.compile
         self._uneven: UnevenInputs | None = None
         if ranks.world > 1:
-            # Before UnevenInputs looks: Join cannot serve gradients that travel in another form.
             register_comm_hook(self.model, config)
-            self._uneven = UnevenInputs(ranks, self.model, state)
+            is_plain = config.grad_compression == "float32"
+            obstacle = "" if is_plain else "gradients travel in another form"
+            self._uneven = UnevenInputs(ranks, self.model, state, obstacle)
 
     def remark(self, last_samples: int) -> str:
         """Return a line about a last step with this many samples; empty if it is as any other."""
@@ -63,7 +65,7 @@ class GradientSync:
         # DDP must be left out during forward already: that is where it prepares its exchange.
         with (
             nullcontext() if is_last else without_exchange(self.model),
-            norms_of_one_image(self._state.model) if images == 1 else nullcontext(),
+            norms_of_one_image(self._state.model, self._compiled) if images == 1 else nullcontext(),
         ):
             yield
 
@@ -77,8 +79,8 @@ def register_comm_hook(model: nn.Module, config: SyncSettings) -> None:
         model.register_comm_hook(None, _in_bfloat16)
 
 
-def _in_bfloat16(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    whole = bucket.buffer()
+def _in_bfloat16(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    whole = bucket.buffer()  # of a torch.distributed.GradBucket
     # Divided before the sum: DDP expects a mean, and takes what the hook leaves as it is.
     short = whole.to(torch.bfloat16).div_(dist.get_world_size())
     exchange = dist.all_reduce(short, async_op=True)

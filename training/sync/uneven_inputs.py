@@ -41,11 +41,14 @@ from rackrun.training.state import TrainingState
 class UnevenInputs:
     """How the ranks of a run take a step with fewer samples than ranks."""
 
-    def __init__(self, ranks: Ranks, model: nn.Module, state: TrainingState) -> None:
+    def __init__(
+        self, ranks: Ranks, model: nn.Module, state: TrainingState, obstacle: str = ""
+    ) -> None:
+        """Take what Join cannot serve, beside what the model shows."""
         self.ranks = ranks
         self.model = model
         self.state = state
-        self.obstacle = why_not_join(model, state.optimizer)
+        self.obstacle = obstacle or why_not_join(model, state.optimizer)
 
     def remark(self, last: int) -> str:
         """Return a line about a last step with this many samples; empty if it is as any other."""
@@ -76,8 +79,6 @@ def why_not_join(model: nn.Module, optimizer: Optimizer) -> str:
         return "batch norms exchange their statistics"
     if isinstance(model, DistributedDataParallel) and model.static_graph:
         return "the graph is static"
-    if isinstance(model, DistributedDataParallel) and model._comm_hooks:
-        return "gradients travel in another form"
     if isinstance(optimizer, Joinable):  # torch.distributed.optim.ZeroRedundancyOptimizer
         return "the optimizer's state is sharded"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
@@ -144,7 +145,7 @@ def _is_own_norm(module: nn.Module) -> bool:
 
 
 @contextmanager
-def norms_of_one_image(model: nn.Module) -> Iterator[None]:
+def norms_of_one_image(model: nn.Module, compiled: bool) -> Iterator[None]:
     """Compute a part of a single image: norms of one value per channel use running statistics."""
     trained = {  # frozen ones use their running statistics anyway
         name: module
@@ -159,7 +160,6 @@ def norms_of_one_image(model: nn.Module) -> Iterator[None]:
         for name, norm in trained.items()
     ]
     # Compiled code would not know of the hooks, and another compilation takes minutes.
-    compiled = model._compiled_call_impl is not None
     try:
         with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
             yield
