@@ -40,11 +40,6 @@ def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights():
     assert weights is not None and weights.tolist() == pytest.approx([2 / 3, 2, 2])
 
 
-def test_without_weights_nothing_is_counted():
-    """The labels of a large data set are not read for nothing."""
-    assert class_weights("", CLASSES, lambda: pytest.fail("counted")) is None
-
-
 @pytest.mark.parametrize(
     ("options", "shares"),
     [

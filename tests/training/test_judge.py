@@ -110,25 +110,6 @@ def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
     }
 
 
-def test_calibration_bins_are_closed_above():
-    """Probabilities all over the scale are counted in the bins of Guo et al., ((m - 1)/15, m/15],
-    with their edges, and the calibration error is that of the definition."""
-    random = np.random.default_rng(5)
-    edges = np.arange(8, 15) / 15  # of two classes, the predicted one has more than a half
-    confidence = np.concatenate([random.uniform(0.5, 1.0, 2000), edges - 1e-4, edges + 1e-4])
-    shares = torch.from_numpy(np.stack([confidence, 1 - confidence], 1))
-    labels = torch.from_numpy((random.random(len(confidence)) > confidence**2).astype(np.int64))
-    table = Table(2)
-    table.add(shares.log(), Batch(torch.zeros(len(labels), 3, 1, 1), labels))
-    evaluations = table.scores(Ranks(0, 1, 0, 1, CPU))
-
-    right = labels.numpy() == 0
-    members = [(confidence > m / 15) & (confidence <= (m + 1) / 15) for m in range(15)]
-    gaps = [abs((right[each] - confidence[each]).sum()) for each in members]
-    assert [each.samples for each in evaluations.bins] == [int(each.sum()) for each in members]
-    assert evaluations.calibration_error == pytest.approx(sum(gaps) / len(labels), abs=1e-9)
-
-
 @pytest.mark.parametrize("flip", [False, True])
 def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp_path, flip):
     """Loss, accuracy, confusion, calibration, classes and CSV agree with a loop by hand."""
