@@ -168,8 +168,6 @@ class Hosts(NetLab):
         parts: dict[str, list[int]] = {}
         for pid, line in lines.items():
             kind = "daemon" if line == DAEMON else "loader" if line == LOADER else ""
-            if "rackrun.shards.peers.server" in line:
-                kind = "cache"
             if kind:
                 parts.setdefault(kind, []).append(pid)
         ranks = {parent_of(pid) for pid in parts.get("loader", [])}
@@ -222,7 +220,7 @@ class Hosts(NetLab):
 
     @cached_property
     def many_shards(self) -> Path:
-        """Return one that is larger than the cache of a host in rounds of cache peers."""
+        """Return one that is larger than the cache of a host."""
         return drawn_shards(self.folder, 400, "--shards", "8")
 
     def stop(self) -> None:

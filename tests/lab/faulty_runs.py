@@ -126,7 +126,7 @@ class Run:
 
     def processes(self, kind: str) -> list[int]:
         """Return the processes of a kind: rank, loader, daemon, shim, torchrun, agent, guard,
-        session, controller or cache on the host of the fault; launcher, or its nginx; or all."""
+        session or controller on the host of the fault; launcher, or its nginx; or all."""
         if kind == "launcher":
             return [self.process.pid]
         if kind == "nginx":
@@ -459,17 +459,19 @@ class ServedRun(Run):
 
 
 class CachedRun(ServedRun):
-    """The same on hosts that share their caches, of which none has room for all of the data."""
+    """The same on hosts that keep shards in a cache, of which none has room for all of them."""
 
-    task = ("--cache", "/tmp/cache", "--cache-size", "0.003", "--epochs", "30")
+    task = ("--cache", "/tmp/cache", "--cache-size", "0.003", "--epochs", "10")
 
     def data(self) -> Path:
         """Return more of them."""
         return self.hosts.many_shards
 
-    def spoil_blocks(self) -> None:
-        """Change a byte in the middle of every block that the host keeps."""
-        for path in self.hosts.tmp(self.number).glob("cache/*/??/*-*"):
+    def spoil_cache(self) -> None:
+        """Change a byte in the middle of every shard that the host keeps."""
+        folder = self.hosts.tmp(self.number)
+        kept = until(lambda: list(folder.glob("cache/*/*/*.tar")), "a shard is kept", 60)
+        for path in kept:
             with suppress(FileNotFoundError), path.open("r+b") as file:
                 file.seek(path.stat().st_size // 2)
                 byte = file.read(1)

@@ -131,14 +131,3 @@ class Softmax(Small):
 
     def forward(self, images):
         return super().forward(images).softmax(1)
-
-
-class Wrapped(nn.Module):
-    """One that holds a published net below a name of its own."""
-
-    def __init__(self, num_classes):
-        super().__init__()
-        self.net = Small(num_classes)
-
-    def forward(self, images):
-        return self.net(images * 0.5)

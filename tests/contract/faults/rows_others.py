@@ -64,7 +64,7 @@ NODE = [
 
 
 def served(name, hurt, kind="served", **more):
-    """Return a row for real training that goes on, on data that the launcher or hosts serve."""
+    """Return a row for real training that goes on, on data that the launcher serves."""
     return Fault(name, (0,), "done", 90.0, hurt, started_as=kind, rank_seconds=30.0, **more)
 
 
@@ -80,9 +80,7 @@ SERVED = [
     served("rank-KILL", sends("rank", "KILL"), options=RETRY),
     served("cable-flaps", lambda run: run.flap()),
     served("nothing", lambda run: None, "cached"),
-    served("cache-KILL", sends("cache", "KILL"), "cached"),
-    served("cache-STOP", sends("cache", "STOP"), "cached"),
-    served("wrong-bytes", lambda run: run.spoil_blocks(), "cached"),
+    served("wrong-bytes", lambda run: run.spoil_cache(), "cached"),
     served("tmp-full", lambda run: run.fill_tmp(), "cached", heal=lambda run: run.empty_tmp()),
     served("cable-flaps", lambda run: run.flap(), "cached"),
 ]
