@@ -18,6 +18,7 @@ too; of those, only the outermost refuses unknown fields.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -31,6 +32,8 @@ MOST_VALUES = 2 << 20
 MOST_LETTERS = 300  # of a message, which may quote a name from the data
 
 T = TypeVar("T")
+
+_PREPARING, _PREPARED = threading.Lock(), set[Any]()
 
 
 class Misshapen(ValueError):
@@ -109,11 +112,20 @@ def shaped(value: object, shape: Any, where: str = "it") -> Any:
             known = {field.name for field in dataclasses.fields(shape)}
             if unknown := value.keys() - known:
                 raise Misshapen(f"{where}: unknown field {one_line(min(map(str, unknown)))[:40]!r}")
+        _prepare(shape)
         return msgspec.convert(value, shape, dec_hook=_as_path)
     except (msgspec.ValidationError, TypeError, RecursionError) as error:
         rule, _, path = str(error).partition(" - at `$")
         place = f"{where}{path.rstrip('`')}"
         raise Misshapen(one_line(f"{place}: {rule}")[:MOST_LETTERS]) from None
+
+
+def _prepare(shape: Any) -> None:
+    """Have msgspec describe a type to itself, which crashes if threads do it at the same time."""
+    with _PREPARING:
+        if shape not in _PREPARED:
+            msgspec.json.Decoder(shape, dec_hook=_as_path)
+            _PREPARED.add(shape)
 
 
 def _as_path(shape: type, value: object) -> Path:

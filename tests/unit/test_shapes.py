@@ -173,3 +173,22 @@ def test_a_json_bomb_costs_little_memory(kind, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script, bomb], capture_output=True, text=True)
     assert int(done.stdout) < 300, done.stdout
+
+
+def test_threads_may_meet_a_shape_at_the_same_time():
+    """As probes of many hosts do; msgspec alone crashed in two of fifteen tries."""
+    script = (
+        "import sys, threading; sys.setswitchinterval(1e-6)\n"
+        "from rackrun.launcher.preflight.replies import checked_reply\n"
+        "start = threading.Barrier(32)\n"
+        "def ask():\n"
+        "    start.wait()\n"
+        "    checked_reply('gpus', {'gpus': [{'name': 'x', 'total': 1, 'used': 1}]})\n"
+        "    checked_reply('clock', {'time': 1.0})\n"
+        "threads = [threading.Thread(target=ask) for _ in range(32)]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    for _ in range(5):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
