@@ -46,17 +46,21 @@ def test_every_layout_gives_the_same_images_with_the_same_labels(layout, small_i
     assert converted(LAYOUTS[layout](small_imagenet, tmp_path)) == expected
 
 
+def named(small: SmallImageNet) -> tuple[str, ...]:
+    return tuple(f"{wnid} {small.words(wnid)}" for wnid in small.wnids)
+
+
 @pytest.mark.parametrize("layout", ["official archives", "Kaggle's tree", "Kaggle's zip"])
 def test_a_class_is_its_wnid_and_its_words(layout, small_imagenet, tmp_path):
     """Two classes are called crane; the table of classes distinguishes them."""
     classes = listing(LAYOUTS[layout](small_imagenet, tmp_path), PART).classes
-    assert [name.split(" ", 1)[0] for name in classes] == small_imagenet.wnids
+    assert classes == named(small_imagenet)
     assert "n02012849 crane" in classes and "n03126707 crane" in classes
 
 
 def test_class_folders_alone_need_no_devkit(small_imagenet, tmp_path):
-    """Where every image lies in a folder of its class, the wnids are the classes."""
-    assert listing(small_imagenet.folders(tmp_path), PART).classes == tuple(small_imagenet.wnids)
+    """Where every image lies in a folder of its class, the folders are the classes."""
+    assert listing(small_imagenet.folders(tmp_path), PART).classes == named(small_imagenet)
 
 
 @pytest.mark.parametrize("names", [TARS, TARS[:1], TARS[1:]], ids=str)
@@ -67,7 +71,7 @@ def test_tars_beside_sorted_class_folders_need_no_devkit(names, small_imagenet, 
     for name in names:
         (source / name).write_bytes(b"no longer needed")
     assert converted(source) == expected
-    assert listing(source, PART).classes == tuple(small_imagenet.wnids)
+    assert listing(source, PART).classes == named(small_imagenet)
 
 
 def test_nothing_is_extracted(small_imagenet, tmp_path):
