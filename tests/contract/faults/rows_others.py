@@ -21,10 +21,11 @@ DETACHED = [
         short=True,
     ),
     goes_on("controller-HUP", sends("controller", "HUP"), started_as="detached"),
+    goes_on("controller-INT", sends("controller", "INT"), started_as="detached"),
     detached("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop"), short=True, weight=2),
     detached("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), weight=2),
     detached("agent-KILL", (75,), "{victim}", LOST + 5, sends("agent", "KILL"), short=True),
-    detached("attach-INT", (130, -2), "", SOON, sends("launcher", "INT"), rank_seconds=3.0),
+    detached("attach-INT", (0, 130, -2), "", SOON, sends("launcher", "INT"), rank_seconds=3.0),
     detached(
         *("power-cut", (75,), "{victim}", LOST + 5, lambda run: run.cut_power()),
         heal=lambda run: run.boot(),
