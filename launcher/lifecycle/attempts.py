@@ -223,7 +223,8 @@ class Launch:
 def _between_attempts(result: Result, interrupt: KeyboardInterrupt) -> Result:
     number = int(interrupt.args[0]) if interrupt.args else signal.SIGINT
     cause = "stopped between two attempts"
-    return replace(result, verdict="interrupted", exit_code=128 + number, cause=cause)
+    ended = replace(result, verdict="interrupted", exit_code=128 + number, cause=cause)
+    return replace(ended, host=None, rank=None, log=None, traceback="")
 
 
 @dataclass

@@ -120,6 +120,41 @@ def test_stop_lets_the_ranks_save_and_verifies_every_host(detached):
     assert detached.result_of("attach")[0] == 130
 
 
+def test_stop_ends_a_run_between_two_attempts(detached):
+    """An attempt has failed and the hosts are looked at again, which takes its time."""
+    failed = detached.work / "failed"
+    slow = detached.work / "python"
+    python = detached.lab.cheap_python()
+    slow.write_text(f'#!/bin/sh\n[ -e {failed} ] && sleep 30\nexec {python} "$@"\n')
+    slow.chmod(0o755)
+    hosts = str(detached.lab.write_hosts(f"python={slow} workdir={detached.work} slots=1"))
+    script = f"import pathlib, sys; pathlib.Path({str(failed)!r}).touch(); sys.exit(3)"
+    detached.detach("--max-restarts", "1", hosts, "--", sys.executable, "-c", script)
+    output = detached.folder / "output.log"
+    until(lambda: "restart 1 of 1" in output.read_text(), "it is to start again", 60)
+    code, _, err = detached.result_of("stop")
+    assert (code, "interrupted: stopped between two attempts" in err) == (0, True), err
+    result = json.loads((detached.folder / "result.json").read_text())
+    assert (result["exit_code"], len(result["attempts"])) == (130, 1)
+    detached.wait_until_clean(60)  # the look at a host ends as slowly as it began
+
+
+def test_a_launch_that_waits_for_hosts_is_detached_once_it_has_them(detached):
+    """Meanwhile what was typed says so, and that a forwarded agent would not outlive the login."""
+    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    agent = {"SSH_CONNECTION": "1 1 1 1", "SSH_AUTH_SOCK": "/tmp/ssh-none/agent.1"}
+    typed = detached.start_detached("0", "--wait", detached.hosts, *counting(1, 0), env=agent)
+    assert typed.process.stderr is not None
+    lines = iter(typed.process.stderr.readline, "")
+    assert "those of a forwarded agent" in next(lines)
+    assert any("waiting (Ctrl-C ends the wait)" in line for line in lines)
+    assert detached.result_of("stop", "--force")[0] == 0
+    code, out, err = typed.wait_for_end()
+    assert code == 0, err
+    detached.run = out.strip()
+    assert detached.result_of("attach")[0] == 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_no_host_outlives_the_controller(detached, how):
     """It is killed: all are clean within the lease, and attach says that it is gone."""
