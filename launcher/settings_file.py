@@ -32,6 +32,7 @@ from rackrun.commandline.options import options
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.run.settings import Options
+from rackrun.plain_tars import PIPE, parts_of
 from rackrun.user_code.tasks import find_task, known_tasks
 
 KEYS = ("launch", "typed", "command", "launcher")
@@ -106,6 +107,9 @@ def _table(path: Path, name: str, content: object) -> Table:
         is_plain = isinstance(value, bool | int | float | str)
         if not is_plain and not _is_a(value, tuple):
             raise UsageError(f"{path}: {name}.{key}: must be one value or a list of texts")
+        is_command = isinstance(value, str) and any(p.startswith(PIPE) for p in parts_of(value))
+        if is_command and key.replace("_", "-") in ("data", "eval-data"):
+            raise UsageError(f"{path}: {name}.{key}: {PIPE} is taken from the command line only")
     return {key.replace("_", "-"): value for key, value in content.items()}
 
 

@@ -2,6 +2,8 @@
 
     python -m rackrun.shards.check DATA [--every-shard]
 
+Of tars without an index, the first one is opened, or each.
+
 Prints its name and its splits as JSON; a Problem where the manifest or a shard cannot be read. A
 byte of the first shard is read, or of each.
 """
@@ -12,9 +14,13 @@ import json
 import sys
 
 from rackrun.commandline.program import run
+from rackrun.errors import DataError
+from rackrun.plain_tars import PIPE, are_plain_tars, expanded
 from rackrun.shards.http_source import HttpSource, Timeouts
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
+from rackrun.shards.tar_streams import opened
+from rackrun.shards.writer import BLOCK
 
 TIMEOUTS = Timeouts(stall_seconds=5.0, total_seconds=15.0, first_seconds=1.0)
 """Somebody waits for the answer, and a launch may be typed again."""
@@ -24,6 +30,12 @@ MOST_SPLITS = 16
 def main(args: list[str]) -> None:
     """Read the manifest, and a byte of the first shard or of all."""
     location, *every_shard = args
+    if are_plain_tars(location):
+        tars = expanded(location)
+        for tar in tars if every_shard else tars[:1]:
+            _read_a_block(tar)
+        sys.stdout.write(json.dumps({"dataset": "tars", "splits": []}) + "\n")
+        return
     source = _source(location)
     splits = [split for split in source.manifest.splits if split.shards]
     shards = [shard for split in splits for shard in split.shards]
@@ -31,6 +43,14 @@ def main(args: list[str]) -> None:
         source.read(shard, 0, 1)
     names = [split.name for split in splits[:MOST_SPLITS]]
     sys.stdout.write(json.dumps({"dataset": source.manifest.dataset, "splits": names}) + "\n")
+
+
+def _read_a_block(tar: str) -> None:
+    if tar.startswith(PIPE):  # the command runs where it is read, not before
+        return
+    with opened(tar) as stream:
+        if len(stream.read(BLOCK)) < BLOCK:
+            raise DataError(f"{tar}: not a tar: it is empty")
 
 
 def _source(location: str) -> Source:

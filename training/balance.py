@@ -22,7 +22,7 @@ import numpy.typing as npt
 from torch import nn
 
 from rackrun.training.config import Config
-from rackrun.training.data.open import Data
+from rackrun.training.data.interface import Data
 from rackrun.training.data.order import MOST_SHARE, Cut, Numbers
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun

@@ -16,6 +16,7 @@ from rackrun.commandline.conditions import (
 )
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.plain_tars import are_plain_tars
 from rackrun.training.config import Config
 from rackrun.training.settings.optim import BODY
 
@@ -80,6 +81,17 @@ CONDITIONS = (
         "--cache FOLDER",
     ),
     _only_with("bad_samples", "quarantine", "bad_samples_limit"),
+    Condition(
+        ("classes", "num_classes", "label_field", "eval_data"),
+        lambda config: are_plain_tars(config.data),
+        "the index of a data set has its classes and splits; this is for tars without one",
+    ),
+    Condition(
+        ("cache", "eval_split"),
+        lambda config: not are_plain_tars(config.data),
+        "tars without an index have no splits, and no digests to keep them by",
+        "--eval-data TARS to evaluate",
+    ),
 )
 
 EVALUATED = ("patience", "plateau_epochs", "eval_flip", "eval_every_epochs")
@@ -114,12 +126,13 @@ def refuse_evaluations(config: Config, typed: Collection[str]) -> None:
         for name, value in BY_EVALUATION.items()
         if name in typed and getattr(config, name) == value
     ]
-    problems = [
-        f"{as_typed(config, name)} has no effect: {config.data} has no split"
-        f" {config.eval_split!r} to evaluate; leave it out, or hold one out with"
-        f" {called('convert')}"
-        for name in names
-    ]
+    why = (
+        f"{config.data} has no split {config.eval_split!r} to evaluate; leave it out, or hold one"
+        f" out with {called('convert')}"
+    )
+    if are_plain_tars(config.data):
+        why = "there is nothing to evaluate; leave it out, or type --eval-data TARS"
+    problems = [f"{as_typed(config, name)} has no effect: {why}" for name in names]
     if problems:
         raise UsageError("; ".join(problems))
 

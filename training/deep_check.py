@@ -13,7 +13,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,16 @@ import torch
 import torch.distributed as dist
 
 from rackrun.commandline.parser import parse
+from rackrun.plain_tars import are_plain_tars, expanded
 from rackrun.shards.open import open_source
+from rackrun.shards.source import Stored
+from rackrun.shards.tar_streams import opened
 from rackrun.training.config import Config
 from rackrun.training.device import set_up
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import joined
 
+READ_BYTES = 4 << 20
 LEAST_BLOCK, LARGEST_BLOCK = 1 << 16, 1 << 26  # bytes
 EXCHANGE_SECONDS = 0.05  # which a block should take
 LINKS_SECONDS = 60.0  # of all rounds together
@@ -188,15 +193,29 @@ def compute(config: Config, ranks: Ranks, seconds: float) -> float:
 
 def reading(data: str, host: int, seconds: float) -> float:
     """Return MB/s at which shards come; each host begins at another one."""
-    source = open_source(data)
-    shards = [shard for split in source.manifest.splits for shard in split.shards]
     began, taken = time.perf_counter(), 0
-    for number in range(len(shards)):
-        for block in source.stream(shards[(host + number) % len(shards)]):
+    blocks = _plain_blocks(data, host) if are_plain_tars(data) else _blocks(data, host)
+    with closing(blocks):
+        for block in blocks:
             taken += len(block)
             if time.perf_counter() > began + seconds:
-                return taken / 1e6 / (time.perf_counter() - began)
+                break
     return taken / 1e6 / (time.perf_counter() - began)
+
+
+def _blocks(data: str, host: int) -> Generator[Stored]:
+    source = open_source(data)
+    shards = [shard for split in source.manifest.splits for shard in split.shards]
+    for number in range(len(shards)):
+        yield from source.stream(shards[(host + number) % len(shards)])
+
+
+def _plain_blocks(data: str, host: int) -> Generator[Stored]:
+    tars = expanded(data)
+    for number in range(len(tars)):
+        with opened(tars[(host + number) % len(tars)]) as stream:
+            while block := stream.read(READ_BYTES):
+                yield block
 
 
 def report(measurements: Measured, hosts: Sequence[str]) -> list[str]:

@@ -24,6 +24,7 @@ from rackrun.terminal import one_line
 from rackrun.training.conditions import adapted_defaults
 from rackrun.training.config import Config
 from rackrun.training.data.loader import worker_count
+from rackrun.training.data.tars import NOT_VERIFIED
 from rackrun.training.differences import short
 from rackrun.training.layers import heads_of
 from rackrun.training.models.named import is_own
@@ -54,6 +55,7 @@ def facts_of(run: TrainingRun) -> Facts:
         "dataset": data.dataset,
         "data_version": max((folder_and_version(each)[1] for each in data.versions), default=0),
         "images": 0 if config.synthetic else data.rows,
+        "tars": data.tars,
         "classes": len(data.classes),
         "model": config.model,
         "parameters": sum(weight.numel() for weight in run.state.model.parameters()),
@@ -90,7 +92,8 @@ def lines_of(run: TrainingRun, facts: Facts) -> Iterator[str]:
     stages, classes = run.schedule.stages_from(state.epoch), run.data.classes
     head = next(reversed(heads_of(state.model, len(classes))), "")
     yield from stage_lines(run.config, stages, head, _first_weights(run))
-    if run.ranks.first and not run.config.synthetic:  # it reads the labels of all rows
+    knows_sizes = not (run.config.synthetic or run.data.tars)
+    if run.ranks.first and knows_sizes:  # it reads the labels of all rows
         sizes, evaluated = run.data.class_sizes(), run.data.evaluated_sizes()
         yield from class_lines(run.config, classes, sizes, evaluated)
 
@@ -188,12 +191,15 @@ def _named(numbers: Sequence[int], classes: Sequence[str], why: str = "") -> str
 def remarks(run: TrainingRun) -> list[str]:
     """Return the lines that not every run has: what was adapted, scaled, or left out."""
     config, texts = run.config, list(run.version_remarks)
+    if run.data.tars:
+        texts.append(NOT_VERIFIED)
     if not run.data.has_evaluation:
         adapted = adapted_defaults(config)
-        texts.append(
-            f"{config.data} has no split {config.eval_split!r}: trains without evaluation"
-            f"{adapted and f', with {adapted}'}; {called('convert')} can hold one out"
-        )
+        why = f"{config.data} has no split {config.eval_split!r}"
+        remedy = f"{called('convert')} can hold one out"
+        if run.data.tars:
+            why, remedy = "no --eval-data", "name tars with it to evaluate"
+        texts.append(f"{why}: trains without evaluation{adapted and f', with {adapted}'}; {remedy}")
     if remark := run.compute.remark(config):
         texts.append(remark)
     if config.scale_lr:
@@ -209,6 +215,12 @@ def images(facts: Facts) -> list[str]:
     of_classes = f"in {plural(facts['classes'], 'class', 'classes')}"
     if not facts["images"]:
         return [f"synthetic images {of_classes}"]
+    if facts.get("tars"):
+        epoch = plural(facts["images"], "image")
+        return [
+            f"{plural(facts['tars'], 'tar')} without an index {of_classes}",
+            f"{epoch} an epoch",
+        ]
     version = f", version {facts['data_version']}" if facts.get("data_version", 0) > 1 else ""
     return [f"{facts['dataset']}{version}", f"{plural(facts['images'], 'image')} {of_classes}"]
 

@@ -11,6 +11,7 @@ import torch
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.errors import SaveError
+from rackrun.plain_tars import are_plain_tars
 from rackrun.run_folder import RUNS, RunFolder, new_run_folder
 from rackrun.runs import final_weights
 from rackrun.shapes import Misshapen, between, shaped
@@ -36,7 +37,7 @@ def train(task: str, **settings: object) -> RunFolder:
     config, typed = entry.settings_of(source, f"{called('local')} {task}", words)
     entry.checked(source, config, typed, is_here=True)
     refuse_ineffective(config, typed)
-    if not config.synthetic:
+    if not config.synthetic and not are_plain_tars(config.data):
         _ = open_source(config.data).manifest  # refused before there is a folder
     given = config.run_folder or os.environ.get(variables.RUN_FOLDER)
     folder = RunFolder(Path(given)) if given else new_run_folder(RUNS, task_of(source).name)

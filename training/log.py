@@ -24,7 +24,7 @@ from rackrun.reports import Reporter, rank_number
 from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling
-from rackrun.training.data.open import Data
+from rackrun.training.data.interface import Data
 from rackrun.training.divergence import check_finite
 from rackrun.training.lines import (
     Pace,

@@ -7,18 +7,22 @@ data that only hosts have.
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 
+from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
+from rackrun.plain_tars import PIPE, WEB, are_plain_tars, expanded
 from rackrun.shard_folder import why_no_splits
 from rackrun.shards.open import open_source
+from rackrun.terminal import one_line
 from rackrun.training.conditions import refuse_evaluations
 from rackrun.training.config import Config
-from rackrun.training.data.mixture import class_number, class_weights_in, weights_in
+from rackrun.training.data.mixture import BALANCED, class_number, class_weights_in, weights_in
 from rackrun.training.models.registered import TIMM, refuse_unknown, refuse_unpublished, registered
 from rackrun.training.run.compatibility import check_settings, own_models
 from rackrun.training.run.data_version import is_local_folder
@@ -56,8 +60,13 @@ def precheck(
     if is_here and config.compile and (why := why_no_compiler()):
         raise UsageError(why)
     splits = (TRAIN, *([config.eval_split] if "eval_split" in typed else ()))
-    needed = () if config.synthetic else splits  # data may lack the split of a default
-    _check_data(config, needed, typed)
+    is_plain = are_plain_tars(config.data)
+    # Data may lack the split of a default.
+    needed = () if config.synthetic or is_plain else splits
+    if is_plain:
+        _check_plain(config, typed, is_here)
+    else:
+        _check_data(config, needed, typed)
     most, why_not_more = most_ranks(config)
     needs_timm = config.model.startswith(TIMM) or config.optimizer == "lamb"
     parts = (config.model, config.optimizer, config.lr_schedule)
@@ -84,8 +93,29 @@ def _names(settings: type[Config]) -> set[str]:
 
 def class_count(config: Config) -> int:
     """Return the number of classes of the data, or of some where only hosts can read them."""
+    if config.num_classes:
+        return config.num_classes
     is_here = is_local_folder(config.data)
     return len(open_source(config.data).manifest.classes) if is_here else SOME_CLASSES
+
+
+def _check_plain(config: Config, typed: Collection[str], is_here: bool) -> None:
+    # Where tars lie on hosts, or this machine lacks what expands their names, ranks say it.
+    if config.loss_weights == BALANCED:
+        raise UsageError(
+            "--loss-weights balanced: tars without an index do not say how many images a class has;"
+            f" type {called('convert')} index, or CLASS=WEIGHT"
+        )
+    if not config.eval_data:
+        refuse_evaluations(config, typed)
+    if not is_here or find_spec("braceexpand") is None:
+        return
+    for option, location in (("--data", config.data), ("--eval-data", config.eval_data)):
+        for tar in expanded(location):
+            if not tar.startswith((PIPE, *WEB)) and not Path(tar).is_file():
+                raise UsageError(f"{option} {one_line(location)[:80]}: no file {one_line(tar)}")
+    if config.classes and not Path(config.classes).is_file():
+        raise UsageError(f"--classes {config.classes}: no such file")
 
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:

@@ -14,7 +14,8 @@ from rackrun.reports import rank_number, send
 from rackrun.training.checkpoint import Content
 from rackrun.training.conditions import without_evaluation
 from rackrun.training.config import Config
-from rackrun.training.data.open import Data, open_data
+from rackrun.training.data.interface import Data
+from rackrun.training.data.open import open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import Compute, set_up
 from rackrun.training.dry_step import require_copy, require_plain_state

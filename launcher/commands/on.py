@@ -27,6 +27,7 @@ from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.settings import ReachOptions
+from rackrun.plain_tars import is_folder
 from rackrun.run_folder import RUNS
 
 MANAGES = ("ps", "rack", "attach", "logs", "status", "stop", "report", "predict")
@@ -169,7 +170,7 @@ def _quoted(folder: str) -> str:
 
 def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Sequence[str]) -> None:
     for value in _values(words, "--data"):
-        if "://" in value or not Path(value).exists():
+        if not is_folder(value) or not Path(value).exists():
             continue
         path = value if Path(value).is_absolute() else f"{folder}/{value}"
         test = subprocess.run([*ssh, host, f"test -e {_quoted(path)}"], check=False)

@@ -15,6 +15,7 @@ from rackrun.errors import UsageError
 from rackrun.launcher.run.job import TaskWork, Work, command_of, values_of
 from rackrun.launcher.run.nested import nested_launcher
 from rackrun.launcher.run.url import check_url
+from rackrun.plain_tars import PIPE, parts_of
 from rackrun.user_code.tasks import find_task, why_no_task
 
 
@@ -37,9 +38,10 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
         name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
     task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
-    for data in values_of(task, "--data"):
-        if "://" in data:
-            check_url(data)
+    for data in (*values_of(task, "--data"), *values_of(task, "--eval-data")):
+        for part in parts_of(data):
+            if "://" in part and not part.startswith(PIPE):
+                check_url(part)
     return task
 
 

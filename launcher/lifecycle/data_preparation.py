@@ -17,6 +17,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import TaskWork, Work, data_of, with_data
+from rackrun.plain_tars import is_folder
 from rackrun.run_folder import file_name
 from rackrun.shard_folder import holds_images
 from rackrun.units import data_size
@@ -49,7 +50,7 @@ def with_shards(work: Work) -> Work:
     Each state of such a folder has shards of its own, in the user's cache folder.
     """
     data = data_of(work)
-    if not data or "://" in data or not holds_images(Path(data)):
+    if not data or not is_folder(data) or not holds_images(Path(data)):
         return work
     with translated_os_errors(Path(data)):
         digest = hashlib.sha256(b"".join(_states(Path(data)))).hexdigest()

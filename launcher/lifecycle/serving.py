@@ -24,6 +24,7 @@ from rackrun.errors import Problem, UsageError
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Work, data_of, with_data
 from rackrun.launcher.run.settings import SERVER, Serving
+from rackrun.plain_tars import is_folder
 from rackrun.shard_folder import folder_and_version
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def served(work: Work, serving: Serving, hosts: Sequence[str]) -> Iterator[Work]
 def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path | None:
     """Return the folder of this machine to serve; None when there is none, or no need."""
     data = data_of(work)
-    if not data or "://" in data:
+    if not data or not is_folder(data):
         _refuse_settings_of_no_server(serving, data)
         return None
     folder = Path(folder_and_version(data)[0]).expanduser()
@@ -81,13 +82,13 @@ def folder_to_serve(work: Work, serving: Serving, hosts: Sequence[str]) -> Path 
 
 def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool = True) -> None:
     # Only where it is certain that nothing is served: a host of unknown address may need a server.
-    if serving.serve and (not data or "://" in data):
+    if serving.serve and (not data or not is_folder(data)):
         raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     reason, remedy = "", ""
     if not data:
         reason, remedy = "nothing is served to what has no --data", "TASK --data FOLDER"
-    elif "://" in data:
-        reason, remedy = "a URL in --data is read as it is", "--data FOLDER"
+    elif not is_folder(data):
+        reason, remedy = "URLs and tars in --data are read as they are", "--data FOLDER"
     elif not is_needed:
         reason, remedy = "this machine reads the folder of --data itself", "--serve too"
     condition = Condition(SERVER, lambda _: not reason, reason, remedy)

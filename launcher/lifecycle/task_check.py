@@ -29,6 +29,7 @@ from rackrun.launcher.run.job import (
 )
 from rackrun.launcher.transport.local import gpu_count
 from rackrun.machine import core_count
+from rackrun.plain_tars import is_folder
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
@@ -140,7 +141,7 @@ def refuse_unready_data(work: Work, environment: Iterable[tuple[str, str]] = ())
     further = option_of(work, "--extra-data")  # FOLDER=WEIGHT,FOLDER=WEIGHT
     folders = [part.rpartition("=")[0] for part in further.split(",")]
     for data in filter(None, [data_of(work), *folders]):
-        if "://" not in data and (reason := why_no_shards(data)):
+        if is_folder(data) and (reason := why_no_shards(data)):
             raise UsageError(reason)
     if "://" in data_of(work):
         variables_of_ranks = {**os.environ, **dict(environment)}

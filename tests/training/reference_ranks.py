@@ -17,7 +17,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
-from rackrun.training.data.open import Data
+from rackrun.training.data.interface import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up

@@ -17,7 +17,8 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.config import Config
-from rackrun.training.data.open import Data, open_data
+from rackrun.training.data.interface import Data
+from rackrun.training.data.open import open_data
 from rackrun.training.data.order import Cut
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks

@@ -2,6 +2,7 @@
 
     Resampled   shards drawn with replacement           training.data.resampled
     Exact       every sample once in an epoch           training.data.exact
+    PlainData   tars without an index, drawn likewise   training.data.plain
     Synthetic   the same random images at every step    nothing is read
 
 Validation is always complete (training.data.validation). Batches leave loader workers as uint8.
@@ -9,7 +10,6 @@ Everything random follows from the seed and the place in the run: the same run s
 also after an interruption.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.plain_tars import are_plain_tars
 from rackrun.shards.cache_filler import CacheFiller
-from rackrun.shards.resize import Resize
 from rackrun.training.data.exact import Reader, Steps
+from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import loaded, on_device, worker_count
-from rackrun.training.data.order import Cut
+from rackrun.training.data.plain import PlainData
 from rackrun.training.data.pool import (
     TRAIN,
     conversion_of,
@@ -29,79 +30,13 @@ from rackrun.training.data.pool import (
     training_mixture,
     training_pool,
 )
-from rackrun.training.data.resampled import ResampledStream
+from rackrun.training.data.resampled import IndexedShards, resampled_batches
 from rackrun.training.data.samples import Batch, Quarantine
 from rackrun.training.data.slots import AHEAD, HELD, slots_for
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.data.validation import Validation
 from rackrun.training.ranks import Numbers, Ranks, part_of
 from rackrun.training.settings.data import DataSettings
-
-
-class Data(ABC):
-    """A data set and a way to walk through it."""
-
-    classes: tuple[str, ...]
-    dataset: str
-    """Name of the data set."""
-    digest: str
-    """The identity of the data set, whatever its name."""
-    versions: dict[str, str]
-    """The digest of each folder that is read, by its location."""
-    epoch_steps: int
-    """Steps that make an epoch."""
-    batch: int
-    """Samples of a full step, over all ranks: what its gradient is divided by."""
-    rows: int
-    """Rows of the training set's index."""
-    has_evaluation: bool
-    """True if there are validation samples."""
-    conversion: Resize = Resize()
-    """What the conversion changed in the images."""
-    upright: bool = True
-    """Whether it turned them upright by their EXIF."""
-    cache: CacheFiller
-    """What fetches the data into the cache of this host."""
-    lead: int = 0
-    """Steps after the current one of which something may be read: they stay cut as they were."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._cuts = [Cut.even(ranks.world)]  # the newest one last
-
-    @abstractmethod
-    def training(self, start: int) -> Iterator[Batch]:
-        """Yield this rank's batches of every step from this one on, without end."""
-
-    @abstractmethod
-    def evaluation(self) -> Iterator[Batch]:
-        """Yield this rank's part of the validation samples: all ranks together have each once."""
-
-    @abstractmethod
-    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
-        """Return validation images to look at: those of these rows, or some at even distances."""
-
-    @abstractmethod
-    def class_sizes(self) -> Numbers:
-        """Return the samples of each class in an epoch of training."""
-
-    def evaluated_sizes(self) -> Numbers:
-        """Return the evaluated samples of each class."""
-        return np.zeros(len(self.classes), np.int64)
-
-    def samples_in(self, step: int) -> int:
-        """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
-        return self.batch
-
-    def cut(self, step: int) -> Cut:
-        """Return how this step is cut among the ranks."""
-        return next(cut for cut in reversed(self._cuts) if cut.step <= step)
-
-    def recut(self, cut: Cut) -> None:
-        """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
-        self._cuts.append(cut)
-
-    def close(self) -> None:  # noqa: B027
-        """End loader workers that outlast the iterators of their batches."""
 
 
 def open_data(
@@ -121,6 +56,8 @@ def open_data(
     # Workers read beyond the last epoch. Nobody uses these batches, but they have to fit the memory
     # of the others, so they are of the last epoch's size.
     up_to_last = partial(_of_epoch, transforms, config.epochs - 1)
+    if are_plain_tars(config.data):
+        return PlainData(config, ranks, up_to_last)
     return (Exact if config.exact_epochs else Resampled)(config, ranks, up_to_last)
 
 
@@ -173,21 +110,22 @@ class Resampled(StoredData):
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
         self._config, self._transforms = config, transforms
-        self.epoch_steps = config.steps_per_epoch or max(self.rows // self.batch, 1)
+        samples = config.epoch_samples or self.rows
+        self.epoch_steps = config.steps_per_epoch or max(samples // self.batch, 1)
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
-        config, ranks, source = self._config, self._ranks, self._pool.sources[0]
+        source = self._pool.sources[0]
         source.index(TRAIN)  # read here, once: workers get it with the source
-        in_flight = AHEAD * self._workers
-        slots = slots_for(
-            config.batch_size, self._transforms, config.epochs, in_flight, ranks.device
+        batches = resampled_batches(
+            self._config,
+            IndexedShards(source),
+            self._transforms,
+            self._ranks,
+            self.epoch_steps,
+            start,
         )
-        stream = ResampledStream(
-            config, source, self._transforms, slots, ranks.rank, self.epoch_steps, start
-        )
-        batches = map(slots.batch, loaded(stream, self._workers))
-        return self._validation.left_out.counted(on_device(batches, ranks.device))
+        return self._validation.left_out.counted(batches)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""

@@ -1,7 +1,7 @@
 """Draw training samples by webdataset: shards with replacement, mixed by a shuffle buffer.
 
     ResampledShards    {"url": the name of a shard}, endless
-    samples            StoredSample: every sample of each, verified, by its row of the index
+    samples            StoredSample: every sample of each; where there is an index, by its row
     shuffle            the same, mixed
     batches            FilledSlot: images in a slot
 
@@ -18,21 +18,72 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
 from rackrun.shards.source import Source
-from rackrun.training.data.loader import with_problems
+from rackrun.training.data.loader import loaded, on_device, with_problems, worker_count
 from rackrun.training.data.pool import TRAIN
-from rackrun.training.data.samples import Quarantine, StoredSample, filled, stored_samples
-from rackrun.training.data.slots import FilledSlot, Slots
+from rackrun.training.data.samples import (
+    Batch,
+    Quarantine,
+    StoredSample,
+    filled,
+    stored_samples,
+)
+from rackrun.training.data.slots import AHEAD, FilledSlot, Slots, slots_for
 from rackrun.training.data.transforms import TransformsOfEpoch
+from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
 os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
 import webdataset  # noqa: E402
+
+
+class Shards(Protocol):
+    """Shards that can be drawn, by their names."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All shards, in order."""
+
+    def samples(self, name: str) -> Iterator[StoredSample]:
+        """Yield the samples of a shard, in order."""
+
+
+class IndexedShards(NamedTuple):
+    """The shards of a data set with an index."""
+
+    source: Source
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All shards, in the order of the index."""
+        return tuple(shard.name for shard in self.source.manifest.split(TRAIN).shards)
+
+    def samples(self, name: str) -> Iterator[StoredSample]:
+        """Yield the samples of a shard that the index has, each verified by its row."""
+        number = self.names.index(name)
+        rows = np.searchsorted(self.source.index(TRAIN)["shard"], (number, number + 1))
+        return stored_samples(self.source, TRAIN, np.arange(*rows))
+
+
+def resampled_batches(
+    config: DataSettings,
+    shards: Shards,
+    transforms: TransformsOfEpoch,
+    ranks: Ranks,
+    epoch_steps: int,
+    start: int,
+) -> Iterator[Batch]:
+    """Yield a rank's batches from a step on, without end: other ones than from another step on."""
+    workers = worker_count(config, ranks)
+    slots = slots_for(config.batch_size, transforms, config.epochs, AHEAD * workers, ranks.device)
+    stream = ResampledStream(config, shards, transforms, slots, ranks.rank, epoch_steps, start)
+    return on_device(map(slots.batch, loaded(stream, workers)), ranks.device)
 
 
 @dataclass(frozen=True)
@@ -40,7 +91,7 @@ class ResampledStream(IterableDataset[FilledSlot | Problem]):
     """A rank's endless stream of training batches, made by its loader workers in turn."""
 
     config: DataSettings
-    source: Source
+    shards: Shards
     transforms: TransformsOfEpoch
     slots: Slots
     rank: int
@@ -68,20 +119,15 @@ class ResampledStream(IterableDataset[FilledSlot | Problem]):
 
     def _samples(self, seed: tuple[int, ...]) -> Iterator[StoredSample]:
         first, second = np.random.SeedSequence(seed).generate_state(2).tolist()
-        shards = [shard.name for shard in self.source.manifest.split(TRAIN).shards]
-        buffer = self.config.shuffle_buffer
+        names, buffer = list(self.shards.names), self.config.shuffle_buffer
         return iter(
             webdataset.DataPipeline(
-                webdataset.ResampledShards(shards, deterministic=True, worker_seed=lambda: first),
+                webdataset.ResampledShards(names, deterministic=True, worker_seed=lambda: first),
                 self._samples_of_shards,
                 webdataset.shuffle(buffer, initial=buffer // 10, rng=random.Random(second)),
             )
         )
 
     def _samples_of_shards(self, drawn: Iterable[dict[str, str]]) -> Iterator[StoredSample]:
-        shards, index = self.source.manifest.split(TRAIN).shards, self.source.index(TRAIN)
-        numbers = {shard.name: number for number, shard in enumerate(shards)}
         for shard in drawn:
-            number = numbers[shard["url"]]
-            rows = np.arange(*np.searchsorted(index["shard"], (number, number + 1)))
-            yield from stored_samples(self.source, TRAIN, rows)
+            yield from self.shards.samples(shard["url"])

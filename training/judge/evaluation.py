@@ -15,12 +15,15 @@ import numpy as np
 import torch
 
 from rackrun.errors import UsageError
+from rackrun.plain_tars import are_plain_tars
 from rackrun.shards.index import Manifest
 from rackrun.tables import as_csv
 from rackrun.terminal import clean, say
 from rackrun.training.config import Config
+from rackrun.training.data.plain import PlainValidation
 from rackrun.training.data.pool import conversion_of, opened
 from rackrun.training.data.samples import Batch
+from rackrun.training.data.tars import NOT_VERIFIED, Labels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.data.validation import Validation
 from rackrun.training.device import set_up
@@ -118,6 +121,13 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
 
     UsageError unless the data suit the model: their classes are some of its own, by name.
     """
+    if are_plain_tars(config.data):  # whose labels are the model's classes, by number or name
+        if ranks.first:
+            say(NOT_VERIFIED)
+        plain = replace(config, eval_data=config.data)
+        labels = Labels(tuple(trained.classes), trained.config.label_field)
+        transforms = partial(_of_every_epoch, trained.transforms)
+        return PlainValidation(plain, ranks, transforms, labels).batches()
     source = opened(config)
     data_classes = source.manifest.classes
     refuse_other_classes(trained, data_classes, config.data)

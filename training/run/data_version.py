@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem, UsageError
+from rackrun.plain_tars import are_plain_tars
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.open import open_source
 from rackrun.training.config import Config
@@ -93,7 +94,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
 
     UsageError on all ranks if there is no such version.
     """
-    if config.synthetic or not config.data:
+    if config.synthetic or not config.data or are_plain_tars(config.data):
         return PinnedData(config)
     payload = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
     choice = json.loads(ranks.broadcast_bytes(payload, 0))

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.commands import called
 from rackrun.errors import UsageError
+from rackrun.plain_tars import are_plain_tars
+from rackrun.terminal import one_line
 from rackrun.training.settings import Slice, option
 
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
@@ -28,7 +30,8 @@ class DataSettings(Slice):
     """Data and batches."""
 
     data: str = ""
-    """Folder or URL of the shards (`rackrun convert` makes them)."""
+    """Folder or URL of the shards (`rackrun convert` makes them), or tars without an index, as
+    webdataset takes them: 's-{000..127}.tar', a::b, https://..., 'pipe:COMMAND'."""
     cache: str = ""
     """Folder on each host, on a disk or in /dev/shm, that keeps whole shards of --data; they are
     fetched while the run trains."""
@@ -45,6 +48,17 @@ class DataSettings(Slice):
     """Passes over the training set."""
     steps_per_epoch: Count = 0
     """With --resampled: steps per epoch; 0: as many as the training set fills."""
+    epoch_samples: Count = 0
+    """With --resampled: images per epoch over all ranks; 0: as many as the training set has. Tars
+    without an index need it."""
+    classes: str = ""
+    """For tars without an index: file with the names of the classes, one a line."""
+    num_classes: Count = 0
+    """For tars without an index: number of classes, instead of --classes."""
+    label_field: str = "label"
+    """For tars without an index: field of a .json that has the class, where there is no .cls."""
+    eval_data: str = ""
+    """For tars without an index: the tars to evaluate on, each image once."""
     exact_epochs: bool = True
     """Use every sample exactly once per epoch, on any number of ranks; --resampled: draw shards
     with replacement, and read each as a stream."""
@@ -98,11 +112,16 @@ class DataSettings(Slice):
             problems.append("--synthetic and --data exclude each other: leave one of them out")
         if self.synthetic:
             return problems
-        if self.exact_epochs and self.steps_per_epoch:
+        lengths = [option(n) for n in ("steps_per_epoch", "epoch_samples") if getattr(self, n)]
+        if lengths and self.exact_epochs and not are_plain_tars(self.data):
             problems.append(
-                "exact epochs have as many steps as samples fill: leave out --steps-per-epoch, or"
+                f"exact epochs have as many steps as samples fill: leave out {lengths[0]}, or"
                 " type --resampled"
             )
+        elif len(lengths) > 1:
+            problems.append(f"{' and '.join(lengths)} exclude each other: leave one of them out")
+        if self.num_classes and self.classes:
+            problems.append("--classes and --num-classes exclude each other: leave one of them out")
         if not self.exact_epochs:
             options = [option(name) for name in ONLY_EXACT if getattr(self, name)]
             options += ["--aug-repeats"] * (self.aug_repeats > 1)
@@ -113,12 +132,36 @@ class DataSettings(Slice):
 
     def require_data(self, task: str) -> None:
         """Raise UsageError for settings that name no data; `task` is for the message."""
-        if not self.synthetic and not self.data:
+        if self.synthetic:
+            return
+        if are_plain_tars(self.data):
+            self._require_plain()
+        if not self.data:
             raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
             raise UsageError(
                 f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"
                 " IMAGES FOLDER`), or --synthetic to measure speed"
             )
+
+    def _require_plain(self) -> None:
+        shown = one_line(self.data)[:80]
+        if self.exact_epochs:
+            raise UsageError(
+                f"--data {shown}: tars without an index, and exact epochs need one: type"
+                f" --resampled, or make one with `{called('convert')} index`"
+            )
+        needed = []
+        if not self.epoch_samples:
+            needed.append("--epoch-samples N, the images that make an epoch")
+        if not (self.classes or self.num_classes):
+            needed.append("--classes FILE with their names, or --num-classes N")
+        if needed:
+            raise UsageError(
+                f"--data {shown}: tars without an index say neither how many images nor which"
+                f" classes there are: type {'; and '.join(needed)}"
+            )
+        if self.eval_data and not are_plain_tars(self.eval_data):
+            raise UsageError(f"--eval-data {one_line(self.eval_data)[:80]}: not the names of tars")
 
 
 @dataclass(frozen=True)

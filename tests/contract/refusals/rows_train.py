@@ -137,13 +137,48 @@ ONLY_VAL = made_by(
     name="data",
     **{"data/set-val-0.tar": tarred(("a.jpg", drawn(1)), ("a.cls", b"0"))},
 )
+TAR = {"s-0.tar": ""}
+PLAIN = "rackrun local catdog --data s-0.tar --resampled --epoch-samples 9 --num-classes 2"
+PLAIN_TARS = [
+    Refusal(f"rackrun local {task} {options}", 64, names, TAR)
+    for task, options, names in (
+        ("catdog", "--data s-{0..1}.tar", ("--resampled", "convert index")),
+        ("catdog", "--data a.tar::b.tar", "--resampled"),
+        ("catdog", "--data s-0.tar --resampled", ("--epoch-samples", "--classes", "--num-classes")),
+        ("catdog", "--data s-0.tar --resampled --num-classes 2", "--epoch-samples"),
+    )
+] + [
+    Refusal(f"{PLAIN} {options}", 64, names, TAR)
+    for options, names in (
+        ("--classes names", ("--classes", "--num-classes")),
+        ("--steps-per-epoch 3", ("--steps-per-epoch", "--epoch-samples")),
+        ("--eval-data v-{0..1}.tar", ("--eval-data", "v-0.tar")),
+        ("--eval-data folder", ("--eval-data", "folder")),
+        ("--eval-split test", ("--eval-split test", "--eval-data")),
+        ("--cache kept", "--cache kept"),
+        ("--only-classes 1", "--only-classes"),
+        ("--loss-weights balanced", ("--loss-weights balanced", "convert index")),
+        ("--patience 2", ("--patience 2", "--eval-data")),
+    )
+] + [
+    Refusal(f"{PLAIN}".replace("s-0.tar", "s-{0..1}.tar"), 64, "s-1.tar", TAR),
+    Refusal(f"{PLAIN}".replace("s-0.tar", "s-0.tar::s3://b/x.tar"), 64, "s3://", TAR),
+    Refusal(f"{PLAIN}".replace("s-0.tar", "s-0.tar::s-0.tar"), 64, "named twice", TAR),
+    Refusal(f"{PLAIN}".replace("--num-classes 2", "--classes no"), 64, "--classes no", TAR),
+    Refusal(f"{CATDOG} --classes names", 64, "--classes names", DATA),
+    Refusal(f"{CATDOG} --eval-data v.tar", 64, "--eval-data v.tar", DATA),
+    Refusal(
+        "rackrun local --config run.toml", 64, ("run.toml", "pipe:", "command line"),
+        {"run.toml": "[catdog]\ndata = 's.tar::pipe:touch canary'\n"},
+    ),
+]  # fmt: skip
 SHARDS = [
     Refusal("rackrun local catdog --data nowhere", 64, "nowhere"),
     Refusal(CATDOG, 64, ("data", "dataset.json"), {"data/": ""}),
     Refusal(CATDOG, 65, "dataset.json", DATA | {"data/dataset.json": changed(lambda data: b"{")}),
     Refusal(CATDOG, 65, "dataset.json", DATA | {"data/dataset.json": with_fields(version=2)}),
     Refusal("rackrun local catdog --data 's3://bucket/data'", 64, "s3://"),
-    Refusal("rackrun local catdog --data 'pipe:touch canary'", 64, "pipe:"),
+    Refusal("rackrun local catdog --data 'pipe:touch canary'", 64, ("pipe:", "--resampled")),
     Refusal("rackrun local catdog --data data@7", 64, "version 7", DATA),
     Refusal(CATDOG, 64, ("'train'", "val"), {"data": ONLY_VAL}),
     *(
@@ -404,6 +439,7 @@ ROWS = [
     *OPTIONS,
     *OPTIONS_OF_DATA,
     *WITHOUT_EFFECT,
+    *PLAIN_TARS,
     *SHARDS,
     *RANKS,
     *RESUMED,

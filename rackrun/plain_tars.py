@@ -1,0 +1,71 @@
+"""Tars without an index, as users of webdataset name them: what --data may be besides a folder.
+
+'s-{000..127}.tar'    URLs or paths; braces as in a shell
+'a.tar::b.tar'        a list
+'pipe:COMMAND'        what a command prints; with braces, too
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+from rackrun.errors import UsageError
+from rackrun.terminal import one_line
+
+PIPE = "pipe:"
+WEB = ("http://", "https://")
+SEPARATOR = "::"
+PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+MOST = 1_000_000
+
+
+def are_plain_tars(location: str) -> bool:
+    """Return whether a location names tars, rather than the folder of a data set."""
+    if location.startswith(PIPE) or SEPARATOR in location:
+        return True
+    return location.endswith((".tar", *PACKED)) and not Path(location).is_dir()
+
+
+def is_folder(location: str) -> bool:
+    """Return whether a location names a folder of this machine, rather than URLs or tars."""
+    return "://" not in location and not are_plain_tars(location)
+
+
+def parts_of(location: str) -> list[str]:
+    """Return the entries of a list of tars, braces as they are."""
+    return [part for part in location.split(SEPARATOR) if part]
+
+
+def expanded(location: str) -> list[str]:
+    """Return the tars that a location names, in order; UsageError for what cannot be read."""
+    import braceexpand  # webdataset brings it: hosts that only launch may have neither
+
+    shown = one_line(location)[:80]
+    try:
+        tars = [
+            tar
+            for part in parts_of(location)
+            for tar in islice(braceexpand.braceexpand(part), MOST + 1)
+        ]
+    except ValueError:
+        raise UsageError(f"{shown}: braces as in {{000..127}} are needed") from None
+    if len(tars) > MOST:
+        raise UsageError(f"{shown}: more than {MOST:,} tars")
+    if twice := len(tars) - len(set(tars)):
+        raise UsageError(f"{shown}: {twice} of the tars are named twice")
+    for tar in tars:
+        _check(tar)
+    return tars
+
+
+def _check(tar: str) -> None:
+    if tar.startswith(PIPE):
+        return
+    if tar.endswith(PACKED):
+        raise UsageError(f"{one_line(tar)}: compressed; type 'pipe:gzip -dc FILE', or unpack it")
+    if "://" in tar and not tar.startswith(WEB):
+        raise UsageError(
+            f"{one_line(tar)}: tars are read from files and http(s)://; for others, type a command"
+            f" that prints one, as in 'pipe:aws s3 cp {one_line(tar)} -'"
+        )

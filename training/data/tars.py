@@ -1,0 +1,185 @@
+"""Samples of tars without an index: neighbouring members with one key, an image and its class.
+
+Nothing says how many samples a tar should have, or which bytes. A tar that is cut short, or whose
+headers are damaged, is noticed by its end; an image that is damaged, if it cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from rackrun.commands import called
+from rackrun.errors import DataError, UsageError
+from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shards.samples import Sample
+from rackrun.shards.tar_streams import Stream, opened
+from rackrun.terminal import clean, one_line
+from rackrun.training.data.samples import StoredSample
+
+NOT_VERIFIED = (
+    "no index: tars that are cut short and images that do not decode are noticed, other changed"
+    f" bytes and missing images are not; with `{called('convert')} index` each image is verified"
+)
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+LABELS = (".cls", ".json")
+MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, 1 << 20)}
+"""Of a member of a sample."""
+BLOCK = 512
+READ_BYTES = 128 * BLOCK  # at once
+NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
+MOST_CLASSES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How samples name their classes."""
+
+    classes: tuple[str, ...]
+    field: str = "label"
+    """Of a .json, that holds the class."""
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {name: number for number, name in enumerate(self.classes)}
+
+    def number(self, members: dict[str, bytes], where: str) -> int:
+        """Return the class of a sample by its .cls, else its .json; DataError if it has none."""
+        if ".cls" in members:
+            value: object = members[".cls"].decode(errors="replace").strip()
+        elif ".json" in members:
+            try:
+                fields = parsed_json(members[".json"], MOST_BYTES[".json"])
+            except Misshapen as error:
+                raise DataError(clean(f"{where}.json: {error}")) from None
+            value = fields.get(self.field) if isinstance(fields, dict) else None
+            if value is None:
+                raise DataError(clean(f"{where}.json: no {self.field!r} in it; --label-field NAME"))
+        else:
+            raise DataError(clean(f"{where}: neither a .cls nor a .json, so no class"))
+        name = str(value)
+        number = self._numbers.get(name, int(name) if NUMBER.fullmatch(name) else -1)
+        if isinstance(value, bool) or not 0 <= number < len(self.classes):
+            raise DataError(
+                clean(f"{where}: {one_line(name)[:60]!r} is none of {len(self.classes):,} classes")
+            )
+        return number
+
+
+def named_classes(path: str) -> tuple[str, ...]:
+    """Return the classes of a file, a name per line; UsageError for what may mean two things."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise UsageError(f"--classes {path}: cannot be read: {why}") from None
+    names = tuple(line.strip() for line in lines)
+    if not names or len(set(names)) < len(names) or not all(map(str.isprintable, names)):
+        raise UsageError(f"--classes {path}: a different name in each line is needed")
+    if "" in names or len(names) > MOST_CLASSES:
+        raise UsageError(f"--classes {path}: an empty line, or more than {MOST_CLASSES:,}")
+    for number, name in enumerate(names):
+        if NUMBER.fullmatch(name) and name != str(number):
+            raise UsageError(
+                f"--classes {path}: is {name} class {number}, in whose line it stands, or class"
+                f" {name}? give names that are no numbers"
+            )
+    return names
+
+
+def samples_in(tar: str, labels: Labels) -> Iterator[StoredSample]:
+    """Yield the samples of a tar in order; DataError for what is no sample, or not whole."""
+    shown, is_empty = one_line(tar), True
+    with opened(tar) as stream:
+        watched = _Watched(stream)
+        try:
+            with tarfile.open(None, "r|", fileobj=watched, bufsize=READ_BYTES) as archive:
+                of_key = groupby(_members(archive, watched, shown), lambda member: member.key)
+                for key, members in of_key:
+                    yield StoredSample(shown, _sample(key, members, f"{shown}: {key}", labels))
+                    is_empty = False
+        except (tarfile.TarError, ValueError, OverflowError) as error:
+            raise DataError(clean(f"{shown}: not a whole tar: {error}")) from None
+        watched.check_end(shown)
+    if is_empty:
+        raise DataError(f"{shown}: no samples in it: images, each with a .cls or a .json")
+
+
+class _Member(NamedTuple):
+    key: str
+    suffix: str
+    data: bytes
+
+
+def _members(archive: tarfile.TarFile, watched: _Watched, shown: str) -> Iterator[_Member]:
+    """Yield the members that are an image or may have a class."""
+    while member := archive.next():
+        archive.members = []  # type: ignore[attr-defined]  # or they would all be kept
+        size = member.size if member.isreg() else 0
+        watched.end = member.offset_data + -(-size // BLOCK) * BLOCK
+        folder, slash, file = member.name.rpartition("/")
+        stem, dot, suffix = file.partition(".")
+        suffix = (dot + suffix).lower()
+        is_meta = not stem or (stem.startswith("__") and stem.endswith("__"))
+        if not member.isreg() or is_meta or suffix not in MOST_BYTES:
+            continue
+        if size > MOST_BYTES[suffix]:
+            raise DataError(clean(f"{shown}: {member.name}: {size:,} bytes are too many"))
+        content = archive.extractfile(member)
+        assert content
+        data = content.read()
+        if len(data) < size:
+            raise DataError(clean(f"{shown}: cut short within {member.name}"))
+        yield _Member(folder + slash + stem, suffix, data)
+
+
+def _sample(key: str, members: Iterable[_Member], where: str, labels: Labels) -> Sample:
+    contents: dict[str, bytes] = {}
+    for member in members:
+        if member.suffix in contents:
+            raise DataError(clean(f"{where}{member.suffix} is in it twice"))
+        contents[member.suffix] = member.data
+    images = [suffix for suffix in contents if suffix in IMAGES]
+    if len(images) != 1:
+        raise DataError(clean(f"{where}: {len(images)} images; each sample has one"))
+    suffix = images[0]
+    return Sample(key, contents[suffix], suffix[1:], labels.number(contents, where))
+
+
+class _Watched(io.RawIOBase):
+    """A stream of a tar that knows what follows the last member.
+
+    Where a header is damaged, tarfile takes it for the end.
+    """
+
+    end = 0
+    """Of the last member."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._count, self._last = stream, 0, b""
+
+    def read(self, size: int = READ_BYTES, /) -> bytes:
+        """Return up to so many bytes; none at the end."""
+        data = self._stream.read(size)
+        self._count += len(data)
+        self._last = (self._last + data)[-2 * READ_BYTES :]
+        return data
+
+    def check_end(self, shown: str) -> None:
+        """Read the rest; DataError unless it is the mark that ends a whole tar."""
+        rest = self._last[len(self._last) - (self._count - self.end) :]
+        marks = len(rest)
+        while rest:
+            if rest.strip(b"\0"):
+                raise DataError(f"{shown}: damaged: what follows byte {self.end} is no member")
+            rest = self._stream.read(READ_BYTES)
+            marks += len(rest)
+        if marks < BLOCK:
+            raise DataError(f"{shown}: cut short: the mark of its end is missing")
