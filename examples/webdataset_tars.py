@@ -41,6 +41,7 @@ if __name__ == "__main__":
         epoch_samples=200,
         num_classes=len(CLASSES),
         model="resnet18",
+        weights="",
         image_size=32,
         epochs=1,
         device="cpu",

@@ -29,10 +29,10 @@ from typing import Any
 
 from rackrun.commandline import removed
 from rackrun.commandline.options import options
+from rackrun.data_location import PIPE, parts_of
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.run.settings import Options
-from rackrun.plain_tars import PIPE, parts_of
 from rackrun.user_code.tasks import find_task, known_tasks
 
 KEYS = ("launch", "typed", "command", "launcher")

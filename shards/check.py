@@ -14,8 +14,8 @@ import json
 import sys
 
 from rackrun.commandline.program import run
+from rackrun.data_location import PIPE, are_plain_tars, expanded, parts_of
 from rackrun.errors import DataError
-from rackrun.plain_tars import PIPE, are_plain_tars, expanded
 from rackrun.shards.http_source import HttpSource, Timeouts
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
@@ -36,13 +36,14 @@ def main(args: list[str]) -> None:
             _read_a_block(tar)
         sys.stdout.write(json.dumps({"dataset": "tars", "splits": []}) + "\n")
         return
-    source = _source(location)
-    splits = [split for split in source.manifest.splits if split.shards]
-    shards = [shard for split in splits for shard in split.shards]
-    for shard in shards if every_shard else shards[:1]:
-        source.read(shard, 0, 1)
-    names = [split.name for split in splits[:MOST_SPLITS]]
-    sys.stdout.write(json.dumps({"dataset": source.manifest.dataset, "splits": names}) + "\n")
+    sources = [_source(part) for part in parts_of(location)]
+    for source in sources:
+        shards = [shard for split in source.manifest.splits for shard in split.shards]
+        for shard in shards if every_shard else shards[:1]:
+            source.read(shard, 0, 1)
+    manifest = sources[0].manifest
+    names = [split.name for split in manifest.splits if split.shards][:MOST_SPLITS]
+    sys.stdout.write(json.dumps({"dataset": manifest.dataset, "splits": names}) + "\n")
 
 
 def _read_a_block(tar: str) -> None:

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from rackrun.contract import variables
+from rackrun.data_location import PIPE, WEB
 from rackrun.errors import DataError, Unavailable
-from rackrun.plain_tars import PIPE, WEB
 from rackrun.shards.credentials import authorization, tls_context
 from rackrun.terminal import one_line
 

@@ -15,8 +15,8 @@ from rackrun.commandline.conditions import (
     refuse_without_effect,
 )
 from rackrun.commands import called
+from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.training.config import Config
 from rackrun.training.settings.optim import BODY
 

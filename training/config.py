@@ -16,6 +16,7 @@ from rackrun.commandline.command import SettingsCommand
 from rackrun.commandline.conditions import Condition
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.parser import parsed
+from rackrun.data_location import with_joined_data
 from rackrun.errors import UsageError
 from rackrun.training.settings.data import DataSettings, ImageSettings
 from rackrun.training.settings.optim import OptimSettings, TuningSettings
@@ -105,7 +106,7 @@ def from_command_line(
 
     Beside them are the names of the fields that were typed.
     """
-    name = "default"
+    name, args = "default", with_joined_data(args)
     for index, arg in enumerate(args):
         if match := re.fullmatch(r"--recipe(?:=(.*))?", arg):
             name = match[1] or "".join(args[index + 1 : index + 2])

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from rackrun.commandline.parser import parse
-from rackrun.plain_tars import are_plain_tars, expanded
+from rackrun.data_location import are_plain_tars, expanded, parts_of
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Stored
 from rackrun.shards.tar_streams import opened
@@ -204,10 +204,11 @@ def reading(data: str, host: int, seconds: float) -> float:
 
 
 def _blocks(data: str, host: int) -> Generator[Stored]:
-    source = open_source(data)
-    shards = [shard for split in source.manifest.splits for shard in split.shards]
+    sources = map(open_source, parts_of(data))
+    shards = [(s, each) for s in sources for split in s.manifest.splits for each in split.shards]
     for number in range(len(shards)):
-        yield from source.stream(shards[(host + number) % len(shards)])
+        source, shard = shards[(host + number) % len(shards)]
+        yield from source.stream(shard)
 
 
 def _plain_blocks(data: str, host: int) -> Generator[Stored]:

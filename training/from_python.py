@@ -10,8 +10,8 @@ import torch
 
 from rackrun.commands import called
 from rackrun.contract import variables
+from rackrun.data_location import SEPARATOR, are_plain_tars, parts_of
 from rackrun.errors import SaveError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.run_folder import RUNS, RunFolder, new_run_folder
 from rackrun.runs import final_weights
 from rackrun.shapes import Misshapen, between, shaped
@@ -38,7 +38,8 @@ def train(task: str, **settings: object) -> RunFolder:
     entry.checked(source, config, typed, is_here=True)
     refuse_ineffective(config, typed)
     if not config.synthetic and not are_plain_tars(config.data):
-        _ = open_source(config.data).manifest  # refused before there is a folder
+        for location in parts_of(config.data):  # refused before there is a folder
+            _ = open_source(location).manifest
     given = config.run_folder or os.environ.get(variables.RUN_FOLDER)
     folder = RunFolder(Path(given)) if given else new_run_folder(RUNS, task_of(source).name)
     code = entry.run(source, replace(config, run_folder=str(folder.path)))
@@ -54,7 +55,8 @@ def _words(name: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{option}" if value else f"--no-{option}"
     elif isinstance(value, (list, tuple)):
-        yield f"--{option}={','.join(map(str, value))}"
+        separator = SEPARATOR if name == "data" else ","
+        yield f"--{option}={separator.join(map(str, value))}"
     else:
         yield f"--{option}={value}"
 

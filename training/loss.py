@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, one_hot
 
 from rackrun.errors import UsageError
-from rackrun.training.data.mixture import BALANCED, class_number, weights_in
+from rackrun.training.data.choice import BALANCED, class_number, weights_in
 from rackrun.training.ranks import Numbers
 from rackrun.training.settings.optim import OptimSettings
 

@@ -14,15 +14,15 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
+from rackrun.data_location import PIPE, WEB, are_plain_tars, expanded, parts_of
 from rackrun.errors import UsageError
 from rackrun.machine import why_no_compiler
-from rackrun.plain_tars import PIPE, WEB, are_plain_tars, expanded
 from rackrun.shard_folder import why_no_splits
 from rackrun.shards.open import open_source
 from rackrun.terminal import one_line
 from rackrun.training.conditions import refuse_evaluations
 from rackrun.training.config import Config
-from rackrun.training.data.mixture import BALANCED, class_number, class_weights_in, weights_in
+from rackrun.training.data.choice import BALANCED, class_number, class_weights_in
 from rackrun.training.models.registered import TIMM, refuse_unknown, refuse_unpublished, registered
 from rackrun.training.run.compatibility import check_settings, own_models
 from rackrun.training.run.data_version import is_local_folder
@@ -95,8 +95,9 @@ def class_count(config: Config) -> int:
     """Return the number of classes of the data, or of some where only hosts can read them."""
     if config.num_classes:
         return config.num_classes
-    is_here = is_local_folder(config.data)
-    return len(open_source(config.data).manifest.classes) if is_here else SOME_CLASSES
+    first = parts_of(config.data)[0] if config.data else ""
+    is_here = is_local_folder(first)
+    return len(open_source(first).manifest.classes) if is_here else SOME_CLASSES
 
 
 def _check_plain(config: Config, typed: Collection[str], is_here: bool) -> None:
@@ -120,28 +121,29 @@ def _check_plain(config: Config, typed: Collection[str], is_here: bool) -> None:
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:
     # Data that only the hosts have cannot be read here: then only the form of options is checked.
-    further = weights_in("--extra-data", config.extra_data)
     named = [
         *filter(None, config.only_classes.split(",")),
         *class_weights_in("--class-weights", config.class_weights),
         *class_weights_in("--loss-weights", config.loss_weights),
     ]
-    if not is_local_folder(config.data):
+    locations = parts_of(config.data)
+    if not (locations and all(map(is_local_folder, locations))):
         return
-    manifest = open_source(config.data).manifest
+    manifests = [open_source(location).manifest for location in locations]
+    manifest = manifests[0]
     for name in named:
         class_number(name, manifest.classes)
     _refuse_no_weight(config, manifest.classes)
-    splits = [split.name for split in manifest.splits if split.samples]
+    splits = [split.name for each in manifests for split in each.splits if split.samples]
     if why := why_no_splits(config.data, needed, splits):
         raise UsageError(why)
     if config.eval_split not in splits:
         refuse_evaluations(config, typed)
-    for location in filter(is_local_folder, further):
-        if open_source(location).manifest.classes != manifest.classes:
+    for location, other in zip(locations, manifests, strict=True):
+        if other.classes != manifest.classes:
             raise UsageError(
-                f"--extra-data {location}: has other classes than {config.data}: only folders with"
-                " the same classes can be mixed"
+                f"--data {location}: has other classes than {locations[0]}: only folders with the"
+                " same classes can be joined"
             )
 
 

@@ -106,12 +106,12 @@ def listing_of_tars(newest: NewestVersion, source: Path, split: str) -> TarListi
         if (source / MANIFEST_NAME).exists():
             raise UsageError(
                 f"{source}: a folder of shards; append the images that it was made from, or "
-                "train on both with --extra-data"
+                "train on both with --data A --data B"
             )
         raise UsageError(
             f"{source}: tars of samples, and {folder} was converted from images; index them on"
             f" their own: {called('convert')} index {typed} --out FOLDER, and train on both with"
-            " --extra-data FOLDER"
+            " --data A --data B"
         )
     stored = chain(shards_of(newest.source), newest.earlier_shards())
     listed = {(folder / each.shard.name).resolve() for each in stored}

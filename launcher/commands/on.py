@@ -19,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 
 from rackrun.commands import LAUNCHES, called
+from rackrun.data_location import is_folder
 from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.files.sync import Destination, upload_code
@@ -27,7 +28,6 @@ from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.settings import ReachOptions
-from rackrun.plain_tars import is_folder
 from rackrun.run_folder import RUNS
 
 MANAGES = ("ps", "rack", "attach", "logs", "status", "stop", "report", "predict")

@@ -11,11 +11,11 @@ from typing import NoReturn
 
 from rackrun.commands import LAUNCHES, NAMES, called
 from rackrun.contract.files import LATEST
+from rackrun.data_location import PIPE, parts_of, with_joined_data
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import TaskWork, Work, command_of, values_of
 from rackrun.launcher.run.nested import nested_launcher
 from rackrun.launcher.run.url import check_url
-from rackrun.plain_tars import PIPE, parts_of
 from rackrun.user_code.tasks import find_task, why_no_task
 
 
@@ -37,7 +37,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     name = rest[0]
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
         name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
-    task = TaskWork(name, tuple(map(_with_latest_run_named, rest[1:])))
+    task = TaskWork(name, tuple(map(_with_latest_run_named, with_joined_data(rest[1:]))))
     for data in (*values_of(task, "--data"), *values_of(task, "--eval-data")):
         for part in parts_of(data):
             if "://" in part and not part.startswith(PIPE):

@@ -14,10 +14,10 @@ from pathlib import Path
 from rackrun.atomic import translated_os_errors
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.data_location import is_folder
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import TaskWork, Work, data_of, with_data
-from rackrun.plain_tars import is_folder
 from rackrun.run_folder import file_name
 from rackrun.shard_folder import holds_images
 from rackrun.units import data_size

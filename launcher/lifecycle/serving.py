@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.data_location import is_folder
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import Work, data_of, with_data
 from rackrun.launcher.run.settings import SERVER, Serving
-from rackrun.plain_tars import is_folder
 from rackrun.shard_folder import folder_and_version
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import LATEST, PUBLISHED
 from rackrun.contract.task_needs import TaskNeeds
+from rackrun.data_location import is_folder, parts_of
 from rackrun.errors import DataError, MissingPackage, UsageError, UserCodeError
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.run.job import (
@@ -29,7 +30,6 @@ from rackrun.launcher.run.job import (
 )
 from rackrun.launcher.transport.local import gpu_count
 from rackrun.machine import core_count
-from rackrun.plain_tars import is_folder
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import run_folder
 from rackrun.shapes import Misshapen, parsed
@@ -138,9 +138,7 @@ def refuse_unready_data(work: Work, environment: Iterable[tuple[str, str]] = ())
     Likewise for a file of weights that is not there, and for one that is to identify the reader to
     a server of shards. `environment` is set for the ranks over what is set here.
     """
-    further = option_of(work, "--extra-data")  # FOLDER=WEIGHT,FOLDER=WEIGHT
-    folders = [part.rpartition("=")[0] for part in further.split(",")]
-    for data in filter(None, [data_of(work), *folders]):
+    for data in parts_of(data_of(work)):
         if is_folder(data) and (reason := why_no_shards(data)):
             raise UsageError(reason)
     if "://" in data_of(work):

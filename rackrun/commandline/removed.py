@@ -29,6 +29,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--dropout": "type --model-args dropout=0.2, as the model calls it (timm: drop_rate)",
         "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
+        "--extra-data": "type --data once for each folder, in exact epochs; --class-weights says"
+        " how often a class is used",
         "--first-batch-seconds": "it is 5 minutes; to fill caches before the first step, type"
         " --cache FOLDER --prefetch",
         "--follow-links": "leave it out: symbolic links in a folder are followed, and counted",

@@ -3,7 +3,7 @@
 import pytest
 
 from rackrun.errors import UsageError
-from rackrun.training.data.mixture import class_number
+from rackrun.training.data.choice import class_number
 from rackrun.units import MOST_SECONDS, seconds_in, whole_number
 
 ENDLESS = "9" * 5000  # Python itself refuses more than 4,300 digits, with a ValueError

@@ -10,7 +10,6 @@ import torch
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.open import open_data
-from rackrun.training.data.pool import training_mixture, training_pool
 from rackrun.training.loss import class_weights
 from rackrun.training.ranks import Ranks
 
@@ -62,25 +61,3 @@ def test_balanced_classes_come_equally_often(make_shards, options, shares):
     for batch in islice(opened.training(0), opened.epoch_steps):
         drawn.update(batch.labels.tolist())
     assert [drawn[label] for label in range(3)] == list(shares)
-
-
-@pytest.mark.parametrize(
-    ("options", "shares"),
-    [
-        ({}, (10, 20)),
-        ({"only_classes": "0"}, (4, 8)),
-        ({"class_weights": "disc=0.5"}, (8, 16)),
-    ],
-    ids=str,
-)
-def test_a_further_folder_comes_as_often_as_its_weight(make_shards, options, shares):
-    """--extra-data FOLDER=0.5 draws half of its 40 samples, beside all 10 of the first folder."""
-    labels = (0, 1, 1, 0, 1)
-    first, further = (make_shards(train=(size,), val=(), labels=labels) for size in (10, 40))
-    config = ImageNet(data=str(first), extra_data=f"{further}=0.5", exact_epochs=True, **options)
-    pool = training_pool(config)
-    chosen = training_mixture(config, pool)
-    assert chosen.samples == sum(shares)
-    for epoch in range(3):
-        folders = pool.folder_of_row[chosen.rows(epoch)]
-        assert np.bincount(folders).tolist() == list(shares)

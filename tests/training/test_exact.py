@@ -26,8 +26,9 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training import train as loop
 from rackrun.training.config import Config, from_command_line
-from rackrun.training.data.open import Exact
-from rackrun.training.data.pool import SamplePool, training_mixture, training_pool
+from rackrun.training.data.choice import chosen
+from rackrun.training.data.open import Exact, open_data
+from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
@@ -313,22 +314,26 @@ def test_any_step_and_any_number_of_workers_give_the_same_bits(folder, tmp_path,
         assert exact_epochs(tmp_path / "whole", run) == [[1], [1]]
 
 
-def test_a_mixture_has_each_sample_as_often_as_its_weights_say(make_shards, tmp_path, monkeypatch):
-    """Of two folders and classes with weights: one class twice, the other every other epoch."""
+def test_folders_are_joined_and_classes_come_as_often_as_their_weights(
+    make_shards, tmp_path, monkeypatch
+):
+    """Of two folders, one class twice, one every other epoch; validation is joined, too."""
     monkeypatch.setenv(NOTE_ROWS, "1")
-    first, further = make_shards(train=(11, 2), val=(2, 2)), make_shards(train=(7,), val=(2, 2))
-    chosen = ("--class-weights", "disc=2,box=0.5", "--extra-data", f"{further}=0.5")
-    trained_alone(first, tmp_path / "run", "--exact-epochs", "--epochs", "3", *chosen)
-    config = Config(data=str(first), class_weights=chosen[1], extra_data=chosen[3])
-    mixture = training_mixture(config, training_pool(config))
-    times = {epoch: np.bincount(mixture.rows(epoch), minlength=20) for epoch in range(3)}
-    assert exact_epochs(tmp_path / "run", due=times) == [[1], [1], [1]]
+    first, further = make_shards(train=(11, 2), val=(2, 2)), make_shards(train=(7,), val=(3,))
+    options = ("--data", str(further), "--class-weights", "disc=2,box=0.5", "--epochs", "4")
+    trained_alone(first, tmp_path / "run", "--exact-epochs", *options)
     labels = np.r_[np.arange(13) % 2, np.arange(7) % 2]
-    ours, theirs = np.arange(20) < 13, np.arange(20) >= 13
-    assert times[0][ours & (labels == 0)].tolist() == [2] * 7
-    assert (times[0] + times[1])[ours & (labels == 1)].tolist() == [1] * 6
-    assert times[0][theirs & (labels == 0)].tolist() == [1] * 4
-    assert times[0][theirs & (labels == 1)].sum() == 1
+    config = CatDog(
+        data=f"{first}::{further}", class_weights="disc=2,box=0.5", workers=0, device="cpu"
+    )
+    choice = chosen(config, labels, ("disc", "box"))
+    times = {epoch: np.bincount(choice.rows(epoch), minlength=20) for epoch in range(4)}
+    assert exact_epochs(tmp_path / "run", due=times) == [[1]] * 4
+    assert times[0][labels == 0].tolist() == [2] * 11
+    assert sorted((times[0] + times[1])[labels == 1]) == [0, *[1] * 8]
+    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    data = open_data(config, alone, partial(TASK.transforms, config), "t", 2)
+    assert sum(len(batch.labels) for batch in data.evaluation()) == 7
 
 
 def test_a_position_is_one_integer(folder, tmp_path):
@@ -349,7 +354,8 @@ def test_chosen_samples_are_all_that_is_trained_on(folder, tmp_path, monkeypatch
     read: list[int] = []
 
     def noted(pool: SamplePool, rows: np.ndarray) -> Iterator[StoredSample]:
-        read.extend(rows.tolist())
+        if pool.split == "train":
+            read.extend(rows.tolist())
         return whole_read(pool, rows)
 
     whole_read = SamplePool.samples

@@ -17,7 +17,7 @@ from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, Problem, UsageError
 from rackrun.training.data.loader import loaded, with_problems
 from rackrun.training.data.open import open_data
-from rackrun.training.data.pool import training_pool
+from rackrun.training.data.pool import SamplePool, sources_of
 from rackrun.training.data.slots import AHEAD, HELD, FilledSlot, Slots, shared_bytes
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
@@ -35,7 +35,7 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
         data=str(shapes), image_size=16, batch_size=48, workers=workers, device="cpu",
         exact_epochs=True,
     )  # fmt: skip
-    transforms, pool = TASK.transforms(config, 0), training_pool(config)
+    transforms, pool = TASK.transforms(config, 0), SamplePool(sources_of(config))
     data = open_data(config, ALONE, partial(TASK.transforms, config), TASK.name, 2)
 
     def alone(row: int, epoch: int, position: int) -> bytes:

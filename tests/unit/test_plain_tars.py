@@ -13,8 +13,8 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rackrun.data_location import are_plain_tars, expanded, is_folder
 from rackrun.errors import DataError, UsageError
-from rackrun.plain_tars import are_plain_tars, expanded, is_folder
 from rackrun.training.data.plain import TarPart, part_of
 from rackrun.training.data.tars import Labels, named_classes, samples_in
 from tests.lab.foreign import tar

@@ -18,7 +18,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from rackrun.errors import Problem
-from rackrun.training.data.mixture import Mixture
+from rackrun.training.data.choice import Choice
 from rackrun.training.data.order import MOST_SHARE, Cut, Rows, epoch_order
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.samples import Quarantine, filled
@@ -48,7 +48,7 @@ class Steps:
     """
 
     pool: SamplePool
-    mixture: Mixture
+    choice: Choice
     seed: int
     batch: int
     """Samples per step, over all ranks."""
@@ -62,7 +62,7 @@ class Steps:
 
     @property
     def _images(self) -> int:
-        return -(-self.mixture.samples // self.repeats)
+        return -(-self.choice.samples // self.repeats)
 
     @property
     def epoch_steps(self) -> int:
@@ -81,7 +81,7 @@ class Steps:
     def order(self, epoch: int) -> Rows:
         """Return the row of every sample of an epoch."""
         turn, part = divmod(epoch, self.repeats)
-        rows = self.mixture.rows(turn)
+        rows = self.choice.rows(turn)
         order = epoch_order(self.pool.index, rows, self.seed, turn, self.batch)
         if self.repeats == 1:
             return order

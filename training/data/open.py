@@ -16,19 +16,21 @@ from functools import partial
 import numpy as np
 import torch
 
+from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.shards.cache_filler import CacheFiller
+from rackrun.training.data.choice import chosen
 from rackrun.training.data.exact import Reader, Steps
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.plain import PlainData
 from rackrun.training.data.pool import (
     TRAIN,
+    SamplePool,
     conversion_of,
+    digest_of,
     share_index,
-    training_mixture,
-    training_pool,
+    sources_of,
 )
 from rackrun.training.data.resampled import IndexedShards, resampled_batches
 from rackrun.training.data.samples import Batch, Quarantine
@@ -75,18 +77,20 @@ class StoredData(Data):
             raise UsageError(
                 f"--global-batch {self.batch} has not a sample for each of {ranks.world} ranks"
             )
-        self._pool = pool = training_pool(config)
+        sources = sources_of(config)
+        self._pool = SamplePool(sources)
         # From here on ranks exchange: all of them come through these lines in this order.
-        for source in pool.sources:
+        for source in sources:
             share_index(source, TRAIN, ranks)
-        self._validation = Validation(config, ranks, transforms, pool.sources[0])
-        sources = pool.sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
-        self.cache = CacheFiller(sources, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
-        manifests = [source.manifest for source in pool.sources]
-        self.classes, self.dataset = pool.classes, manifests[0].dataset
+        self._validation = Validation(config, ranks, transforms, sources)
+        fetched = sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
+        self.cache = CacheFiller(fetched, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
+        manifests = [source.manifest for source in sources]
+        self.classes, self.dataset = manifests[0].classes, manifests[0].dataset
         self.conversion, self.upright = conversion_of(manifests[0]), manifests[0].upright
-        self.digest, self.versions = pool.digest(config), pool.versions
-        self.rows = sum(manifest.split(TRAIN).samples for manifest in manifests)
+        self.digest = digest_of(config, sources)
+        self.versions = {source.location: source.manifest.digest for source in sources}
+        self.rows = self._pool.size
         self.has_evaluation = self._validation.has_evaluation
         self._ranks = ranks
         self._workers = worker_count(config, ranks)
@@ -139,8 +143,8 @@ class Exact(StoredData):
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
         self._config, self._transforms = config, transforms
-        mixture = training_mixture(config, self._pool)
-        self._steps = Steps(self._pool, mixture, config.seed, self.batch, config.aug_repeats)
+        choice = chosen(config, self._pool.index["label"], self.classes)
+        self._steps = Steps(self._pool, choice, config.seed, self.batch, config.aug_repeats)
         self.epoch_steps = self._steps.epoch_steps
         most = ranks.all_reduce_max(self._workers) if ranks.connected else self._workers
         self.lead = AHEAD * most + HELD
@@ -158,7 +162,7 @@ class Exact(StoredData):
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the first epoch."""
-        labels = self._pool.index["label"][self._steps.mixture.rows(0)]
+        labels = self._pool.index["label"][self._steps.choice.rows(0)]
         return np.bincount(labels, minlength=len(self.classes))
 
     def samples_in(self, step: int) -> int:

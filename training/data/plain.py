@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from rackrun.data_location import expanded
 from rackrun.errors import Problem, UsageError
-from rackrun.plain_tars import expanded
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import loaded, on_device, with_problems, worker_count

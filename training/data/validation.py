@@ -3,7 +3,7 @@
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself.
 
-    stored_samples -> filled
+    SamplePool.samples -> filled
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +16,8 @@ from torch.utils.data import Dataset
 from rackrun.errors import Problem, UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import loaded, on_device, worker_count
-from rackrun.training.data.pool import share_index
-from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled, stored_samples
+from rackrun.training.data.pool import SamplePool, share_index
+from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks, part_of
@@ -30,23 +30,28 @@ class Validation(Dataset[Batch | Problem]):
     """The validation samples of a rank, if there are any: batches that can be read in any order."""
 
     def __init__(
-        self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch, source: Source
+        self,
+        config: DataSettings,
+        ranks: Ranks,
+        transforms: TransformsOfEpoch,
+        sources: Sequence[Source],
     ) -> None:
-        samples_of = {split.name: split.samples for split in source.manifest.splits}
         split = config.eval_split
-        if split != VALIDATION and split not in samples_of:
+        splits = {each.name for source in sources for each in source.manifest.splits}
+        if split != VALIDATION and split not in splits:
             raise UsageError(
-                f"{source.location}: has no split {split!r}, only {', '.join(samples_of)}; choose"
-                " one with --eval-split"
+                f"{sources[0].location}: has no split {split!r}, only {', '.join(sorted(splits))};"
+                " choose one with --eval-split"
             )
-        self._total = samples_of.get(split, 0)
-        self.has_evaluation = self._total > 0
-        if self.has_evaluation:
+        having = [source for source in sources if split in _splits_of(source)]
+        self._pool = SamplePool(tuple(having), split)
+        self.has_evaluation = self._pool.size > 0
+        for source in having:
             share_index(source, split, ranks)
         self._config = config
-        self._source = source
+        self._classes = len(sources[0].manifest.classes)
         self._transforms = transforms
-        self._rows = part_of(ranks, self._total)
+        self._rows = part_of(ranks, self._pool.size)
         self._device = ranks.device
         self._workers = worker_count(config, ranks)
         self._quarantine = Quarantine(config)
@@ -55,15 +60,14 @@ class Validation(Dataset[Batch | Problem]):
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class, those of all ranks."""
-        classes = len(self._source.manifest.classes)
         if not self.has_evaluation:
-            return np.zeros(classes, np.int64)
-        labels = self._source.index(self._config.eval_split)["label"]
-        return np.bincount(labels, minlength=classes)
+            return np.zeros(self._classes, np.int64)
+        return np.bincount(self._pool.index["label"], minlength=self._classes)
 
     def batches(self) -> Iterator[Batch]:
         """Yield this rank's part, in the order of the index."""
-        self._source.index(self._config.eval_split)  # read here, once: workers get it with this
+        for source in self._pool.sources:
+            source.index(self._config.eval_split)  # read here, once: workers get it with this
         batches = loaded(self, self._workers, pin=self._device.type == "cuda")
         return self.left_out.counted(on_device(batches, self._device))
 
@@ -72,7 +76,7 @@ class Validation(Dataset[Batch | Problem]):
         if not self.has_evaluation:
             return None
         # A set: where there are fewer samples than are asked for, each comes once.
-        rows = rows or sorted({self._total * number // count for number in range(count)})
+        rows = rows or sorted({self._pool.size * number // count for number in range(count)})
         return self._batch(np.array(rows))
 
     def __len__(self) -> int:
@@ -86,11 +90,10 @@ class Validation(Dataset[Batch | Problem]):
             return problem
 
     def _batch(self, rows: npt.NDArray[np.int64]) -> Batch:
-        split = self._config.eval_split
         # At full size, though images of the first epochs may be smaller. Made here, in the worker:
         # a task's function can be sent to it, but what that returns perhaps cannot.
         transforms = self._transforms(self._config.epochs - 1)
-        samples = stored_samples(self._source, split, rows)
+        samples = self._pool.samples(rows)
 
         def prepare(data: bytes, random: np.random.Generator) -> Prepared:
             return transforms.prepared_for_evaluation(data)
@@ -104,3 +107,7 @@ class Validation(Dataset[Batch | Problem]):
             torch.from_numpy(rows[[sample.number for sample in kept]]),
             keys=tuple((sample.shard, sample.key) for sample in kept),
         )
+
+
+def _splits_of(source: Source) -> set[str]:
+    return {split.name for split in source.manifest.splits if split.samples}

@@ -14,14 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.shards.index import Manifest
+from rackrun.shards.open import open_source
 from rackrun.tables import as_csv
 from rackrun.terminal import clean, say
 from rackrun.training.config import Config
 from rackrun.training.data.plain import PlainValidation
-from rackrun.training.data.pool import conversion_of, opened
+from rackrun.training.data.pool import conversion_of
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.tars import NOT_VERIFIED, Labels
 from rackrun.training.data.transforms import Transforms
@@ -128,7 +129,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
         labels = Labels(tuple(trained.classes), trained.config.label_field)
         transforms = partial(_of_every_epoch, trained.transforms)
         return PlainValidation(plain, ranks, transforms, labels).batches()
-    source = opened(config)
+    source = open_source(config.data)
     data_classes = source.manifest.classes
     refuse_other_classes(trained, data_classes, config.data)
     names = [each.name for each in source.manifest.splits if each.samples]
@@ -140,7 +141,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
     if ranks.first and (remark := _other_conversion(trained, source.manifest, config.data)):
         say(remark)
     transforms = partial(_of_every_epoch, trained.transforms)
-    batches = Validation(config, ranks, transforms, source).batches()
+    batches = Validation(config, ranks, transforms, [source]).batches()
     if list(data_classes) == trained.classes:
         return batches
     numbers = torch.tensor([trained.classes.index(name) for name in data_classes])

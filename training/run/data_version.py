@@ -9,28 +9,24 @@ by that digest, whatever has been appended meanwhile.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.data_location import SEPARATOR, are_plain_tars, parts_of
 from rackrun.errors import Problem, UsageError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.open import open_source
 from rackrun.training.config import Config
-from rackrun.training.data.mixture import weights_in
-from rackrun.training.settings.data import DataSettings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rackrun.training.ranks import Ranks
     from rackrun.training.run.resume import Earlier
-
-EXTRA = "--extra-data"
 
 
 @dataclass(frozen=True)
@@ -100,7 +96,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
     choice = json.loads(ranks.broadcast_bytes(payload, 0))
     if choice["problem"]:
         raise UsageError(choice["problem"])
-    located = with_locations(config, choice["locations"])
+    located = replace(config, data=SEPARATOR.join(choice["locations"]))
     return PinnedData(located, tuple(choice["remarks"]))
 
 
@@ -110,31 +106,17 @@ def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
     try:
         choices = [
             chosen(location, digest)
-            for location, digest in zip(locations(config), recorded, strict=False)
+            for location, digest in zip(parts_of(config.data), recorded, strict=False)
         ]
     except UsageError as problem:
         return {"problem": str(problem)}
     except Problem:  # which each rank meets, too, when it opens the data
-        choices = [FolderVersion(location) for location in locations(config)]
+        choices = [FolderVersion(location) for location in parts_of(config.data)]
     return {
         "problem": "",
         "locations": [choice.location for choice in choices],
         "remarks": [choice.remark for choice in choices if choice.remark],
     }
-
-
-def locations(config: DataSettings) -> list[str]:
-    """Return the folders of the settings: that of --data, and those of --extra-data."""
-    return [config.data, *weights_in(EXTRA, config.extra_data)]
-
-
-def with_locations(config: Config, folders: Sequence[str]) -> Config:
-    """Return the settings with these folders in place of theirs."""
-    if list(folders) == locations(config):
-        return config
-    weights = weights_in(EXTRA, config.extra_data).values()
-    extra = ",".join(f"{folder}={w:g}" for folder, w in zip(folders[1:], weights, strict=True))
-    return replace(config, data=folders[0], extra_data=extra)
 
 
 def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:

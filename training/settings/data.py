@@ -7,15 +7,15 @@ from typing import Annotated, Literal
 
 from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.commands import called
+from rackrun.data_location import are_plain_tars, parts_of
 from rackrun.errors import UsageError
-from rackrun.plain_tars import are_plain_tars
 from rackrun.terminal import one_line
 from rackrun.training.settings import Slice, option
 
 OF_ONE_DATA_SET = ("catdog", "imagenet", "mnist")
 """Tasks whose raw data `rackrun convert` knows by the same name."""
 POLICIES = ("trivial_augment", "rand_augment")
-SELECTION = ("only_classes", "class_weights", "max_train_samples", "extra_data")
+SELECTION = ("only_classes", "class_weights", "max_train_samples")
 """Settings that choose samples, or have some come more often than others."""
 
 ONLY_EXACT = ("global_batch", *SELECTION)
@@ -30,8 +30,9 @@ class DataSettings(Slice):
     """Data and batches."""
 
     data: str = ""
-    """Folder or URL of the shards (`rackrun convert` makes them), or tars without an index, as
-    webdataset takes them: 's-{000..127}.tar', a::b, https://..., 'pipe:COMMAND'."""
+    """Folder or URL of the shards (`rackrun convert` makes them); in exact epochs several, with
+    the same classes: --data A --data B. Or tars without an index, as webdataset takes them:
+    's-{000..127}.tar', a::b, https://..., 'pipe:COMMAND'."""
     cache: str = ""
     """Folder on each host, on a disk or in /dev/shm, that keeps whole shards of --data; they are
     fetched while the run trains."""
@@ -74,9 +75,6 @@ class DataSettings(Slice):
     equally often."""
     max_train_samples: Count = 0
     """Number of training samples to use, the first ones; 0: all."""
-    extra_data: str = ""
-    """More shard folders with the same classes, and how often their samples are used per epoch:
-    FOLDER=1,FOLDER=0.5."""
     aug_repeats: Positive = 1
     """Augmented copies of an image in a step (repeated augmentation); it then comes in one of that
     many epochs."""
@@ -126,6 +124,8 @@ class DataSettings(Slice):
             options = [option(name) for name in ONLY_EXACT if getattr(self, name)]
             options += ["--aug-repeats"] * (self.aug_repeats > 1)
             options += ["--balance auto"] * (self.balance == "auto")
+            if len(parts_of(self.data)) > 1 and not are_plain_tars(self.data):
+                options.append("several folders in --data")
             if options:
                 problems.append(f"{', '.join(options)}: only with --exact-epochs, which is not on")
         return problems

@@ -251,7 +251,7 @@ ROWS = [
     Refusal(f"rackrun convert verify {LONG}", 64, LONG),
     Refusal(f"rackrun serve {LONG}", 64, LONG),
     # Data that no rank could read.
-    Refusal("./run-local catdog --data demo/shards --extra-data demo/shards=1,/nope=2", 64, "/nope",
+    Refusal("./run-local catdog --data demo/shards --data /nope", 64, "/nope",
             DEMO),
     Refusal("./run-local catdog --data demo/shards --weights demo/shards/dataset.jsn", 64,
             ("demo/shards/dataset.jsn", "demo/shards/dataset.json?"), DEMO),

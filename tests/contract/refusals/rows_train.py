@@ -87,8 +87,8 @@ OPTIONS_OF_DATA = [
         ("--loss-weights box", ("--loss-weights box", "NAME=WEIGHT")),
         ("--loss-weights box=-1", "--loss-weights box=-1"),
         ("--loss-weights box=0,disc=0", "--loss-weights box=0,disc=0"),
-        ("--extra-data nowhere=1", "nowhere"),
-        ("--extra-data nowhere", "--extra-data"),
+        ("--data nowhere", "nowhere"),
+        ("--data nowhere --resampled", ("several folders in --data", "--exact-epochs")),
         ("--eval-split test", ("'test'", "train, val")),
     )
 ]

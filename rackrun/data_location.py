@@ -1,4 +1,4 @@
-"""Tars without an index, as users of webdataset name them: what --data may be besides a folder.
+"""What --data may be: a folder or URL of shards, several, or tars without an index.
 
 's-{000..127}.tar'    URLs or paths; braces as in a shell
 'a.tar::b.tar'        a list
@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -22,19 +23,35 @@ MOST = 1_000_000
 
 def are_plain_tars(location: str) -> bool:
     """Return whether a location names tars, rather than the folder of a data set."""
-    if location.startswith(PIPE) or SEPARATOR in location:
-        return True
-    return location.endswith((".tar", *PACKED)) and not Path(location).is_dir()
+    return any(
+        part.startswith(PIPE) or (part.endswith((".tar", *PACKED)) and not Path(part).is_dir())
+        for part in parts_of(location)
+    )
 
 
 def is_folder(location: str) -> bool:
-    """Return whether a location names a folder of this machine, rather than URLs or tars."""
-    return "://" not in location and not are_plain_tars(location)
+    """Return whether a location is one folder of this machine, rather than URLs or tars."""
+    is_one = SEPARATOR not in location and "://" not in location
+    return is_one and not are_plain_tars(location)
 
 
 def parts_of(location: str) -> list[str]:
     """Return the entries of a list of tars, braces as they are."""
     return [part for part in location.split(SEPARATOR) if part]
+
+
+def with_joined_data(words: Sequence[str]) -> list[str]:
+    """Return the options of a task with one --data where it is given several times."""
+    others, given, names = list[str](), list[str](), False
+    for word in words:
+        if names:
+            given.append(word)
+        elif word.startswith("--data="):
+            given.append(word.removeprefix("--data="))
+        elif word != "--data":
+            others.append(word)
+        names = word == "--data" and not names
+    return [*others, f"--data={SEPARATOR.join(given)}"] if len(given) > 1 else list(words)
 
 
 def expanded(location: str) -> list[str]:

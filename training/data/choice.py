@@ -1,0 +1,129 @@
+"""Choose the rows of the index that make an epoch: some classes, the first samples, weights.
+
+A weight is how often a sample of a class comes per epoch: 1 once, 2 twice, 0.5 in every other
+epoch, 0 never. The samples of a class in an epoch are rounded once to a whole number; they then
+walk through the class in a fixed order, from where the last epoch ended. So after any number of
+epochs no sample of a class has come more than once more often than another, and all epochs are
+equally long.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rackrun.errors import UsageError
+from rackrun.training.data.order import Rows
+from rackrun.training.settings.data import DataSettings
+from rackrun.units import whole_number
+
+BALANCED = "balanced"
+"""Weights that follow from the number of each class's samples."""
+
+
+class WeightedRows(NamedTuple):
+    """The rows of a class, in the order in which epochs draw them."""
+
+    rows: Rows
+    draws: int  # per epoch
+
+    def copies(self, epoch: int) -> list[Rows]:
+        """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
+        walked = (epoch * self.draws + np.arange(self.draws)) % self.rows.size
+        rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
+        return [np.sort(self.rows[each]) for each in rounds]
+
+
+class Choice(NamedTuple):
+    """The rows of every epoch."""
+
+    once: Rows
+    weighted: Sequence[WeightedRows] = ()
+
+    @property
+    def samples(self) -> int:
+        """Samples per epoch, copies counted."""
+        return self.once.size + sum(each.draws for each in self.weighted)
+
+    def rows(self, epoch: int) -> Rows:
+        """Return the rows of an epoch: ascending, once more from the start for each copy."""
+        layers = [[self.once]]
+        for each in self.weighted:
+            for layer, rows in enumerate(each.copies(epoch)):
+                if layer == len(layers):
+                    layers.append([])
+                layers[layer].append(rows)
+        return np.concatenate([np.sort(np.concatenate(layer)) for layer in layers])
+
+
+def chosen(
+    config: DataSettings, labels: npt.NDArray[np.integer], classes: tuple[str, ...]
+) -> Choice:
+    """Return the rows that the settings choose; UsageError where none are left."""
+    rows = np.arange(labels.size, dtype=np.int32)
+    if only := [class_number(name, classes) for name in config.only_classes.split(",") if name]:
+        rows = rows[np.isin(labels, only)]
+    rows = rows[: config.max_train_samples or None]
+    choice = (
+        _weighted(rows, labels[rows], classes, config) if config.class_weights else Choice(rows)
+    )
+    if not choice.samples:
+        raise UsageError("no samples are left to train on: loosen the filters or the weights")
+    return choice
+
+
+def _weighted(
+    rows: Rows, labels: npt.NDArray[np.integer], classes: tuple[str, ...], config: DataSettings
+) -> Choice:
+    sizes = np.bincount(labels, minlength=len(classes))
+    if config.class_weights == BALANCED:  # all equally often, in epochs as long as before
+        drawn = sizes.sum() / max(np.count_nonzero(sizes), 1)
+        weights = drawn / np.maximum(sizes, 1)
+    else:
+        weights = np.ones(len(classes))
+        for name, weight in weights_in("--class-weights", config.class_weights).items():
+            weights[class_number(name, classes)] = weight
+    by_class = np.split(rows[np.argsort(labels, kind="stable")], np.cumsum(sizes)[:-1])
+    weighted = []
+    for label in np.flatnonzero((weights != 1) & (sizes > 0)).tolist():
+        words = np.random.PCG64(np.random.SeedSequence((config.seed, label)))
+        order = np.argsort(words.random_raw(int(sizes[label])), kind="stable")
+        draws = round(int(sizes[label]) * float(weights[label]))
+        if draws:
+            weighted.append(WeightedRows(by_class[label][order], draws))
+    return Choice(rows[weights[labels] == 1], weighted)
+
+
+def class_weights_in(option: str, text: str) -> Mapping[str, float]:
+    """Return the weights of single classes in an option; none where all are BALANCED."""
+    return {} if text == BALANCED else weights_in(option, text)
+
+
+def weights_in(option: str, text: str) -> Mapping[str, float]:
+    """Return NAME=WEIGHT,… as a table; UsageError for any other text."""
+    table = {}
+    for part in filter(None, text.split(",")):
+        name, _, weight = part.rpartition("=")
+        try:
+            table[name] = float(weight)
+        except ValueError:
+            table[name] = -1.0
+        if not name or not 0 <= table[name] < 1000:
+            raise UsageError(
+                f"{option} {text}: {part!r} is not NAME=WEIGHT, as in {name or 'name'}=0.5"
+            )
+    return table
+
+
+def class_number(name: str, classes: tuple[str, ...]) -> int:
+    """Return the number of a class that is given by name or by number."""
+    if name in classes:
+        return classes.index(name)
+    number = whole_number(name, len(classes) - 1)
+    if number is not None:
+        return number
+    few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
+    raise UsageError(
+        f"no class {name[:80]!r}: there are {few}, or numbers from 0 to {len(classes) - 1}"
+    )
