@@ -76,29 +76,6 @@ def test_validation_has_every_sample_once_with_any_number_of_workers(
     assert observed == every_validation_picture
 
 
-def test_a_batch_is_what_the_model_expects(shapes):
-    """uint8 (B, channels, size, size), labels int64, gray with one channel."""
-    batch = next(walk(settings(shapes)).training(0))
-    assert batch.images.dtype == torch.uint8
-    assert batch.images.shape == (8, 3, 16, 16)
-    assert batch.labels.dtype == torch.int64
-    gray = next(walk(settings(shapes, gray=True)).evaluation())
-    assert gray.images.shape == (8, 1, 16, 16)
-
-
-@pytest.mark.parametrize("workers", [0, 3])
-def test_exact_epochs_have_the_same_images_wherever_they_start(shapes, workers):
-    """A step's batch does not depend on the step at which the run started or went on."""
-    config = settings(shapes, workers=workers)
-    whole = [batch.images.clone() for batch in islice(walk(config).training(0), 30)]
-    for start in (1, 24, 26):
-        part = islice(walk(config).training(start), 30 - start)
-        assert all(
-            torch.equal(batch.images, observed)
-            for batch, observed in zip(part, whole[start:], strict=True)
-        )
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resampled_images_follow_from_seed_rank_and_start(shapes, workers):
     """The same command draws the same images again; a resume, a rank and a seed draw others."""
@@ -184,28 +161,6 @@ def test_workers_make_the_transforms_of_a_task_themselves(shapes):
     assert sum(len(batch.labels) for batch in data.evaluation()) == 37
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"crop_area": 1.0, "flip": False}], ids=["changed images", "images as stored"]
-)
-def test_training_differs_by_seed_epoch_rank_and_step(shapes, changes):
-    """No two batches are the same, and another seed gives other ones: other samples, too, and not
-    only other changes to them."""
-    batches = [
-        batch.images.numpy().tobytes()
-        for seed in (0, 1)
-        for rank in (0, 1)
-        for batch in islice(
-            walk(
-                settings(shapes, steps_per_epoch=3, exact_epochs=False, seed=seed, **changes),
-                rank,
-                2,
-            ).training(0),
-            6,
-        )
-    ]
-    assert len(set(batches)) == 24
-
-
 @pytest.mark.parametrize("options", [{"exact_epochs": False}, {}], ids=["drawn", "exact"])
 def test_an_image_is_changed_in_another_way_in_each_epoch(make_shards, options):
     """The only sample of a data set is another crop in each epoch, and with another seed."""
@@ -281,21 +236,6 @@ def test_a_batch_of_broken_images_only_is_empty(make_shards):
     folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})
     batches = list(walk(settings(folder, bad_samples="quarantine")).evaluation())
     assert [len(batch.labels) for batch in batches] == [0, 8, 8, 8, 5]
-
-
-def test_a_damaged_shard_ends_the_run(make_shards):
-    """A flipped byte in an image's pixels, which a decoder may not notice, is a DataError."""
-    folder = make_shards()
-    for split in ("train", "val"):
-        path = folder / f"shapes-{split}-000000.tar"
-        data = bytearray(path.read_bytes())
-        data[3000] ^= 0x40
-        path.write_bytes(data)
-    data = walk(settings(folder))
-    with pytest.raises(DataError, match="shapes-val-000000.tar"):
-        list(data.evaluation())
-    with pytest.raises(DataError, match="shapes-train-000000.tar"):
-        list(islice(data.training(0), 1000))
 
 
 def test_the_grid_is_spread_over_the_validation_set(shapes, every_validation_picture):

@@ -17,14 +17,7 @@ from torchvision.transforms.functional import resized_crop as reference_crop
 
 from rackrun.errors import DataError
 from rackrun.training.data import decode as decoder
-from rackrun.training.data.decode import (
-    Box,
-    crop,
-    decode,
-    draw_box,
-    prepared_random_crop,
-    whole,
-)
+from rackrun.training.data.decode import Box, Region, crop_of, decode, draw_box, whole
 from tests.lab.data import encoded, photograph
 
 # Mean absolute difference to the reference, in gray levels of 255:
@@ -39,6 +32,11 @@ CROP_SIZES = [(375, 500), (500, 333), (333, 500), (97, 101), (1, 40), (231, 17),
 def reference(data: bytes) -> Image.Image:
     """Return the image as torchvision's ImageFolder loads it."""
     return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def crop(data: bytes, choose: Callable[[int, int], Box], side: float) -> Region:
+    """Return the pixels of a part of an image."""
+    return crop_of(data, choose, side).decoded()
 
 
 def difference(ours: NDArray[np.uint8], image: Image.Image) -> float:
@@ -148,12 +146,10 @@ def test_a_crop_is_resized_into_its_place():
     """The random crop is its box, written into the batch's own memory."""
     data = JPEGS["colour"](photograph(1, 200, 300))
     batch = np.zeros((2, 64, 64, 3), np.uint8)
-    prepared_random_crop(data, 64, random.Random(7)).decode().resized(64, out=batch[1])
-    assert np.array_equal(
-        prepared_random_crop(data, 64, random.Random(7)).decode().resized(64), batch[1]
-    )
+    region = crop(data, lambda width, height: draw_box(width, height, random.Random(7)), 64)
+    region.resized(64, out=batch[1])
+    assert np.array_equal(region.resized(64), batch[1])
     assert batch[1].any() and not batch[0].any()
-    region = prepared_random_crop(data, 64, np.random.default_rng(7)).decode()
     assert region.resized(64, "bicubic").shape == (64, 64, 3)
 
 

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
@@ -14,11 +13,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import DataError, Problem
 from rackrun.training.data.loader import loaded, with_problems
 from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import SamplePool, sources_of
-from rackrun.training.data.slots import AHEAD, HELD, FilledSlot, Slots, shared_bytes
+from rackrun.training.data.slots import AHEAD, HELD, Slots, shared_bytes
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
 from tests.lab.waiting import until
@@ -94,41 +93,6 @@ def test_no_batch_that_is_held_is_overwritten():
         list(made)
 
 
-class Cudart:
-    """Stands for the CUDA runtime of a machine without one; notes what it is asked for."""
-
-    def __init__(self, reply: int) -> None:
-        self.reply = reply
-        self.asked: list[tuple[str, int]] = []
-
-    def cudaHostRegister(self, address: int, length: int, flags: int) -> int:  # noqa: N802
-        self.asked.append(("pin", length))
-        return self.reply
-
-    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
-        self.asked.append(("release", 0))
-
-
-def test_for_a_gpu_all_slots_are_pinned_once(monkeypatch):
-    """All of the memory at once, for as long as it is used; a refusal names what to type."""
-    runtime = Cudart(0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    slots = Slots(4, 616, torch.device("cuda"))
-    images = slots.images(5, 2, (10, 10, 3)).fill_(7)
-    assert images.data_ptr() == slots.images(1, 2, (10, 10, 3)).data_ptr()
-    batch = slots.batch(FilledSlot(5, (10, 10, 3), [-1, 3], [], []))
-    assert batch.images.data_ptr() == images.data_ptr()
-    assert batch.labels.data_ptr() == images.data_ptr() + 600
-    assert batch.labels.tolist() == [-1, 3] and bool((images == 7).all())
-    assert slots.batch(FilledSlot(5, (10, 10, 3), [], ["bad"], [])).labels.shape == (0,)
-    assert runtime.asked == [("pin", 4 * 616)]
-    del slots, images, batch
-    assert runtime.asked == [("pin", 4 * 616), ("release", 0)]
-    runtime.reply = 2
-    with pytest.raises(UsageError, match="--workers: .*cannot be pinned .*smaller number"):
-        Slots(4, 600, torch.device("cuda"))
-
-
 def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path):
     """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
     program = (
@@ -148,28 +112,3 @@ def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path):
         in done.stderr
     )
     assert "--shm-size" in done.stderr
-
-
-FREED = """
-import resource
-from rackrun.training.data.worker_server import keep_memory
-
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    group = [bytearray(500_000) for _ in range(28)]
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-if {keeps}:
-    keep_memory()
-faults()
-print(faults())
-"""
-
-
-def test_a_group_of_images_takes_the_memory_of_the_one_before():
-    """Of 3,400 pages, a loader worker asks the kernel for few again; another process for all."""
-    kept, usual = (
-        int(subprocess.check_output([sys.executable, "-c", FREED.format(keeps=keeps)]))
-        for keeps in (True, False)
-    )
-    assert kept < 200 < 2000 < usual

@@ -133,7 +133,7 @@ class Reader(Dataset[FilledSlot | Problem]):
         kept = filled(
             images,
             samples,
-            transforms.prepared_for_training,
+            transforms,
             seed,
             self.quarantine,
             by_row.tolist(),

@@ -20,7 +20,7 @@ from rackrun.training.data.resampled import resampled_batches
 from rackrun.training.data.samples import Batch, LeftOut, Quarantine, StoredSample, filled
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.tars import Labels, named_classes, samples_in
-from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
+from rackrun.training.data.transforms import TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.settings.data import DataSettings
 
@@ -133,13 +133,10 @@ class _Stream(IterableDataset[Batch | Problem]):
             for sample in islice(samples_in(tar, self.labels), first, None, every)
         )
 
-        def prepare(data: bytes, random: np.random.Generator) -> Prepared:
-            return transforms.prepared_for_evaluation(data)
-
         is_full = True
         while is_full:
             images = room_for(self.config.batch_size, *transforms.evaluation_shape)
-            kept = filled(images, samples, prepare, (), quarantine)
+            kept = filled(images, samples, transforms, None, quarantine)
             is_full = len(kept) == len(images)
             yield Batch(
                 images[: len(kept)].permute(0, 3, 1, 2),

@@ -110,9 +110,9 @@ class ResampledStream(IterableDataset[FilledSlot | Problem]):
         samples = enumerate(self._samples(seed))
         for number in count(worker, workers):
             transforms = self.transforms((self.start + number) // self.epoch_steps)
-            shape, prepare = transforms.training_shape, transforms.prepared_for_training
+            shape = transforms.training_shape
             images = self.slots.images(number, config.batch_size, shape)
-            kept = filled(images, samples, prepare, seed, quarantine)
+            kept = filled(images, samples, transforms, seed, quarantine)
             labels = [each.label for each in kept]
             keys = [(each.shard, each.key) for each in kept]
             yield FilledSlot(number, shape, labels, quarantine.news(), keys)

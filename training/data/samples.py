@@ -7,7 +7,7 @@
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -19,16 +19,14 @@ from rackrun.errors import DataError
 from rackrun.shards.samples import Sample, portions
 from rackrun.shards.source import Source
 from rackrun.terminal import clean
-from rackrun.training.data.decode import Pixels
-from rackrun.training.data.transforms import Fill, Prepared
+from rackrun.training.data.decode import Region
+from rackrun.training.data.transforms import Drawn, Transforms
 from rackrun.training.settings.data import DataSettings
 
 READ_BYTES = 2 << 20  # at once
 GROUP_BYTES = 16 << 20  # decoded before any is resized: 28 photographs of 500 x 375
 
 Seed = tuple[int, ...]
-Prepare = Callable[[bytes, np.random.Generator], Prepared]
-"""Draws the crop of an image for its place in a batch, and chooses what decodes it."""
 
 
 class StoredSample(NamedTuple):
@@ -135,87 +133,82 @@ def stored_samples(
             yield StoredSample(shard.name, sample)
 
 
+class DrawnSample(NamedTuple):
+    """A sample whose crop is drawn."""
+
+    number: int
+    stored: StoredSample
+    drawn: Drawn
+
+
 def filled(
     images: torch.Tensor,
     samples: Iterable[tuple[int, StoredSample]],
-    prepare: Prepare,
-    seed: Seed,
+    transforms: Transforms,
+    seed: Seed | None,
     quarantine: Quarantine,
     batch_indices: Sequence[int] | None = None,
 ) -> list[KeptSample]:
     """Decode numbered samples into uint8 (n, size, size, channels), until it is full or they end.
 
     Return those that are not bad. They lie one after the other unless `batch_indices` has the index
-    of each sample. All that is random follows from the seed and the sample's number.
+    of each sample. All that is random follows from the seed and the sample's number; without a
+    seed, images are for evaluation.
     """
-    prepared = (
-        _prepared_sample(number, stored, prepare, seed, quarantine) for number, stored in samples
-    )
+    drawn = (_drawn(number, stored, transforms, seed, quarantine) for number, stored in samples)
     pixels, kept = images.numpy(), list[KeptSample]()
     indices, used = range(len(pixels)) if batch_indices is None else batch_indices, 0
-    while group := _next_group(prepared, len(indices) - used, quarantine):
-        for decoded in group:
-            if decoded:
-                index = indices[used]
-                kept.append(decoded.into(index, pixels[index]))
-            if decoded or batch_indices:  # the image of a bad sample's own index stays empty
+    while group := _next_group(drawn, len(indices) - used):
+        regions = [_decoded(each, quarantine) for each in group]
+        for each, region in zip(group, regions, strict=True):
+            if each and region:
+                transforms.fill(pixels[indices[used]], region, each.drawn)
+                shard, sample = each.stored
+                place = indices[used], each.number
+                kept.append(KeptSample(*place, shard, sample.key, sample.label))
+            if region or batch_indices:  # the image of a bad sample's own index stays empty
                 used += 1
-        del decoded, group  # the next images are decoded into the same memory
+        del regions, region  # the next images are decoded into the same memory
     return kept
 
 
-class DecodedSample(NamedTuple):
-    """A sample whose image is decoded but has no place yet."""
-
-    number: int
-    stored: StoredSample
-    fill: Fill
-
-    def into(self, batch_index: int, out: Pixels) -> KeptSample:
-        """Write the image into its place `out`, uint8 (size, size, channels)."""
-        sample = self.stored.sample
-        self.fill(out)
-        return KeptSample(batch_index, self.number, self.stored.shard, sample.key, sample.label)
-
-
-class PreparedSample(NamedTuple):
-    """A sample whose crop is drawn."""
-
-    number: int
-    stored: StoredSample
-    image: Prepared
-
-    def decoded(self, quarantine: Quarantine) -> DecodedSample | None:
-        """Decode the image; return None for a bad one that may be left out."""
-        try:
-            return DecodedSample(self.number, self.stored, self.image.decode())
-        except DataError as error:
-            quarantine.admit(self.stored, error)
-            return None
-
-
-def _prepared_sample(
-    number: int, stored: StoredSample, prepare: Prepare, seed: Seed, quarantine: Quarantine
-) -> PreparedSample | None:
-    sample, entropy = stored.sample, (*seed, number)
+def _drawn(
+    number: int,
+    stored: StoredSample,
+    transforms: Transforms,
+    seed: Seed | None,
+    quarantine: Quarantine,
+) -> DrawnSample | None:
     try:
-        if sample.fault:
-            raise sample.fault
-        # From 32-bit words numpy makes the same generator in half the time.
-        words = np.array(entropy, np.uint32) if max(entropy) < 1 << 32 else entropy
-        return PreparedSample(number, stored, prepare(sample.image, np.random.default_rng(words)))
+        if stored.sample.fault:
+            raise stored.sample.fault
+        random = None if seed is None else _generator((*seed, number))
+        return DrawnSample(number, stored, transforms.drawn(stored.sample.image, random))
     except DataError as error:
         quarantine.admit(stored, error)  # raises it unless bad samples may be left out
         return None
 
 
-def _next_group(
-    prepared: Iterator[PreparedSample | None], most: int, quarantine: Quarantine
-) -> list[DecodedSample | None]:
-    group, held_bytes = list[PreparedSample | None](), 0
-    for sample in islice(prepared, most):  # not one more: it would be lost to the next batch
+def _generator(entropy: Seed) -> np.random.Generator:
+    # From 32-bit words numpy makes the same generator in half the time.
+    words = np.array(entropy, np.uint32) if max(entropy) < 1 << 32 else entropy
+    return np.random.default_rng(words)
+
+
+def _next_group(drawn: Iterator[DrawnSample | None], most: int) -> list[DrawnSample | None]:
+    group, held_bytes = list[DrawnSample | None](), 0
+    for sample in islice(drawn, most):  # not one more: it would be lost to the next batch
         group.append(sample)
-        held_bytes += sample.image.held_bytes if sample else 0
+        held_bytes += sample.drawn.crop.held_bytes if sample else 0
         if held_bytes >= GROUP_BYTES:
             break
-    return [sample and sample.decoded(quarantine) for sample in group]
+    return group
+
+
+def _decoded(sample: DrawnSample | None, quarantine: Quarantine) -> Region | None:
+    try:
+        return sample and sample.drawn.crop.decoded()
+    except DataError as error:
+        assert sample
+        quarantine.admit(sample.stored, error)
+        return None

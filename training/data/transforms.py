@@ -8,7 +8,7 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -17,18 +17,14 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.shapes import Misshapen, Real, at_most, between
 from rackrun.shards.resize import Resize
+from rackrun.training.data.camera_files import as_png, as_stored, is_of_camera, upright
 from rackrun.training.data.decode import (
+    Crop,
     Interpolation,
     Pixels,
-    PreparedCrop,
     Region,
-    as_png,
-    as_stored,
-    is_of_camera,
-    mirrored,
-    prepared_crop,
-    prepared_random_crop,
-    upright,
+    crop_of,
+    draw_box,
     whole,
 )
 from rackrun.training.settings.data import ImageSettings
@@ -40,20 +36,13 @@ Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
 
-Fill = Callable[[Pixels], None]
-"""Fills uint8 (side, side, channels) with an image as the model sees it."""
+class Drawn(NamedTuple):
+    """All that is chosen of an image before it is decoded."""
 
-
-class Prepared(NamedTuple):
-    """An image whose crop is drawn but that is not decoded yet.
-
-    Header and crop, decoding and resizing are apart so that loader workers can do each for a group
-    of images (training.data.samples.filled): they evict one another from the processor's
-    caches.
-    """
-
-    held_bytes: int  # of memory, once it is decoded and until the result is dropped
-    decode: Callable[[], Fill]
+    crop: Crop
+    mirror: bool = False
+    random: np.random.Generator | None = None
+    """What else is by chance follows from it; None: the image is for evaluation."""
 
 
 @dataclass(frozen=True)
@@ -139,30 +128,50 @@ class Transforms:
     def _crops(self) -> bool:
         return self.crop_area < 1
 
-    def for_evaluation(self, data: bytes, out: Pixels | None = None) -> Pixels:
-        """Return what evaluation sees: uint8 (side, side, channels), in `out` if given."""
-        pixels = np.empty(self.evaluation_shape, np.uint8) if out is None else out
-        self.prepared_for_evaluation(data).decode()(pixels)
-        return pixels
+    def drawn(self, data: bytes, random: np.random.Generator | None = None) -> Drawn:
+        """Choose crop and mirroring by the header of an image; without `random`, for evaluation.
 
-    def prepared_for_evaluation(self, data: bytes) -> Prepared:
-        """Look at the header of an image: the first part of `for_evaluation`."""
-        crop = self._whole(data)
-        return Prepared(crop.held_bytes, lambda: partial(self._fill_evaluation, crop.decode()))
+        DataError if it is no image. Header and crop, `Crop.decoded`, and `fill` are three steps so
+        that loader workers can do each for a group of images: they evict one another from the
+        processor's caches.
+        """
+        side = self.short_side or self.evaluation_shape[0]
+        if random is None:
+            return Drawn(crop_of(data, whole, side))
+        mirror = random.random() < (0.5 if self.flip else 0.0)
+        if not self._crops:
+            return Drawn(crop_of(data, whole, side), mirror, random)
+        area = (self.crop_area, 1.0)
+        crop = crop_of(data, lambda width, height: draw_box(width, height, random, area), self.size)
+        return Drawn(crop, mirror, random)
 
-    def _whole(self, data: bytes) -> PreparedCrop:
-        return prepared_crop(data, whole, self.short_side or self.evaluation_shape[0])
-
-    def _fill_evaluation(self, region: Region, out: Pixels) -> None:
-        side, colour = self.evaluation_shape[0], out if self.channels == 3 else None
-        if self.short_side:
-            pixels = region.centre(self.short_side, side, self.interpolation, colour)
+    def fill(self, out: Pixels, region: Region, drawn: Drawn) -> None:
+        """Write a decoded image into `out`, uint8 (side, side, channels), as the model sees it."""
+        square = out if self.channels == 3 else None
+        if drawn.random is not None and self._crops:
+            pixels = region.resized(self.size, self.interpolation, square)
+        elif self.short_side:
+            side = self.evaluation_shape[0]
+            pixels = region.centre(self.short_side, side, self.interpolation, square)
         else:
-            pixels = region.resized(side, self.interpolation, colour)
-        _copy(self._channels(pixels), out)
+            pixels = region.resized(self.evaluation_shape[0], self.interpolation, square)
+        if self.channels == 1:
+            out[:, :, 0] = (pixels @ LUMA + 0x8000) >> 16
+        if drawn.mirror:
+            torch.from_numpy(out).copy_(torch.from_numpy(out).flip(1))
+        if drawn.random is not None:
+            self._augment(out, drawn.random)
+
+    def for_evaluation(self, data: bytes) -> Pixels:
+        """Return what evaluation sees: uint8 (side, side, channels)."""
+        return self._prepared(self.evaluation_shape, self.drawn(data))
+
+    def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
+        """Return the image as training sees it, cropped and augmented."""
+        return self._prepared(self.training_shape, self.drawn(data, random))
 
     def for_prediction(self, data: bytes) -> Pixels:
-        """Return the same for a file as a camera left it; a TIFF, AVIF or HEIC as well.
+        """Return the same as evaluation for a file of a camera; a TIFF, AVIF or HEIC as well.
 
         It is changed as the conversion of the training data changed theirs.
         """
@@ -170,38 +179,10 @@ class Transforms:
         square = self.for_evaluation(as_stored(image, self.conversion))
         return upright(square, image) if self.upright else square
 
-    def for_training(
-        self, data: bytes, random: np.random.Generator, out: Pixels | None = None
-    ) -> Pixels:
-        """Return the image as training sees it, cropped and augmented; in `out` if given."""
-        pixels = np.empty(self.training_shape, np.uint8) if out is None else out
-        self.prepared_for_training(data, random).decode()(pixels)
-        return pixels
-
-    def prepared_for_training(self, data: bytes, random: np.random.Generator) -> Prepared:
-        """Draw the crop of an image: the first part of `for_training`."""
-        mirror = random.random() < (0.5 if self.flip else 0.0)
-        if self._crops:
-            crop = prepared_random_crop(data, self.size, random, (self.crop_area, 1.0))
-        else:
-            crop = self._whole(data)
-        return Prepared(
-            crop.held_bytes,
-            lambda: partial(self._fill_training, crop.decode(), mirror, random),
-        )
-
-    def _fill_training(
-        self, region: Region, mirror: bool, random: np.random.Generator, out: Pixels
-    ) -> None:
-        if self._crops:
-            colour = out if self.channels == 3 else None
-            crop = region.resized(self.size, self.interpolation, colour)
-            _copy(self._channels(crop), out)
-        else:
-            self._fill_evaluation(region, out)
-        if mirror:
-            mirrored(out)
-        self._augment(out, random)
+    def _prepared(self, shape: Shape, drawn: Drawn) -> Pixels:
+        out = np.empty(shape, np.uint8)
+        self.fill(out, drawn.crop.decoded(), drawn)
+        return out
 
     def _augment(self, out: Pixels, random: np.random.Generator) -> None:
         pixels = out
@@ -216,7 +197,8 @@ class Transforms:
             for change in augment.changes(*changes):
                 pixels = augment.changed(pixels, change, random)
             pixels = augment.erased(pixels, self.erase, self.mean, random)
-        _copy(pixels, out)
+        if pixels is not out:
+            out[:] = pixels
 
     def normalised(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of `images`: uint8 (B, channels, size, size), any device.
@@ -228,12 +210,6 @@ class Transforms:
         pixels = images.permute(0, 2, 3, 1)
         rows = torch.addcmul(offset, pixels.flatten(2).float(), factor)
         return rows.view(pixels.shape).permute(0, 3, 1, 2)
-
-    def _channels(self, pixels: Pixels) -> Pixels:
-        if self.channels == 3:
-            return pixels
-        gray = (pixels @ LUMA + 0x8000) >> 16
-        return gray.astype(np.uint8)[:, :, None]
 
 
 def augmented(transforms: Transforms, config: ImageSettings) -> Transforms:
@@ -272,8 +248,3 @@ def _row(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # factors and offsets: float32 (width * channels)
     mean, deviation = torch.tensor([transforms.mean, transforms.deviation], device=device)
     return (1 / (255 * deviation)).repeat(width), (-mean / deviation).repeat(width)
-
-
-def _copy(pixels: Pixels, out: Pixels) -> None:
-    if pixels is not out:
-        out[:] = pixels

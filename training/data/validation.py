@@ -19,7 +19,7 @@ from rackrun.training.data.loader import loaded, on_device, worker_count
 from rackrun.training.data.pool import SamplePool, share_index
 from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled
 from rackrun.training.data.slots import room_for
-from rackrun.training.data.transforms import Prepared, TransformsOfEpoch
+from rackrun.training.data.transforms import TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks, part_of
 from rackrun.training.settings.data import DataSettings
 
@@ -95,11 +95,8 @@ class Validation(Dataset[Batch | Problem]):
         transforms = self._transforms(self._config.epochs - 1)
         samples = self._pool.samples(rows)
 
-        def prepare(data: bytes, random: np.random.Generator) -> Prepared:
-            return transforms.prepared_for_evaluation(data)
-
         images = room_for(len(rows), *transforms.evaluation_shape)
-        kept = filled(images, enumerate(samples), prepare, (), self._quarantine)
+        kept = filled(images, enumerate(samples), transforms, None, self._quarantine)
         return Batch(
             images[: len(kept)].permute(0, 3, 1, 2),
             torch.tensor([sample.label for sample in kept], dtype=torch.int64),

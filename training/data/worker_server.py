@@ -9,7 +9,6 @@ imports it beside the rank.
 The server and the workers ignore signals that ask processes to end. They end with the rank.
 """
 
-import ctypes
 import gc
 import multiprocessing
 import multiprocessing.forkserver
@@ -24,15 +23,20 @@ CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "rackrun.training.data.worker_preload"
 CONTEXT.set_forkserver_preload([PRELOAD])
 
-MALLOC = {-1: 256 << 20, -2: 16 << 20, -3: 32 << 20}
-"""Options of glibc's mallopt, in bytes: free memory that is kept (M_TRIM_THRESHOLD), what is taken
-more than is asked for (M_TOP_PAD), and from when on memory is not the heap's (M_MMAP_THRESHOLD)."""
+MALLOC = {
+    "MALLOC_TRIM_THRESHOLD_": 256 << 20,  # free memory that is kept
+    "MALLOC_MMAP_THRESHOLD_": 32 << 20,  # from when on memory is not the heap's
+}
+"""What glibc reads as the server starts, in bytes: workers keep the memory that they free. Else
+every group of images would take it from the kernel again."""
 
 # After a rank is killed, multiprocessing's resource tracker would print a warning last.
 QUIET = "ignore::UserWarning:multiprocessing.resource_tracker"
 WARNINGS = os.environ.get("PYTHONWARNINGS", "")
 if QUIET not in WARNINGS:
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [WARNINGS, QUIET]))
+for name, size in MALLOC.items():
+    os.environ.setdefault(name, str(size))
 
 
 def start_worker_server(task: str) -> None:
@@ -51,17 +55,9 @@ def worker_init(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _stay_beside_the_rank()
-    keep_memory()
     gc.freeze()  # what the server has imported stays shared
     gc.enable()
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
-
-
-def keep_memory() -> None:
-    """Have glibc keep memory that is freed: every group of images would take it from the kernel."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        for option, size in MALLOC.items():
-            mallopt(option, size)
 
 
 def _stay_beside_the_rank() -> None:
