@@ -52,7 +52,8 @@ def facts_of(run: TrainingRun) -> Facts:
         "world_size": ranks.world,
         "hosts": _hosts(ranks),
         "cores": core_count(),
-        "dataset": data.dataset,
+        "dataset": data.dataset
+        + (f" and {more} more" if (more := len(data.versions) - 1) > 0 else ""),
         "data_version": max((folder_and_version(each)[1] for each in data.versions), default=0),
         "images": 0 if config.synthetic else data.rows,
         "tars": data.tars,

@@ -88,7 +88,7 @@ def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool =
     if not data:
         reason, remedy = "nothing is served to what has no --data", "TASK --data FOLDER"
     elif not is_folder(data):
-        reason, remedy = "URLs and tars in --data are read as they are", "--data FOLDER"
+        reason, remedy = "only a folder in --data is served, and only one", "--data FOLDER"
     elif not is_needed:
         reason, remedy = "this machine reads the folder of --data itself", "--serve too"
     condition = Condition(SERVER, lambda _: not reason, reason, remedy)
