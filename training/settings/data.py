@@ -136,7 +136,10 @@ class DataSettings(Slice):
             return
         if are_plain_tars(self.data):
             self._require_plain()
-        if not self.data:
+        locations = parts_of(self.data)
+        if len(set(locations)) < len(locations):
+            raise UsageError(f"--data {one_line(self.data)[:80]}: names one folder twice")
+        if not locations:
             raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
             raise UsageError(
                 f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"

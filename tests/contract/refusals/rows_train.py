@@ -88,6 +88,7 @@ OPTIONS_OF_DATA = [
         ("--loss-weights box=-1", "--loss-weights box=-1"),
         ("--loss-weights box=0,disc=0", "--loss-weights box=0,disc=0"),
         ("--data nowhere", "nowhere"),
+        ("--data data", "twice"),
         ("--data nowhere --resampled", ("several folders in --data", "--exact-epochs")),
         ("--eval-split test", ("'test'", "train, val")),
     )
