@@ -334,6 +334,8 @@ def test_folders_are_joined_and_classes_come_as_often_as_their_weights(
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     data = open_data(config, alone, partial(TASK.transforms, config), "t", 2)
     assert sum(len(batch.labels) for batch in data.evaluation()) == 7
+    grid = data.grid(3, (6, 0, 5))
+    assert grid and grid.rows is not None and grid.rows.tolist() == [6, 0, 5]
 
 
 def test_a_position_is_one_integer(folder, tmp_path):

@@ -5,7 +5,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +56,13 @@ class SamplePool:
         return np.concatenate(parts)
 
     def samples(self, rows: npt.NDArray[np.integer]) -> Iterator[StoredSample]:
-        """Yield the samples of ascending rows, each checked against its row."""
-        edges = np.searchsorted(rows, self._first_rows)
-        for source, first, (begin, end) in zip(
-            self.sources, self._first_rows, pairwise(edges), strict=False
-        ):
-            yield from stored_samples(source, self.split, rows[begin:end] - first)
+        """Yield the samples of these rows, each checked against its row."""
+        folders = np.searchsorted(self._first_rows, rows, side="right") - 1
+        for part in np.split(np.arange(rows.size), np.flatnonzero(np.diff(folders)) + 1):
+            if part.size:
+                folder = folders[part[0]]
+                within = rows[part] - self._first_rows[folder]
+                yield from stored_samples(self.sources[folder], self.split, within)
 
     @cached_property
     def _first_rows(self) -> npt.NDArray[np.int64]:
