@@ -79,8 +79,11 @@ def register_comm_hook(model: nn.Module, config: SyncSettings) -> None:
         model.register_comm_hook(None, _in_bfloat16)
 
 
-def _in_bfloat16(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    whole = bucket.buffer()  # of a torch.distributed.GradBucket
+def _in_bfloat16(
+    state: Any,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP looks at this annotation
+) -> torch.futures.Future[torch.Tensor]:
+    whole = bucket.buffer()
     # Divided before the sum: DDP expects a mean, and takes what the hook leaves as it is.
     short = whole.to(torch.bfloat16).div_(dist.get_world_size())
     exchange = dist.all_reduce(short, async_op=True)
