@@ -35,7 +35,8 @@ from rackrun.launcher.lifecycle.task_check import (
 from rackrun.launcher.lifecycle.this_machine import NAME, planned
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.screen import shown_here
-from rackrun.launcher.preflight.checks import CHECKS, examine, refusal, warnings
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import examine, refusal, warnings
 from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.hosts import Host
@@ -179,7 +180,7 @@ def refuse_unfit(work: Work, options: NodeOptions) -> None:
     cluster.close()
     checks = [check for check in CHECKS if check.name in MACHINE_CHECKS]
     rows = examine(cluster, checks, options.ignore_check)
-    if error := refusal(cluster, rows):
+    if error := refusal(cluster, checks, rows):
         raise error
     for line in warnings(rows):
         say(f"warning: {line}")

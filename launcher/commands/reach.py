@@ -17,7 +17,8 @@ from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from rackrun.launcher.lifecycle.planning import wait_for
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from rackrun.launcher.output.console import say
-from rackrun.launcher.preflight.checks import CHECKS, examine, lines_of
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select

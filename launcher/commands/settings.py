@@ -189,10 +189,7 @@ NODE_HEAD = Head(
 """The head of the help."""
 
 
-MACHINE_CHECKS = (
-    *("driver", "gpu health", "gpu clocks", "disk", "tmp", "open files"),
-    *("shared memory", "locked memory"),
-)
+MACHINE_CHECKS = ("driver", "gpu health", "disk", "limits")
 """What of the preflight of hosts a node checks of itself."""
 NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
 

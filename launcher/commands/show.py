@@ -17,7 +17,8 @@ from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight import check_table
-from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import gather_facts
 from rackrun.launcher.run.job import Command, data_of, is_on_cpu
 from rackrun.launcher.run.plan import shown
@@ -33,7 +34,7 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
     )
     sys.stdout.write(f"{text.rstrip()}\n")
     sys.stdout.flush()
-    error = refusal(cluster, rows)
+    error = refusal(cluster, CHECKS, rows)
     if error is None:
         refuse_ranks(cluster.first(len(spec.restart_state.active())))
     return error.exit_code if error else 0

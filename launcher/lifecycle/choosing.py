@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rackrun.launcher.preflight.checks import DRAINED, LOCK, TableRow
+from rackrun.launcher.preflight.checks import DRAINED, LOCK
+from rackrun.launcher.preflight.examine import TableRow
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, troubles
 from rackrun.launcher.run.hosts import Host
@@ -119,11 +120,9 @@ def offers(cluster: ClusterFacts, rows: Sequence[TableRow], need: Need) -> list[
     unfit = {
         row.host
         for row in rows
-        if row.level == "refused"
-        and not row.is_busy
-        and not (need.gpus and row.check in GPU_CHECKS)
+        if row.level == "refused" and not row.busy and not (need.gpus and row.check in GPU_CHECKS)
     }
-    busy = {row.host for row in rows if row.is_busy}
+    busy = {row.host for row in rows if row.busy}
     return [
         _offer(facts, facts.host.label not in busy, need)
         for facts in cluster.hosts

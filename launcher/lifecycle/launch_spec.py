@@ -21,6 +21,7 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import (
     FunctionCall,
     JobTemplate,
+    TaskWork,
     Work,
     data_of,
     is_on_cpu,
@@ -74,10 +75,9 @@ class LaunchSpec:
     def requirements(self, full: bool = False) -> Requirements:
         """Return what the hosts are asked about; `full`: as --check asks."""
         needs = self.settings.needs
-        if isinstance(self.work, FunctionCall):  # rackrun calls it on each rank
-            needs = replace(needs, task=replace(needs.task, packages=("rackrun",)))
         return replace(
             needs,
+            task=replace(needs.task, packages=self._packages(needs.task)),
             code=self.code if self.code and self.code.files else None,
             data=data_of(self.work),
             full=full,
@@ -85,6 +85,20 @@ class LaunchSpec:
             own_command=is_own_command(self.work),
             on_cpu=is_on_cpu(self.work),
         )
+
+    def _packages(self, task: TaskNeeds) -> tuple[str, ...]:
+        """Return what the interpreter of the ranks must have, but for what --sync will bring."""
+        if isinstance(self.work, FunctionCall):  # rackrun calls it on each rank
+            return ("rackrun",)
+        if not isinstance(self.work, TaskWork):
+            return task.packages
+        if "python" in self.settings.pending:
+            return tuple(name for name in task.packages if name not in OF_TASKS)
+        return task.packages if self.settings.needs.synced else ("rackrun", *task.packages)
+
+
+OF_TASKS = ("click", "msgspec")
+"""Packages of rackrun's own that no torch brings, and that every task needs."""
 
 
 @dataclass(frozen=True)

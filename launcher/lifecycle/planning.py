@@ -11,7 +11,8 @@ from rackrun.errors import UsageError
 from rackrun.launcher.files.working_tree import WorkingTree, working_tree
 from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
 from rackrun.launcher.output.console import say
-from rackrun.launcher.preflight.checks import CHECKS, are_only_busy, examine, refusal, warnings
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import are_only_busy, examine, refusal, warnings
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
 from rackrun.launcher.preflight.gpus import gpu_model
 from rackrun.launcher.remote.files import PROJECT_LOCK
@@ -44,7 +45,7 @@ def preflight(
             changed_alike = bool(codes and codes[0]) and all(code == codes[0] for code in codes)
             accepted = (_CODE,) if is_restart and changed_alike else ()
             rows = examine(cluster, CHECKS, (*settings.ignored_checks, *accepted), settings.pending)
-            error = refusal(cluster, rows)
+            error = refusal(cluster, CHECKS, rows)
             if error is None:
                 for line in warnings(rows):
                     warn(f"warning: {line}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rackrun.launcher.preflight.checks import Level, TableRow
+from rackrun.launcher.preflight.examine import Level, TableRow
 from rackrun.launcher.run.host_names import grouped, said_once
 from rackrun.tables import table
 from rackrun.units import plural

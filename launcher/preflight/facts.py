@@ -279,7 +279,13 @@ class HostProbe:
         if image is not None and not basics["workdir_problem"]:
             command = [*image.docker_run(basics), basics["python"]]
             packages = requirements.task.imports
-            inspected = self.ask("image", name=image.name, command=command, packages=packages)
+            inspected = self.ask(
+                "image",
+                name=image.name,
+                command=command,
+                packages=packages,
+                workdir=basics["workdir"],
+            )
             # The ranks run on the interpreter of the container, in place of the host's.
             basics = {**basics, "interpreter": inspected.get("interpreter", {})}
             self._note("look", basics)

@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from rackrun.cuda import gpu_problem
+from rackrun.launcher.preflight.examine import Fault
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
 from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import gibibytes, plural
 
 USED_MIB = 1024
 HOT = 10  # degrees to which a temperature is rounded up, so that like hosts share a line
-ON_CPU = "for a task on the CPU type --device cpu, for a command --ignore-check driver"
-SICK_HINT = "reset the GPU (nvidia-smi --gpu-reset) or boot the host; else leave it out (--exclude)"
 
 
 def models(host: HostFacts) -> str:
@@ -29,8 +28,22 @@ def gpu_model(host: HostFacts) -> str:
     return _distinct(host, _model).replace("NVIDIA ", "")
 
 
-def wrong_count(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return why the number of GPUs does not fit the hosts file or the other hosts."""
+def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
+    """Yield what does not fit the hosts file or the other hosts, and which GPUs are in use."""
+    if problem := _wrong_number(host, cluster):
+        yield Fault(problem)
+    if differences := _odd_one_out(host, cluster):
+        yield Fault(differences, "ranks wait for the slowest", warns=True)
+    full = [
+        f"GPU {number}: {gpu['used']} MiB"
+        for number, gpu in enumerate(host["gpus"].get("gpus", ()))
+        if gpu["used"] > USED_MIB
+    ]
+    if full:
+        yield Fault(f"in use: {', '.join(full)}", "look with nvidia-smi", warns=True)
+
+
+def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
     count, ranks = host["look"]["gpus"], host.host.slots
     devices = host.host.devices or ()
     if ranks is None and devices:
@@ -46,29 +59,39 @@ def wrong_count(host: HostFacts, cluster: ClusterFacts) -> str:
     return "" if same else f"{first.host.label} has {first['look']['gpus']}; write slots=N"
 
 
+def _odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
+    """Return in what the GPUs of a host differ from those of most hosts."""
+    hosts = [facts for facts in cluster.hosts if facts.error is None and facts["gpus"].get("gpus")]
+    if host not in hosts:
+        return ""
+    differences = []
+    for name, read in ASPECTS.items():
+        # Of two hosts that differ, the first counts as usual.
+        usual = Counter(map(read, hosts)).most_common(1)[0][0]
+        if read(host) != usual:
+            differences.append(f"{name} {read(host) or '?'}, elsewhere {usual or '?'}")
+    return "; ".join(differences)
+
+
 def driver(host: HostFacts) -> str:
     """Return the version of the driver."""
     return str(host["gpus"].get("driver", ""))
 
 
-def unusable(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return why the ranks cannot use the GPUs that they are counted by: driver, or torch."""
-    gpus, basics = host["gpus"], host["look"]
-    interpreter = basics["interpreter"]
-    torch = str(interpreter.get("torch", ""))
-    if cluster.requirements.on_cpu or not basics["gpus"]:
-        return ""
-    if problem := gpus.get("problem"):
-        return str(problem)
-    if "driver" not in gpus or not torch:
-        return ""
-    return gpu_problem(
-        torch,
-        str(interpreter.get("cuda", "")),
-        interpreter.get("archs", ""),
-        gpus["driver"],
-        gpus.get("capabilities", ()),
-    )
+def unusable(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
+    """Yield why the ranks cannot use the GPUs that they are counted by: driver, or torch."""
+    gpus, look = host["gpus"], host["look"]
+    if cluster.requirements.on_cpu or not look["gpus"]:
+        return
+    interpreter = look["interpreter"]
+    problem, torch = gpus.get("problem"), str(interpreter.get("torch", ""))
+    if not problem and torch and "driver" in gpus:
+        cuda, archs = (str(interpreter.get(name, "")) for name in ("cuda", "archs"))
+        problem = gpu_problem(torch, cuda, archs, gpus["driver"], gpus.get("capabilities", ()))
+    if problem:
+        yield Fault(
+            problem, "for a task on the CPU type --device cpu, for a command --ignore-check driver"
+        )
 
 
 def temperature(host: HostFacts) -> str:
@@ -77,14 +100,18 @@ def temperature(host: HostFacts) -> str:
     return f"to {-(-hottest // HOT) * HOT} °C" if hottest else ""
 
 
-def sick(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return why no rank can compute on some of the GPUs, unless all ranks are on the CPU."""
-    return "" if cluster.requirements.on_cpu else "; ".join(_each(host, troubles))
-
-
-def throttled(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return which GPUs run slower than they could, and why."""
-    return "" if cluster.requirements.on_cpu else "; ".join(_each(host, signs))
+def sick(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
+    """Yield on which GPUs no rank can compute, and which are slow; none if ranks use the CPU."""
+    if cluster.requirements.on_cpu:
+        return
+    if problems := "; ".join(_each(host, troubles)):
+        yield Fault(
+            problems,
+            "reset the GPU (nvidia-smi --gpu-reset) or boot the host; else leave it out"
+            " (--exclude)",
+        )
+    if slow := "; ".join(_each(host, signs)):
+        yield Fault(slow, "see nvidia-smi -q -d PERFORMANCE", warns=True)
 
 
 def suspects(gpus: Reply) -> str:
@@ -106,33 +133,6 @@ def troubles(gpu: Reply) -> list[str]:
 def signs(gpu: Reply) -> list[str]:
     """Return what slows a GPU down."""
     return [f"slowed by {gpu['slowed']}"] if gpu.get("slowed") else []
-
-
-def odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return in what the GPUs of a host differ from those of most hosts."""
-    hosts = [facts for facts in cluster.hosts if facts.error is None and facts["gpus"].get("gpus")]
-    if host not in hosts:
-        return ""
-    differences = []
-    for name, read in ASPECTS.items():
-        # Of two hosts that differ, the first counts as usual.
-        usual = Counter(map(read, hosts)).most_common(1)[0][0]
-        if read(host) != usual:
-            differences.append(f"{name} {read(host) or '?'}, elsewhere {usual or '?'}")
-    return "; ".join(differences)
-
-
-def memory(host: HostFacts) -> str:
-    """Return the memory in use on the fullest GPU."""
-    gpus = host["gpus"].get("gpus", [])
-    return f"{max(gpu['used'] for gpu in gpus)} MiB in use at most" if gpus else ""
-
-
-def busy(host: HostFacts, cluster: ClusterFacts) -> str:
-    """Return which GPUs are in use."""
-    gpus = host["gpus"].get("gpus", [])
-    full = [f"GPU {n}: {gpu['used']} MiB" for n, gpu in enumerate(gpus) if gpu["used"] > USED_MIB]
-    return f"in use: {', '.join(full)}" if full else ""
 
 
 def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterator[str]:

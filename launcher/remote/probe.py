@@ -420,7 +420,9 @@ def describe(
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
 
 
-def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[str, Any]:
+def image(
+    name: str, command: list[str], packages: Sequence[str] = (), workdir: str = "/"
+) -> dict[str, Any]:
     """Return the id of a container image, and facts about the interpreter that `command` runs."""
     try:
         found = _docker("image", "inspect", "--format", "{{.Id}}", name)
@@ -430,7 +432,10 @@ def image(name: str, command: list[str], packages: Sequence[str] = ()) -> dict[s
         return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
     except subprocess.TimeoutExpired:
         return {"error": f"docker does not answer within {DOCKER_SECONDS:g} s; is it running?"}
-    return {"id": found.rpartition(":")[2][:12], "interpreter": describe(command, packages)}
+    return {
+        "id": found.rpartition(":")[2][:12],
+        "interpreter": describe(command, packages, workdir),
+    }
 
 
 def _docker(*words: str) -> str:

@@ -13,7 +13,8 @@ from rackrun.launcher.commands.node_agreement import check_agreement
 from rackrun.launcher.commands.parse import read
 from rackrun.launcher.commands.settings import SSH_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.preflight import check_table
-from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
 from rackrun.launcher.preflight.replies import SHAPES, checked_reply
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
@@ -64,7 +65,7 @@ def shown(question: str, reply: Any) -> str:
         (HostFacts(Host("a"), replies=honest), HostFacts(Host("b"), replies=theirs))
     )
     rows = examine(cluster, CHECKS)
-    refusal(cluster, rows)
+    refusal(cluster, CHECKS, rows)
     return check_table.shown(rows)
 
 

@@ -242,7 +242,7 @@ exec "$@"
 """
 
 
-@pytest.mark.parametrize(("ignored", "code"), [((), 78), (("--ignore-check", "tmp"), 0)])
+@pytest.mark.parametrize(("ignored", "code"), [((), 78), (("--ignore-check", "disk"), 0)])
 def test_a_node_checks_its_own_machine(ignored, code):
     """What keeps ./run-ssh from starting on a host keeps a node from it, unless it is allowed."""
     here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
@@ -256,5 +256,5 @@ def test_a_node_checks_its_own_machine(ignored, code):
         timeout=120,
     )
     assert done.returncode == code, done.stderr
-    assert "tmp: /tmp is full; an agent keeps its files" in done.stderr
-    assert code == 78 or "shared memory: /dev/shm has 64 MiB free" in done.stderr
+    assert "disk: /tmp is full; an agent keeps its files" in done.stderr
+    assert code == 78 or "limits: /dev/shm has 64 MiB free" in done.stderr

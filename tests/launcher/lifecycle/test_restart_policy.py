@@ -10,7 +10,8 @@ import pytest
 
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, resumed
-from rackrun.launcher.preflight.checks import CHECKS, examine, refusal
+from rackrun.launcher.preflight.checks import CHECKS
+from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
@@ -174,7 +175,7 @@ def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path):
     result = gather_facts(hosts, transports, Requirements(str(tmp_path), python=sys.executable))
     result.close()
     drain(transports[1].channels[0])
-    error = refusal(result, examine(result, CHECKS, ["machine"]))
+    error = refusal(result, CHECKS, examine(result, CHECKS, ["machine"]))
     assert isinstance(error, HostUnreachable)
     assert error.hosts == {"first"}
 

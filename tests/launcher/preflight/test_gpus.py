@@ -3,9 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,11 +12,9 @@ from rackrun.errors import UsageError
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.lifecycle import task_check
 from rackrun.launcher.preflight import gpus as judge
-from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
 from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import gpus as remote
 from rackrun.launcher.remote import probe
-from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
@@ -182,70 +178,6 @@ def test_gpus_of_amd_count_where_their_tools_are(tmp_path, monkeypatch):
 
 
 ECC = "2 uncorrected ECC errors since the driver was loaded"
-
-
-def finding(label: str, **gpu: object) -> HostFacts:
-    """Return a host with two GPUs, of which the second has these facts."""
-    usual = {"name": "H100", "total": 81559, "used": 4, "temperature": 41}
-    replies: dict[str, Any] = {"look": {"gpus": 2, "interpreter": {}}}
-    replies["gpus"] = {"gpus": [usual, {**usual, **gpu}], "driver": "550"}
-    return HostFacts(Host(label), replies=replies)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "sick", "suspicious", "odd"),
-    [
-        ({}, "", "", ""),
-        (
-            {"uncorrected": 1},
-            "GPU 1: 1 uncorrected ECC error since the driver was loaded",
-            "",
-            "",
-        ),
-        ({"slowed": "heat"}, "", "GPU 1: slowed by heat", ""),
-        (
-            {"name": "A100", "total": 40960},
-            "",
-            "",
-            "model A100 and H100, elsewhere H100; memory 40 GiB and 80 GiB, elsewhere 80 GiB",
-        ),
-    ],
-    ids=str,
-)
-def test_sick_gpus_are_refused_and_the_odd_one_out_is_named(gpu, sick, suspicious, odd):
-    """By GPU and reason; not where the ranks use the CPU, or other GPUs of the host."""
-    host = finding("c", **gpu)
-    cluster = ClusterFacts((finding("a"), finding("b"), host))
-    assert judge.sick(host, cluster) == sick
-    assert judge.throttled(host, cluster) == suspicious
-    assert judge.odd_one_out(host, cluster) == odd
-    assert judge.sick(host, replace(cluster, requirements=Requirements("", on_cpu=True))) == ""
-    assert judge.gpu_model(host) == ("A100 and H100" if "name" in gpu else "H100")
-    other = replace(host, host=replace(host.host, devices=(0,)))
-    assert judge.gpu_model(other) == "H100"
-    torch = {"look": {**host["look"], "interpreter": {"torch": "2.15.0+cu132"}}}
-    report = replace(cluster, hosts=(replace(host, replies={**host.replies, **torch}), other))
-    assert report.versions == "torch 2.15.0+cu132, driver 550"
-    on_cpu = Requirements("", on_cpu=True)
-    assert replace(report, requirements=on_cpu).versions == "torch 2.15.0+cu132"
-    assert judge.sick(other, cluster) == judge.throttled(other, cluster) == ""
-
-
-def test_the_table_shows_heat():
-    """Of the hottest GPU that a run may use, rounded up."""
-    host = finding("a", temperature=83)
-    assert judge.temperature(host) == "to 90 °C"
-    first = replace(host, host=replace(host.host, devices=(0,)))
-    assert judge.temperature(first) == "to 50 °C"
-    assert judge.models(host) == "2 H100 80 GiB"
-
-
-def test_a_host_with_another_driver_is_the_odd_one_out():
-    """As its torch may behave otherwise."""
-    host = finding("c")
-    host.replies["gpus"]["driver"] = "580"
-    cluster = ClusterFacts((finding("a"), finding("b"), host))
-    assert judge.odd_one_out(host, cluster) == "driver 580, elsewhere 550"
 
 
 def test_advice_fits_the_command(monkeypatch):

@@ -24,7 +24,7 @@ def test_little_shared_and_locked_memory_is_named_and_stops_no_run(start_lab):
     assert "may lock 8192 KiB of memory" in shown
     code, _, err = lab.result_of(str(hosts), "--", "true")
     assert code == 0, err
-    assert "shared memory: /dev/shm has 64 MiB free" in err
+    assert "limits: /dev/shm has 64 MiB free" in err
 
 
 def test_a_host_sets_up_the_environment_of_its_ranks(start_lab):
