@@ -10,6 +10,7 @@ machine_needs() { # COMMAND PACKAGE...
 missing=()
 machine_needs strace strace
 machine_needs zsh zsh
+machine_needs fish fish
 machine_needs shellcheck shellcheck
 machine_needs sshd openssh-server openssh-client
 machine_needs ip iproute2

@@ -16,8 +16,9 @@ from pathlib import Path
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import split
-from rackrun.launcher.commands.settings import SshOptions
+from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.output.console import say
+from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import SettingsFile, read_settings
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
@@ -56,8 +57,11 @@ def main(args: Sequence[str]) -> int:
 def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     """Return the run that is meant, its settings, and the other arguments."""
     before = _before_dashes(args)
-    words, rest = split(before, SshOptions, "rerun")
-    if not rest or rest[0].startswith("-"):
+    for options in (SshOptions, LocalOptions, NodeOptions):  # the run says only later which it has
+        words, rest = split(before, options, "rerun")
+        if rest and not rest[0].startswith("-"):
+            break
+    else:
         raise UsageError(f"rerun of which run? type for example: {called('rerun')} latest")
     run = find_run(rest[0])
     if run is None:

@@ -1,4 +1,4 @@
-"""Shell completion: `rackrun completion bash|zsh` prints what the shell loads.
+"""Shell completion: `rackrun completion bash|zsh|fish` prints what the shell loads.
 
 The shell then asks `rackrun completion words ...` at each Tab: options are those of the help.
 """
@@ -47,11 +47,23 @@ else
     compdef _rackrun rackrun run-local run-ssh run-ray
 fi
 """,
+    "fish": """\
+function _rackrun
+    set -l words (commandline -opc)
+    set -l script (string match -r -g '^(?:.*/)?run-([a-z]+)$' -- $words[1])
+    {program} completion words $script $words[2..-1] (commandline -ct) 2>/dev/null
+end
+for name in rackrun run-local run-ssh run-ray
+    complete -c $name -a '(_rackrun)'
+end
+""",
 }
 """A Tab after `./run-local` starts Python and not the script, which may install packages.
 
 bash does not filter the words by `compgen -W`, which expands them: `$(...)` in one would be run.
 """
+
+SHELLS = "|".join(_SCRIPTS)
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 """A name that means itself to every shell: bash inserts what is offered without quotes."""
@@ -64,10 +76,10 @@ def main(args: Sequence[str]) -> int:
     elif args and args[0] in _SCRIPTS:
         sys.stdout.write(_SCRIPTS[args[0]].replace("{program}", shlex.join(program())))
     elif args and args[0] in ("-h", "--help"):
-        sys.stdout.write("usage: rackrun completion bash|zsh\n\nPrint a completion script.\n")
+        sys.stdout.write(f"usage: rackrun completion {SHELLS}\n\nPrint a completion script.\n")
     else:
         what = f"not for {args[0]};" if args else "for which shell?"
-        raise UsageError(f"completion: {what} type: {called('completion')} {'|'.join(_SCRIPTS)}")
+        raise UsageError(f"completion: {what} type: {called('completion')} {SHELLS}")
     return 0
 
 

@@ -78,7 +78,7 @@ COMMANDS = {
     ),
     "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
     "completion": ModuleCommand(
-        "Shell", "Print completion for bash or zsh.", "rackrun.cli.completion"
+        "Shell", "Print completion for bash, zsh or fish.", "rackrun.cli.completion"
     ),
 }
 """The commands, in the order of the help; a module is imported only when its command is called."""

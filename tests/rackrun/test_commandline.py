@@ -335,6 +335,22 @@ def test_bash_completes_by_the_printed_script(printed_by, typed, tmp_path, capsy
     assert output.stdout == "imagenet\n"
 
 
+@pytest.mark.parametrize("typed", ["rackrun ssh hosts.txt imag", "./run-ssh hosts.txt imag"])
+def test_fish_completes_by_the_printed_script(typed, tmp_path):
+    """As at a Tab; names of files follow, which fish offers itself."""
+    need("fish")
+    (tmp_path / "imagined").touch()
+    output = subprocess.run(
+        ["fish", "--no-config", "-c", f"rackrun completion fish | source; complete -C '{typed}'"],
+        env=rackrun_in(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert output.stdout.splitlines() == ["imagenet", "imagined"]
+
+
 @pytest.mark.parametrize(
     "loaded",
     [

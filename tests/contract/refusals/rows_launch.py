@@ -85,8 +85,8 @@ ROWS = [
     Refusal("./run-ssh --nproc 2 ps", 64, ("--nproc", "./run-ssh ps --help")),
     Refusal("rackrun --dry-run rerun latest", 64, "rackrun rerun --help"),
     Refusal("rackrun --plain", 64, ("--plain", "rackrun COMMAND --help")),
-    Refusal("./run-local completion fish", 64, ("fish", "./run-local completion bash|zsh")),
-    Refusal("./run-local completion", 64, "./run-local completion bash|zsh"),
+    Refusal("./run-local completion csh", 64, ("csh", "./run-local completion bash|zsh|fish")),
+    Refusal("./run-local completion", 64, "./run-local completion bash|zsh|fish"),
     # A task's options go behind it; the launcher's stand anywhere.
     Refusal("./run-local --epochs 3", 64, ("--epochs", "./run-local catdog --epochs")),
     Refusal("./run-ssh --data out hosts.txt catdog", 64,
