@@ -77,10 +77,3 @@ def test_a_host_whose_agent_never_answers_is_lost_at_its_deadline(tmp_path):
     assert drive.result["host"] == "127.0.0.3"
     assert drive.result["hosts"]["127.0.0.2"] == "clean"
     assert drive.result["seconds"] < BUSY * (2.0 + 1.0 + 5.0)
-
-
-def test_a_host_that_cannot_prepare_is_refused(tmp_path):
-    """A working directory that is not there ends the run with 78 before anything starts."""
-    drive = Drive(tmp_path, ["true"], workdir="/no/such/folder")
-    assert drive.wait() == 78
-    assert "no folder /no/such/folder on this host" in drive.result["cause"]

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -18,12 +17,6 @@ SAVES = (
     "import os, signal, sys, time\n"
     "def save(number, frame): print('saved', flush=True); os._exit(143)\n"
     "signal.signal(signal.SIGTERM, save)\n"
-    "print('ready', flush=True)\n"
-    "while True: time.sleep(1)\n"
-)
-STUBBORN = (
-    "import signal, time\n"
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "print('ready', flush=True)\n"
     "while True: time.sleep(1)\n"
 )
@@ -50,51 +43,6 @@ def test_a_board_shows_hosts_and_progress(tmp_path):
     assert terminal.restored()
 
 
-def test_ctrl_c_once_lets_ranks_save(tmp_path):
-    """One Ctrl-C: every rank gets SIGTERM and its time, the launcher says so and ends with 130."""
-    terminal = Terminal()
-    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, slots=[2], plain=False)
-    until(lambda: terminal.shows("ready"))
-    terminal.type(b"\x03")
-    assert wait_for_end(drive, terminal) == 130
-    shown = terminal.text()
-    assert "stopping, Ctrl-C again to force" in shown
-    assert "stopped by Ctrl-C" in shown
-    assert drive.result["codes"] == {"0": 143, "1": 143}
-    assert drive.log(1, "out").read_text() == "ready\nsaved\n"
-    assert terminal.restored()
-    assert not drive.alive()
-
-
-def test_ctrl_c_twice_ends_at_once(tmp_path):
-    """The second Ctrl-C does not wait for the grace, and every host is still verified."""
-    terminal = Terminal()
-    limits = {"checkpoint_seconds": 1000.0}
-    command = [sys.executable, "-c", STUBBORN]
-    drive = Drive(tmp_path, command, terminal, slots=[1, 1], plain=False, limits=limits)
-    until(lambda: terminal.shows("ready"))
-    terminal.type(b"\x03")
-    until(lambda: terminal.shows("again to force"))
-    terminal.type(b"\x03")
-    assert wait_for_end(drive, terminal) == 130
-    assert drive.result["hosts"] == {"127.0.0.2": "clean", "127.0.0.3": "clean"}
-    assert not drive.alive()
-    assert terminal.restored()
-
-
-def test_ctrl_c_at_any_moment_of_the_start(tmp_path):
-    """Ctrl-C while torchrun starts: 130, and nothing is left."""
-    for seconds in (0.0, 0.1, 0.3):
-        terminal = Terminal()
-        drive = Drive(tmp_path, ["sleep", "98764"], terminal, real=True, plain=False)
-        until(lambda terminal=terminal: terminal.shows("connecting") or terminal.shows("starting"))
-        time.sleep(seconds)
-        terminal.type(b"\x03")
-        assert wait_for_end(drive, terminal) == 130
-        until(lambda drive=drive: not drive.alive())
-        assert terminal.restored()
-
-
 def test_the_terminal_is_given_back_however_a_run_ends(tmp_path):
     """A rank or an agent is killed, a rank is stopped, TERM, a bug: cursor and settings
     are as before, the board is gone, and so is every process."""
@@ -119,29 +67,6 @@ def test_the_terminal_is_given_back_however_a_run_ends(tmp_path):
         assert "● " not in terminal.text(), fault
         until(lambda drive=drive: not drive.alive())
     assert shown["launcher ALRM"].shows("ZeroDivisionError")
-
-
-def test_ctrl_z_does_not_lose_the_hosts(tmp_path):
-    """A launcher that is put to sleep would lose its run: Ctrl-Z says so, and the run goes on."""
-    terminal = Terminal()
-    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
-    until(lambda: terminal.shows("ready"))
-    terminal.type(b"\x1a")
-    until(lambda: terminal.shows("Ctrl-Z ignored"))
-    terminal.type(b"\x03")
-    assert wait_for_end(drive, terminal) == 130
-
-
-def test_a_closed_terminal_ends_the_run(tmp_path):
-    """The window is closed: SIGHUP ends the run like a Ctrl-C, with 129."""
-    terminal = Terminal()
-    drive = Drive(tmp_path, [sys.executable, "-c", SAVES], terminal, plain=False)
-    until(lambda: terminal.shows("ready"))
-    os.close(terminal.theirs)
-    os.close(terminal.ours)
-    assert drive.process.wait(60) == 128 + signal.SIGHUP
-    assert drive.log(0, "out").read_text() == "ready\nsaved\n"
-    assert not drive.alive()
 
 
 @pytest.mark.security("SSH-7")
@@ -189,18 +114,6 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path, keys, plain):
     for rank in range(2):
         assert drive.log(rank, "out").stat().st_size > 60e6
         assert drive.log(rank, "out").read_bytes().endswith(b"the end\n")
-
-
-def test_a_reader_that_goes_away_ends_the_run(tmp_path):
-    """`| head -1`: the run ends with 141 and nothing is left of it."""
-    drive = Drive(tmp_path, ["yes"])
-    assert drive.process.stdout is not None
-    assert drive.process.stdout.readline() == "y\n"
-    drive.process.stdout.close()
-    assert drive.process.wait(60) == 128 + signal.SIGPIPE
-    assert drive.process.stderr is not None
-    drive.process.stderr.close()
-    assert not drive.alive()
 
 
 def test_a_reader_that_goes_away_at_the_end_cuts_nothing_short(tmp_path):

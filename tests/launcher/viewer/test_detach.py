@@ -6,8 +6,6 @@ import re
 import signal
 import sys
 
-import pytest
-
 from tests.lab.detached import WAIT
 from tests.lab.hosts import with_signal
 from tests.lab.run import Terminal
@@ -60,19 +58,6 @@ def test_a_viewer_on_a_terminal_draws_the_dashboard_and_ctrl_c_ends_only_that(de
     assert terminal.shows("detached, the run continues")
     assert terminal.restored()
     assert detached.result_of("stop", "--force")[0] == 0
-
-
-def test_code_and_cause_of_a_failure_are_reported_later(detached):
-    """One rank fails: all hosts end while nobody looks; attach ends with its code."""
-    script = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(999)"
-    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
-    detached.wait_until_clean(60)
-    until(lambda: not detached.controller(), "the controller has ended", 60)
-    status = detached.status()
-    assert (status["exit_code"], status["verdict"]) == (7, "failed")
-    code, _, err = detached.result_of("attach")
-    assert code == 7
-    assert "failed: rank 1 on 127.0.0.3: exit code 7" in err
 
 
 def test_restarts_and_spares_work_while_nobody_looks(detached):
@@ -153,23 +138,6 @@ def test_a_launch_that_waits_for_hosts_is_detached_once_it_has_them(detached):
     assert code == 0, err
     detached.run = out.strip()
     assert detached.result_of("attach")[0] == 0
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_no_host_outlives_the_controller(detached, how):
-    """It is killed: all are clean within the lease, and attach says that it is gone."""
-    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
-    detached.wait_for_ranks(3)
-    os.kill(detached.controller(), how)
-    detached.wait_until_clean(30)
-    until(lambda: not detached.controller(), "the controller has ended", 60)
-    code, _, err = detached.result_of("attach")
-    if how == signal.SIGTERM:
-        assert code == 143
-    else:
-        assert (code, "what supervised the run is gone" in err) == (75, True)
-    assert detached.result_of("stop")[0] == 0
-    detached.wait_until_clean()
 
 
 def test_a_starter_that_is_killed_before_there_is_a_run_leaves_nothing(detached):
