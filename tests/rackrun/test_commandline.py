@@ -159,13 +159,6 @@ def test_help_shows_examples_then_groups(args, least, columns, monkeypatch, caps
         assert never not in shown
 
 
-@pytest.mark.parametrize("code", [64, 65, 74])
-def test_a_problem_is_one_line_and_its_code(code, program):
-    """What the user can act on has no traceback."""
-    failed = program("--count", str(code))
-    assert (failed.returncode, failed.stderr) == (code, "error: here: no: do this\n")
-
-
 @dataclass(frozen=True)
 class Shared:
     """Options that several commands have."""
@@ -188,17 +181,6 @@ def test_a_command_keeps_its_own_default_of_a_shared_option():
     assert parse(OfOneCommand, "count", ["--workers", "1"]).shared == Shared(0.0, 1)
     assert parse(OfOneCommand, "count", []).shared == Shared(0.0, 2)
     assert [row.default for row in options(OfOneCommand)] == [0.0, 2]
-
-
-def test_an_interrupt_is_130_and_says_what_was_said(program):
-    """Ctrl-C ends without a traceback."""
-    stopped = program("--count", "130")
-    assert (stopped.returncode, stopped.stderr) == (130, "interrupted: stopped at 7\n")
-
-
-def test_sigterm_is_143(program):
-    """A terminated command unwinds like an interrupted one."""
-    assert program("--count", "143").returncode == 143
 
 
 def test_a_reader_that_leaves_is_no_error(path):

@@ -25,7 +25,7 @@ from rackrun.launcher.remote.probe import INTERPRETER_SECONDS
 from rackrun.launcher.run.hosts import parse_hosts
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.data import write_tiny
-from tests.lab.hosts import BUSY, ROOT, Lab, wait_for_banner
+from tests.lab.hosts import BUSY, ROOT, Lab
 from tests.lab.needs import need
 from tests.lab.waiting import until
 
@@ -151,18 +151,6 @@ def test_a_launch_looks_first_and_starts_nothing_on_unfit_hosts(start_lab):
     code, out, err = lab.result_of("--ignore-check", "torch", str(hosts), "--", "true")
     assert code == 0, err
     assert err.count("warning: 127.0.0.3, 127.0.0.4: ") == 1
-
-
-def test_few_open_files_are_found_out(start_lab):
-    """A host where only 64 files may be open is refused, with the limit named."""
-    lab = start_lab(1)
-    few = lab.start(command=("prlimit", "--nofile=64"))
-    wait_for_banner(few.address, few.port)
-    lab.trust()
-    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
-    code, _, err = lab.result_of(str(hosts), "--", "true")
-    assert code == 78
-    assert "127.0.0.3: limits: 64 open files are too few; at least 1024" in err
 
 
 @pytest.mark.parametrize("ahead", [60, -20])
