@@ -45,6 +45,7 @@ REPORT = {
         "slow_why": "data",
         "slow": "z",
         "share": 0.5,
+        "data_share": 0.1,
     },
     **{"checkpoint": 4, "best": 0.5, "dataset": "x", "data_seconds": 0.1, "compute_seconds": 0.2},
 }
