@@ -4,14 +4,10 @@ import gc
 import json
 import multiprocessing
 import os
-import pickle
-import random
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +21,14 @@ from rackrun.contract.variables import NOTE_ROWS
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training import train as loop
-from rackrun.training.config import Config, from_command_line
+from rackrun.training.config import from_command_line
 from rackrun.training.data.choice import chosen
 from rackrun.training.data.open import Exact, open_data
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.samples import StoredSample
-from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
-from tests.lab.oracles import exact_epochs, trained_rows
+from tests.lab.oracles import exact_epochs
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -145,27 +140,6 @@ def test_ranks_train_like_one_process(ranks, cases, folder):
     assert [f"holds: {case}" in output for case in cases] == [True] * len(cases), output
 
 
-def test_each_epoch_has_an_order_of_its_own(folder):
-    """What a rank trains on in an epoch comes in another order in the next one, and in the same
-    order in another run with the same seed."""
-
-    def epochs() -> list[list[int]]:
-        config = Config(data=str(folder / "61"), batch_size=8, workers=0, image_size=32)
-        ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
-        data = Exact(config, ranks, lambda epoch: Transforms(size=32))
-        steps = islice(data.training(0), 3 * data.epoch_steps)
-        rows = [batch.rows.tolist() for batch in steps if batch.rows is not None]
-        return [
-            sum(rows[epoch * data.epoch_steps : (epoch + 1) * data.epoch_steps], [])
-            for epoch in range(3)
-        ]
-
-    first, second, third = epochs()
-    assert first != second and second != third and first != third
-    assert [first, second, third] == epochs()
-    assert sorted(first) == sorted(second) == sorted(third) == list(range(61))
-
-
 def test_loader_workers_end_with_data_that_nobody_has_any_more(folder):
     """They need no close, and no garbage collection: an error may have left the data behind."""
 
@@ -205,40 +179,6 @@ def far(run: Path, other: Path) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
 
-@pytest.mark.long  # test_restarts.py: three restarts in an epoch
-@pytest.mark.parametrize("kills", [2, 10])
-def test_a_run_killed_again_and_again_is_the_run_that_was_not(kills, folder):
-    """kill -9 at random steps, then on with other numbers of ranks and workers: epochs are
-    exact, the loss curve has no gap, and the weights are those of one uninterrupted process."""
-    (code, output), *_ = ended(started(1, folder, "train", options("calm", save_minutes=0)))
-    assert code == 0, output
-    chance = random.Random(kills)
-    run = folder / "runs" / "killed"
-    total = 33
-    stops = sorted(chance.sample(range(2, total - 1), kills))
-    for stop in [*stops, total]:
-        ranks = chance.choice([1, 2, 3])
-        steps = checkpoint.steps_in(RunFolder(run).checkpoints)
-        changed = {"save_minutes": 1e-9, "workers": chance.choice([0, 2]), "log_every_steps": 1}
-        if steps:
-            changed["resume"] = str(run)
-        job = started(ranks, folder, "train", options("killed", **changed))
-        if stop < total:
-            wait_for(RunFolder(run).checkpoints, stop, job)
-            chance.choice(job).kill()
-            for rank in job:  # what the launcher does: one is gone, so all are
-                rank.kill()
-            ended(job)
-        else:
-            results = ended(job)
-            assert all(code == 0 for code, _ in results), results
-    assert len(exact_epochs(run)) == 3 and len(trained_rows(run)) == total
-    lines = [json.loads(line) for line in RunFolder(run).metrics.read_text().splitlines()]
-    trained = [line["step"] for line in lines if line["kind"] == "train"]
-    assert trained == list(range(1, total + 1))
-    assert far(run, folder / "runs" / "calm") < 1e-9
-
-
 def test_a_new_node_gets_what_the_others_have(folder):
     """Three nodes with disks of their own: the first is new, the second has an older checkpoint
     (its newest is damaged), the third the newest. All go on from that one, and each of them
@@ -267,14 +207,6 @@ def test_a_new_node_gets_what_the_others_have(folder):
     assert same(states[0], states[1]) and same(states[0], states[2])
     none = ended(started(1, folder, "train", options("none", resume=str(folder / "nowhere"))))
     assert none[0][0] == 64 and "no such file or run folder" in none[0][1]
-
-
-def wait_for(checkpoints: Path, step: int, job: list[subprocess.Popen[str]]) -> None:
-    """Wait for the checkpoint of this step, or of a later one."""
-    deadline = time.monotonic() + 120
-    while not any(path.name >= f"step-{step:08d}" for path in checkpoint.steps_in(checkpoints)):
-        assert time.monotonic() < deadline and all(rank.poll() is None for rank in job), ended(job)
-        time.sleep(0.002)
 
 
 def trained_alone(data: Path, run: Path, *args: str) -> dict[str, torch.Tensor]:
@@ -336,16 +268,6 @@ def test_folders_are_joined_and_classes_come_as_often_as_their_weights(
     assert sum(len(batch.labels) for batch in data.evaluation()) == 7
     grid = data.grid(3, (6, 0, 5))
     assert grid and grid.rows is not None and grid.rows.tolist() == [6, 0, 5]
-
-
-def test_a_position_is_one_integer(folder, tmp_path):
-    """What a checkpoint holds of the way through the data is the step: far below 200 bytes."""
-    trained_alone(folder / "49", tmp_path, "--exact-epochs")
-    content = checkpoint.read(RunFolder(tmp_path).checkpoint(12))
-    plain = {name: value for name, value in content["state"].items() if not isinstance(value, dict)}
-    assert plain.keys() == {"step", "epoch", "accuracy", "best"}
-    assert plain["step"] == 12
-    assert len(pickle.dumps(plain)) < 200
 
 
 def test_chosen_samples_are_all_that_is_trained_on(folder, tmp_path, monkeypatch):
