@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 from rackrun.atomic import translated_os_errors
 from rackrun.commandline.options import Examples, Positional
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.folder import listing as listing_of_folder
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
@@ -152,6 +153,7 @@ def append_images(
     """
     folder, manifest = newest.target.folder, newest.manifest
     refuse_inside(folder, listing.containers)
+    _tidy_up(folder, manifest)
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
     records = list(metered(listing.records, "listed"))
@@ -181,9 +183,20 @@ def append_images(
         sources=tuple(dict.fromkeys((*manifest.sources, *added.manifest.sources))),
         report=dict(sorted(report.items())),
     )
-    (folder / WORK / report_name(1)).replace(folder / report_name(version.number))
-    shutil.rmtree(folder / WORK)
+    _tidy_up(folder, version)
     newest.say_added(version)
+
+
+def _tidy_up(folder: Path, version: Manifest) -> None:
+    """Remove the folder of a conversion whose shards a version has, also after a kill."""
+    work = folder / WORK
+    if not (work / MANIFEST_NAME).exists():
+        return
+    listed = {shard.sha256 for split in version.splits for shard in split.shards}
+    if all(stored.shard.sha256 in listed for stored in shards_of(open_source(str(work)))):
+        if (work / report_name(1)).exists():
+            (work / report_name(1)).replace(folder / report_name(version.number))
+        shutil.rmtree(work)
 
 
 class ImageStatus(Enum):

@@ -217,3 +217,13 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next(data):
         path.write_bytes(b"half")
     run("drop", data, "cat_1")
     assert others.exists() and not ours.exists()
+
+
+def test_an_append_that_was_killed_after_its_version_is_no_obstacle(tmp_path, data, monkeypatch):
+    """Its folder goes with the next append, whatever that adds."""
+    with monkeypatch.context() as patch:
+        patch.setattr("rackrun.convert.versions.append.shutil.rmtree", lambda path, **options: None)
+        run("append", photos(tmp_path / "more", range(30, 33)), data)
+    assert (data / ".appending").exists()
+    run("append", photos(tmp_path / "others", range(40, 43)), data)
+    assert manifest_of(data).number == 3 and not (data / ".appending").exists()
