@@ -10,6 +10,8 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     import numpy as np
 
 MAGIC = b"\x93NUMPY\x01\x00"
@@ -30,12 +32,12 @@ def header(descr: Any, shape: tuple[int, ...]) -> bytes:
     return MAGIC + struct.pack("<H", len(text)) + text.encode()
 
 
-def array(data: bytes, *descrs: Any) -> "np.ndarray":
+def array(data: "bytes | mmap", *descrs: Any) -> "np.ndarray":
     """Return the array in a file's bytes, of one of these types; ValueError for anything else."""
     import numpy as np
 
     start = PREFIX + int.from_bytes(data[len(MAGIC) : PREFIX], "little")
-    match = HEADER.fullmatch(data, PREFIX, start) if data.startswith(MAGIC) else None
+    match = HEADER.fullmatch(data, PREFIX, start) if data[: len(MAGIC)] == MAGIC else None
     types = {repr(descr).encode(): descr for descr in descrs}
     if not match or match["descr"] not in types:
         raise ValueError("not the header of such an array")

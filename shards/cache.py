@@ -10,22 +10,21 @@ fetched by `shards.cache_filler`. Whatever brought the bytes, each image is veri
 
 from __future__ import annotations
 
-import os
-import stat
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.shards.folder import FolderSource
+from rackrun.shards.host_folder import Bytes, own_folder
 from rackrun.shards.source import Range, Source, Stored
 
 if TYPE_CHECKING:
-    from rackrun.shards.index import Manifest, Shard
+    from rackrun.shards.index import Manifest, Shard, Split
 
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 ID_LETTERS = 32  # of a digest
 
 
@@ -72,8 +71,10 @@ class CachedSource(Source):
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
-        data = _part(self.path(shard), offset, length) if self.has(shard) else None
-        return self.origin.read(shard, offset, length) if data is None else data
+        if self.has(shard):
+            with suppress(DataError):  # it has gone meanwhile, or the disk is damaged
+                return FolderSource.part(self.path(shard), shard, offset, length)
+        return self.origin.read(shard, offset, length)
 
     def reread(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return the same from the origin: what was kept here is damaged, and is forgotten."""
@@ -88,40 +89,13 @@ class CachedSource(Source):
             else:
                 yield from self.origin.reads(group)
 
+    def index_data(self, part: Split, again: bool) -> Bytes:
+        """Return the bytes of an index from the origin."""
+        return self.origin.index_data(part, again)
+
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return the manifest or an index from the origin."""
         return self.origin.read_file(name, most_bytes)
 
     def _forget(self, shard: Shard) -> None:
         self.path(shard).unlink(missing_ok=True)
-
-
-def own_folder(folder: Path) -> Path:
-    """Return this account's own folder in a cache folder, which others may write to as well.
-
-    UsageError if no folder can be made there that only this account may write to.
-    """
-    own = folder / f"rackrun-cache-{os.getuid()}"
-    try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = own.lstat()
-    except OSError as error:
-        raise UsageError(f"{own}: no place for a cache: {error.strerror}") from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise UsageError(f"{own}: not a folder of this account; name another one")
-    return own
-
-
-def _part(path: Path, offset: int, length: int) -> bytes | None:
-    """Return bytes of a file; None if it is not there or cannot be read."""
-    try:
-        file = os.open(path, READING)
-    except OSError:
-        return None
-    try:
-        data = os.pread(file, length, offset)
-    except OSError:
-        return None
-    finally:
-        os.close(file)
-    return data if len(data) == length else None

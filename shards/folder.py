@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
-from rackrun.shards.index import Shard
+from rackrun.shards.host_folder import mapped_file
+from rackrun.shards.index import Shard, Split, largest_index
 from rackrun.shards.source import Range, Source, Stored, verified
 
 if TYPE_CHECKING:
@@ -54,7 +56,11 @@ class FolderSource(Source):
         """Return exactly `length` bytes of a shard from `offset` on."""
         if self._tars:
             return self._tars.read(shard, offset, length)
-        path = self._folder / shard.name
+        return self.part(self._folder / shard.name, shard, offset, length)
+
+    @staticmethod
+    def part(path: Path, shard: Shard, offset: int, length: int) -> bytes:
+        """Return exactly `length` bytes of a shard in a file from `offset` on."""
         with _opened(path) as file, _reading(path):
             data = os.pread(file, length, offset)
         if len(data) != length:
@@ -67,6 +73,14 @@ class FolderSource(Source):
             return iter(self._tars.reads(ranges))
         return (self.read(*byte_range) for byte_range in ranges)
 
+    def index_data(self, part: Split, again: bool) -> bytes | mmap.mmap:
+        """Return the bytes of an index, mapped from its file."""
+        path, most_bytes = self._folder / part.index, largest_index(part.samples)
+        with _opened(path) as file:
+            if os.fstat(file).st_size > most_bytes:
+                raise _too_long(path, most_bytes)
+            return mapped_file(file)
+
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a small file of the folder; DataError for a larger one."""
         path = self._folder / name
@@ -75,8 +89,12 @@ class FolderSource(Source):
         with _opened(path) as file:
             data = b"".join(_blocks(file, path, most_bytes + 1))
         if len(data) > most_bytes:
-            raise DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
+            raise _too_long(path, most_bytes)
         return data
+
+
+def _too_long(path: Path, most_bytes: int) -> DataError:
+    return DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
 
 
 @contextlib.contextmanager

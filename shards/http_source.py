@@ -29,8 +29,9 @@ from rackrun.contract import variables
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.credentials import authorization, tls_context
+from rackrun.shards.host_folder import Bytes, kept_index
 from rackrun.shards.http_answer import Answer, Trouble, WrongAnswer, check_answer, shown
-from rackrun.shards.index import Manifest, Shard
+from rackrun.shards.index import Manifest, Shard, Split, largest_index
 from rackrun.shards.source import Range, Source, Stored, verified
 
 # Ranges in flight wait in the kernel: four of 4 MiB fall out of the CPU's cache before they are
@@ -107,6 +108,11 @@ class HttpSource(Source):
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
         return Fetch(self, shard.name, offset, offset + length, shard.bytes).finish()
+
+    def index_data(self, part: Split, again: bool) -> Bytes:
+        """Return the bytes of an index, which the processes of this host fetch once."""
+        name, most_bytes = f"{part.index_sha256}.npy", largest_index(part.samples)
+        return kept_index(name, lambda: self.read_file(part.index, most_bytes), again)
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a file of unknown size; raise DataError if it is larger than allowed."""

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rackrun import npy
 from rackrun.commands import called
-from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.shapes import Misshapen, Real, Whole, at_most, between, matches, parsed_json, shaped
 
 if TYPE_CHECKING:
+    from mmap import mmap
+
     import numpy as np
 
 VERSION = 1
@@ -47,7 +49,6 @@ INDEX_FIELDS = [
 ]
 PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
-EARLIER = re.compile(r"dataset\.v[0-9]+\.json")
 NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
 HEADER_BYTES = 512  # before the image, with its name
 
@@ -252,11 +253,6 @@ def manifest_name(version: int) -> str:
     return f"dataset.v{version}.json"
 
 
-def is_manifest(name: str) -> bool:
-    """Return True for the name of the manifest of any version."""
-    return name == MANIFEST_NAME or EARLIER.fullmatch(name) is not None
-
-
 class MissingVersion(DataError):
     """A version whose manifest is not there."""
 
@@ -328,14 +324,12 @@ def serialise_index(rows: bytes) -> bytes:
     return npy.header(INDEX_FIELDS, (len(rows) // PACKED_ROW.size,)) + rows
 
 
-def index_bytes(samples: int) -> int:
-    """Return the size of the index of that many samples."""
-    return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size
-
-
 def largest_index(samples: int) -> int:
-    """Return the most bytes that an index may have: other writers pad their headers more."""
-    return index_bytes(samples) + 64
+    """Return the most bytes that the index of so many samples may have.
+
+    Other writers pad their headers more than this one.
+    """
+    return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size + 64
 
 
 def pack_rows(rows: Iterable[Row]) -> bytes:
@@ -343,7 +337,7 @@ def pack_rows(rows: Iterable[Row]) -> bytes:
     return b"".join(PACKED_ROW.pack(*row) for row in rows)
 
 
-def parse_index(data: bytes, manifest: Manifest, split: Split, where: str) -> "np.ndarray":
+def parse_index(data: "bytes | mmap", manifest: Manifest, split: Split, where: str) -> "np.ndarray":
     """Return the index of a split, checked against its digest and the manifest."""
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index}: its SHA-256 is not the one in the manifest")

@@ -1,4 +1,4 @@
-"""Samples of a source: a whole shard, some of its rows, or a few adjacent rows; each verified."""
+"""Samples of a source: a whole shard, or some of its rows; each verified."""
 
 from __future__ import annotations
 
@@ -61,16 +61,6 @@ def portions(
             raise
         except DataError as error:
             yield [_fault(row, error) for row in waiting.popleft()[1]]
-
-
-def neighbours(source: Source, shard: Shard, rows: np.ndarray) -> list[Sample]:
-    """Return the samples of a single portion."""
-    try:
-        return _checked(source, shard, rows, source.read(*_range_of(shard, rows)))
-    except Unavailable:
-        raise
-    except DataError as error:
-        return [_fault(row, error) for row in rows]
 
 
 def _range_of(shard: Shard, rows: np.ndarray) -> Range:

@@ -13,7 +13,19 @@ from rackrun.nginx.serve import NginxServer, serving
 from rackrun.nginx.site import Site
 from rackrun.shards.http_source import Timeouts
 from tests.lab.data import Tiny, write_tiny
-from tests.lab.servers import Fault, Proxy
+from tests.lab.servers import Fault, Proxy, open_folder
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """Give each test a folder for temporary files, where indexes are kept."""
+    tmp_path_factory.getbasetemp()  # pytest's own, made at first use, stays where it is
+    with open_folder() as folder:
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setenv("TMPDIR", str(folder))  # for processes that are started
+        yield
 
 
 @pytest.fixture

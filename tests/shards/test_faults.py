@@ -11,7 +11,7 @@ from rackrun.nginx.site import Site
 from rackrun.shards.cache import CachedSource
 from rackrun.shards.folder import FolderSource
 from rackrun.shards.http_source import HttpSource
-from rackrun.shards.samples import Sample, neighbours, portions, samples
+from rackrun.shards.samples import Sample, portions, samples
 from rackrun.shards.source import Source
 from tests.lab.data import Tiny
 from tests.shards.conftest import SHORT, always, status
@@ -60,9 +60,6 @@ def test_a_damaged_sample_is_a_value_and_all_others_are_there(fresh, opened):
         sample for number, sample in enumerate(fresh.samples[1]) if number not in (3, 7)
     ]
     assert "tiny-train-000001.tar: the image at byte" in str(result[3].fault)
-    rows = opened.index("train")[12:16]
-    near = neighbours(opened, opened.manifest.split("train").shards[1], rows)
-    assert [bool(sample.fault) for sample in near] == [False, True, False, False]
     with pytest.raises(DataError, match=r"tiny-train-000001\.tar: the image at byte"):
         list(samples(opened, "train", 1))
 
@@ -87,8 +84,6 @@ def test_a_shard_cut_short_on_a_disk_has_faults_from_there_on(fresh):
     assert len(result) == 10
     assert 2 < len(whole(result)) < 8
     assert all(sample.fault for sample in result[len(whole(result)) :])
-    shard = source.manifest.split("train").shards[2]
-    assert all(sample.fault for sample in neighbours(source, shard, source.index("train")[28:]))
 
 
 def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy):
@@ -97,5 +92,3 @@ def test_a_server_that_gives_nothing_is_no_fault_of_a_sample(proxy):
     source = HttpSource(proxy.url, SHORT)
     with pytest.raises(Unavailable, match="404"):
         by_portions(source, 0)
-    with pytest.raises(Unavailable, match="404"):
-        neighbours(source, source.manifest.split("train").shards[0], source.index("train")[:2])

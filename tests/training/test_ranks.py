@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -249,38 +248,6 @@ with world.joined(Config(device="cpu")) as ranks:
         ranks.all_reduce_max(0)
         ready.touch()
 """
-
-
-SHARE = """
-import os, sys
-from dataclasses import replace
-from rackrun.shards.open import open_source
-from rackrun.training.config import Config
-from rackrun.training.data.pool import share_index
-from rackrun.training.world import joined
-nodes = [(0, 1), (0, 2), (1, 2)]
-with joined(Config(device="cpu")) as ranks:
-    local_rank, local_world = nodes[ranks.rank]
-    source = open_source(sys.argv[1])
-    share_index(source, "train", replace(ranks, local_rank=local_rank, local_world=local_world))
-    index = source.index("train")
-    memory = source.lend_index("train")[2:]
-    for its in ranks.all_gather(index["label"]):
-        assert (its == index["label"]).all()
-    print(ranks.rank, *memory, flush=True)
-    ranks.all_reduce_max(0)  # a lender stays until all have borrowed
-"""
-
-
-def test_the_ranks_of_a_host_have_one_index_whatever_the_slots(make_shards):
-    """Of hosts with slots=1 and slots=2, the second one's ranks map the same memory."""
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    args = ("-c", SHARE, make_shards(train=(20, 10), val=(8, 5)))
-    job = warm.ranks(3, *args, env=env, stdout=subprocess.PIPE)
-    printed = [rank.communicate()[0].split()[-3:] for rank in job]
-    assert [rank.returncode for rank in job] == [0, 0, 0]
-    memory = {int(rank): tuple(where) for rank, *where in printed}
-    assert memory[1] == memory[2] != memory[0]
 
 
 def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path):

@@ -29,7 +29,6 @@ from rackrun.training.data.pool import (
     SamplePool,
     conversion_of,
     digest_of,
-    share_index,
     sources_of,
 )
 from rackrun.training.data.resampled import IndexedShards, resampled_batches
@@ -79,9 +78,6 @@ class StoredData(Data):
             )
         sources = sources_of(config)
         self._pool = SamplePool(sources)
-        # From here on ranks exchange: all of them come through these lines in this order.
-        for source in sources:
-            share_index(source, TRAIN, ranks)
         self._validation = Validation(config, ranks, transforms, sources)
         fetched = sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
         self.cache = CacheFiller(fetched, (TRAIN, config.eval_split), int(config.cache_size * 1e9))

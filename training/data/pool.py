@@ -17,7 +17,6 @@ from rackrun.shards.open import open_source
 from rackrun.shards.resize import Resize
 from rackrun.shards.source import Source
 from rackrun.training.data.samples import StoredSample, stored_samples
-from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
 TRAIN = "train"
@@ -99,20 +98,3 @@ def conversion_of(manifest: Manifest) -> Resize:
     except Misshapen as error:
         raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
     return conversion
-
-
-def share_index(source: Source, split: str, ranks: Ranks) -> None:
-    """Have the ranks of a node use one copy of an index: the one that the first of them reads.
-
-    A rank that is alone on its node takes part in the exchange: other nodes may have several.
-    """
-    if not ranks.connected:
-        return
-    # ImageNet's index has 61 MB: eight ranks and their workers would hold, and read, it as often.
-    lends = ranks.local_rank == 0 and ranks.local_world > 1
-    loan = source.lend_index(split) if lends else (0, 0, 0, 0)
-    process, number, device, inode = map(
-        int, ranks.all_gather(np.array(loan, np.int64))[ranks.rank - ranks.local_rank]
-    )
-    if ranks.local_world > 1:  # if it cannot be borrowed, it is read when needed
-        source.borrow_index(split, (process, number, device, inode))

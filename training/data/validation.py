@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from rackrun.errors import Problem, UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import loaded, on_device, worker_count
-from rackrun.training.data.pool import SamplePool, share_index
+from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.samples import Batch, LeftOut, Quarantine, filled
 from rackrun.training.data.slots import room_for
 from rackrun.training.data.transforms import TransformsOfEpoch
@@ -46,8 +46,6 @@ class Validation(Dataset[Batch | Problem]):
         having = [source for source in sources if split in _splits_of(source)]
         self._pool = SamplePool(tuple(having), split)
         self.has_evaluation = self._pool.size > 0
-        for source in having:
-            share_index(source, split, ranks)
         self._config = config
         self._classes = len(sources[0].manifest.classes)
         self._transforms = transforms

@@ -1,0 +1,87 @@
+"""This account's own folders on a host, for what its processes share: shards and indexes."""
+
+import fcntl
+import mmap
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rackrun.atomic import atomic_write
+from rackrun.errors import SaveError, UsageError
+
+KEPT_SECONDS = 7 * 86400.0  # an index that was fetched; older ones go when another one comes
+
+Bytes = bytes | mmap.mmap
+
+
+def own_folder(folder: Path) -> Path:
+    """Return this account's own folder in a folder that others may write to as well.
+
+    UsageError if no folder can be made there that only this account may write to.
+    """
+    own = folder / f"rackrun-cache-{os.getuid()}"
+    try:
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = own.lstat()
+    except OSError as error:
+        raise UsageError(f"{own}: no place for a cache: {error.strerror}") from None
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise UsageError(f"{own}: not a folder of this account; name another one")
+    return own
+
+
+def kept_index(name: str, fetch: Callable[[], bytes], again: bool) -> Bytes:
+    """Return the bytes of an index of a server, from memory that the processes of a host share.
+
+    The first one fetches it into a file of that name in the folder for temporary files; `again`:
+    also if it is there. Where no file can be written, each process has bytes of its own.
+    """
+    try:
+        folder = own_folder(Path(tempfile.gettempdir()))
+    except UsageError:
+        return fetch()
+    with _alone(folder):
+        path = folder / name
+        if again or not path.exists():
+            data = fetch()
+            _remove_old(folder)
+            try:
+                with atomic_write(path, 0o600) as file:
+                    file.write(data)
+            except (OSError, SaveError):  # the disk is full
+                return data
+        return mapped(path)
+
+
+def mapped(path: Path) -> Bytes:
+    """Return a file's bytes without reading them: processes that map it share the memory."""
+    with path.open("rb") as file:
+        return mapped_file(file.fileno())
+
+
+def mapped_file(descriptor: int) -> Bytes:
+    """Return the same of an open file."""
+    size = os.fstat(descriptor).st_size
+    return mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b""
+
+
+def _remove_old(folder: Path) -> None:
+    for path in folder.glob("*.npy"):
+        with suppress(OSError):  # another process was faster
+            if time.time() - path.stat().st_mtime > KEPT_SECONDS:
+                path.unlink()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process fetches an index; its lock ends with it."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
