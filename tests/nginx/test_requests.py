@@ -45,6 +45,8 @@ REQUESTS: dict[str, tuple[bytes, str]] = {
     "shard by a name of another case": (raw("GET /CATS-train-000000.tar HTTP/1.1"), "404"),
     "ending of another case": (raw("GET /cats-train-000000.TAR HTTP/1.1"), "404"),
     "earlier manifest": (raw("GET /dataset.v1.json HTTP/1.1"), "200"),
+    "copy of a manifest": (raw("GET /dataset.v2.json.bak HTTP/1.1"), "404"),
+    "manifest of no version": (raw("GET /dataset.vx.json HTTP/1.1"), "404"),
     "report": (raw("GET /report.json HTTP/1.1"), "404"),
     "another file of the folder": (raw("GET /notes.txt HTTP/1.1"), "404"),
     "shard that nginx may not read": (raw("GET /cats-train-000008.tar HTTP/1.1"), "404"),

@@ -30,20 +30,32 @@ FIRST, INDEX, MANIFEST = (
 )
 
 # No folder of shards.
-NONE = [
-    refusal
-    for command in ("verify", "summary")
-    for refusal in (
-        Refusal(f"rackrun convert {command} nowhere", 64, "nowhere"),
-        Refusal(f"rackrun convert {command} data", 64, "dataset.json", {"data/": ""}),
-        Refusal(f"rackrun convert {command} 'pipe:touch canary'", 64, "pipe:"),
-        Refusal(f"rackrun convert {command} data", 65, MANIFEST, {MANIFEST: "<html>"}),
-        Refusal(f"rackrun convert {command} data@7", 64, "version 7", DATA),
-    )
-] + [
-    Refusal(f"rackrun convert summary {location}", 64, location.partition(":")[0])
-    for location in ("ssh://host/shards", "file:///data", "ftp://host/a", "s3://bucket/key")
-]
+NONE = (
+    [
+        refusal
+        for command in ("verify", "summary")
+        for refusal in (
+            Refusal(f"rackrun convert {command} nowhere", 64, "nowhere"),
+            Refusal(f"rackrun convert {command} data", 64, "dataset.json", {"data/": ""}),
+            Refusal(f"rackrun convert {command} 'pipe:touch canary'", 64, "pipe:"),
+            Refusal(f"rackrun convert {command} data", 65, MANIFEST, {MANIFEST: "<html>"}),
+            Refusal(f"rackrun convert {command} data@7", 64, "version 7", DATA),
+        )
+    ]
+    + [
+        Refusal(f"rackrun convert summary {location}", 64, location.partition(":")[0])
+        for location in ("ssh://host/shards", "file:///data", "ftp://host/a", "s3://bucket/key")
+    ]
+    + [
+        Refusal(f"rackrun convert summary {url}", 64, names)
+        for url, names in (
+            ("https://h/?list", "https://h/?list"),
+            ("http://[::1/", "http://[::1/"),
+            ("http://a..b/", "http://a..b/"),
+            ("https://reader:hunter2@h/", ("https://…@h", "RACKRUN_CREDENTIALS")),
+        )
+    ]
+)
 
 # Manifests that cannot be.
 MANIFESTS = [
