@@ -98,7 +98,7 @@ class Bench:
     def step(self, batch: Batch) -> None:
         """Take a step."""
         logits = self.compute.logits(self.state.model, self.transforms.normalised, batch.images)
-        self.state.loss_scale.backward(cross_entropy(logits, batch.labels))
+        torch.autograd.backward(self.state.scaler.scale(cross_entropy(logits, batch.labels)))
         self.state.advance()
 
     def seconds(self, batches: Iterator[Batch], act: Callable[[Batch], None]) -> float:

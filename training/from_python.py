@@ -84,7 +84,7 @@ class Checkpoint(_Told):
 def load_checkpoint(run_or_file: str | os.PathLike[str]) -> Checkpoint:
     """Return the content of a checkpoint, or of final.pt of a run; SaveError if it is not whole.
 
-    The digest is verified, and no code in the file is run.
+    The checksums are verified, and no code in the file is run.
     """
     path = final_weights(run_or_file)
     content = checkpoint.read(path)

@@ -1,4 +1,4 @@
-"""The optimizer that the settings ask for, its groups of weights, and the scale of float16 losses.
+"""The optimizer that the settings ask for, and its groups of weights.
 
 Beyond those of torch.optim: timm's LAMB, and an optimizer of the user's own.
 """
@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
-from torch.amp.grad_scaler import GradScaler
 from torch.optim import SGD, AdamW, Optimizer
 
 from rackrun.errors import MissingPackage, SaveError, UsageError
-from rackrun.training.counts import Scaling
 from rackrun.training.layers import blocks_of
 from rackrun.training.settings.optim import OptimSettings
 from rackrun.user_code.imports import imported, is_import_path
@@ -129,57 +126,3 @@ def regrouped(saved: Group, optimizer: Optimizer) -> Group:
     # Fused or not depends on the device here, and not on the one that it was saved on.
     kept_options = {name: groups[0][name] for name in ("fused",) if name in groups[0]}
     return {**saved, "param_groups": [{**group, **kept_options} for group in saved["param_groups"]]}
-
-
-class LossScale:
-    """Scales losses in float16, where small gradients vanish, and skips steps that overflow.
-
-    Gradients are averaged over all ranks before they are checked, so that an overflow on one rank
-    reaches all, and all skip the same steps. A skipped step counts as a step: its samples are used,
-    the schedule goes on. Without float16, losses stay as they are and every step is taken.
-    """
-
-    def __init__(self, device: torch.device, enabled: bool) -> None:
-        self._scaler = GradScaler(device.type, enabled=enabled)
-        self._one = torch.ones((), device=device)
-        self._skipped = torch.zeros((), device=device)
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of the scaled loss to those of the step's earlier parts."""
-        torch.autograd.backward(self._scaler.scale(loss))
-
-    def unscale(self, optimizer: Optimizer) -> None:
-        """Undo the scale of the gradients, before something depends on their norm."""
-        self._scaler.unscale_(optimizer)
-
-    def step(self, optimizer: Optimizer) -> None:
-        """Take a step with the gradients, or skip it where they overflow."""
-        if not self._scaler.is_enabled():
-            optimizer.step()
-            return
-        # Only a smaller scale shows that the scaler has skipped a step. The comparison stays on the
-        # device, so that the step does not wait for it.
-        before = self._scaler.scale(self._one)
-        self._scaler.step(optimizer)
-        self._scaler.update()
-        self._skipped += self._scaler.scale(self._one) < before
-
-    def take(self) -> Scaling | None:
-        """Return the scale and the steps skipped since the last call; None without float16.
-
-        It waits for the device.
-        """
-        if not self._scaler.is_enabled():
-            return None
-        scaling = Scaling(self._scaler.get_scale(), int(self._skipped))
-        self._skipped.zero_()
-        return scaling
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a run goes on with; nothing without float16."""
-        return self._scaler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned; of a run without float16, nothing."""
-        if state:
-            self._scaler.load_state_dict(state)

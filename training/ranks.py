@@ -184,19 +184,6 @@ class Ranks:
         dist.broadcast(content, source)
         return content.numpy().tobytes()
 
-    def send_bytes(self, payload: bytes, target: int) -> None:
-        """Give one rank these bytes, which it must `receive_bytes`."""
-        dist.send(torch.tensor(len(payload)), target)
-        dist.send(torch.frombuffer(bytearray(payload), dtype=torch.uint8), target)
-
-    def receive_bytes(self, source: int) -> bytes:
-        """Return what one rank sends to this one."""
-        length = torch.tensor(0)
-        dist.recv(length, source)
-        content = torch.zeros(int(length), dtype=torch.uint8)
-        dist.recv(content, source)
-        return content.numpy().tobytes()
-
 
 class PendingMax:
     """An exchange under way, of the largest of each of the numbers that the ranks give."""

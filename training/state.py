@@ -1,18 +1,20 @@
 """The state that survives a restart, in one object."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rackrun.training.config import Config
-from rackrun.training.counts import Counts
+from rackrun.training.counts import Counts, Scaling
 from rackrun.training.layers import frozen_weights, resting_modules
-from rackrun.training.optimizer import LossScale, make_optimizer, regrouped
+from rackrun.training.optimizer import make_optimizer, regrouped
 from rackrun.training.settings.optim import TuningSettings
 
 PLATEAU_FACTOR = 0.1  # of the learning rate, with --lr-schedule plateau
@@ -31,7 +33,9 @@ class TrainingState:
         self._trainable = {name for name, each in model.named_parameters() if each.requires_grad}
         self._resting: list[nn.Module] = []  # in evaluation mode while others train
         self.optimizer = make_optimizer(model, config)
-        self.loss_scale = LossScale(next(model.parameters()).device, float16)
+        device = next(model.parameters()).device
+        self.scaler = GradScaler(device.type, enabled=float16)
+        self._one, self._skipped = torch.ones((), device=device), torch.zeros((), device=device)
         decay = config.ema_decay
         self.average = Average(model, decay, config.ema_steps) if decay else None
         self.step = 0
@@ -91,12 +95,32 @@ class TrainingState:
         return lr
 
     def advance(self) -> None:
-        """Take a step with the gradients, of all ranks by now."""
-        self.loss_scale.step(self.optimizer)
+        """Take a step with the gradients, of all ranks by now.
+
+        In float16 the scaler skips one whose gradients overflow: on all ranks, whose mean it sees.
+        It counts as a step all the same: its samples are used, the schedule goes on.
+        """
+        before = self.scaler.scale(self._one)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        if self.scaler.is_enabled():
+            # Only a smaller scale shows a step that was skipped; no step waits for the comparison.
+            self._skipped += self.scaler.scale(self._one) < before
         self.optimizer.zero_grad()
         if self.average:
             self.average.update(self.model, self.step)
         self.step += 1
+
+    def take_scaling(self) -> Scaling | None:
+        """Return the scale and the steps skipped since the last call; None without float16.
+
+        It waits for the device.
+        """
+        if not self.scaler.is_enabled():
+            return None
+        scaling = Scaling(self.scaler.get_scale(), int(self._skipped))
+        self._skipped.zero_()
+        return scaling
 
     def finish_epoch(self, evaluation: Counts | None) -> bool:
         """Count an epoch; return whether its evaluation, if it had one, is the best so far."""
@@ -112,7 +136,7 @@ class TrainingState:
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "loss_scale": self.loss_scale.state_dict(),
+            "loss_scale": self.scaler.state_dict(),
             "average": self.average.model.state_dict() if self.average else None,
             "step": self.step,
             "epoch": self.epoch,
@@ -126,7 +150,8 @@ class TrainingState:
         self.model.load_state_dict(state["model"])
         saved = regrouped(state["optimizer"], self.optimizer)
         self.optimizer.load_state_dict(saved)
-        self.loss_scale.load_state_dict(state["loss_scale"])
+        if state["loss_scale"]:  # of a run without float16 there is none
+            self.scaler.load_state_dict(state["loss_scale"])
         if self.average:
             self.average.model.load_state_dict(state["average"] or state["model"])
         self.step = state["step"]
@@ -155,9 +180,17 @@ class Average:
         if waits:
             return
         share = 1 - min(self.decay, (1 + number) / (10 + number))
-        torch._foreach_lerp_(list(self.model.parameters()), list(model.parameters()), share)
-        if buffers := list(model.buffers()):
-            torch._foreach_copy_(list(self.model.buffers()), buffers)
+        # torch's, of all tensors in one kernel; its decay is one for all steps, hence made anew.
+        move: Callable[..., None] = get_ema_multi_avg_fn(1 - share)  # type: ignore[no-untyped-call]
+        copy_all: Callable[..., None] = get_ema_multi_avg_fn(0.0)  # type: ignore[no-untyped-call]
+        move(list(self.model.parameters()), list(model.parameters()), None)
+        pairs = list(zip(self.model.buffers(), model.buffers(), strict=True))
+        floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        if floats:
+            copy_all(*map(list, zip(*floats, strict=True)), None)
+        for ours, theirs in pairs:
+            if not ours.is_floating_point():
+                ours.copy_(theirs)
 
 
 @dataclass

@@ -228,14 +228,14 @@ class Trainer:
                 # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
                 if self.ranks.device.type == "cpu" or not state.step:
                     require_finite(self.compute, state, batch, transforms.normalised, loss)
-                state.loss_scale.backward(loss * share)
+                torch.autograd.backward(state.scaler.scale(loss * share))
             # By the labels from before mixing: of a mixed image only one class counts as right.
             sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
         # The last wait for another rank: from here on the step is taken as a whole, or not at all.
         self.exchange.complete()
         if config.clip_grad:
             # The limit is one of true gradients, not of those that a float16 loss scales up.
-            state.loss_scale.unscale(state.optimizer)
+            state.scaler.unscale_(state.optimizer)
             clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
         state.advance()
         self.log.sums.add(sums, len(batch.labels), batch.skipped)
@@ -260,7 +260,7 @@ class Trainer:
         waited = torch.tensor([self.times.data_seconds() / ranks.world]).to(sums)
         *_, data_seconds = total = ranks.all_reduce_sum(torch.cat([sums, waited]))
         lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
-        scaling = state.loss_scale.take()
+        scaling = state.take_scaling()
         log.interval(state.step, as_counts(total[:-1]), lr, float(data_seconds), scaling)
         if waiting := self.stragglers.waiting(self.times):
             words = remedy(self.config, self.balance, waiting, state.step)

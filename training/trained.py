@@ -1,6 +1,6 @@
 """Load a trained model with everything needed to use it, from final.pt or a checkpoint.
 
-file -> content, verified by its digest -> Trained: the model, its classes, its transforms
+file -> content, verified by its checksums -> Trained: the model, its classes, its transforms
 """
 
 from collections.abc import Sequence

@@ -4,13 +4,10 @@ Read without torch: the check of a task reads files on the launcher's machine.
 """
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-FOOTER = re.compile(rb"sha256:([0-9a-f]{64})\n")
-FOOTER_BYTES = 72
 ZIP = b"PK\3\4"
 PICKLE = b"\x80"
 MOST_HEADER_BYTES = 1 << 27  # of safetensors, which allow 100 MB
@@ -46,13 +43,6 @@ def _tensor_bytes(header: bytes) -> int:
         ends = [each["data_offsets"][1] for name, each in tensors.items() if name != "__metadata__"]
         return max(map(int, ends), default=0)
     return -1
-
-
-def is_whole(path: Path) -> bool:
-    """Return whether a checkpoint ends as one does; its digest is for those who read all of it."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - FOOTER_BYTES))
-        return FOOTER.fullmatch(file.read()) is not None
 
 
 def kind_of(data: bytes, refused: str = "") -> str:

@@ -35,6 +35,7 @@ from rackrun.training.data.open import Exact
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.run import resume
+from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.state import TrainingState
 from rackrun.training.task import Task
 from tests.training.conftest import same_weights, settings
@@ -299,10 +300,10 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
 ):
     """After one Ctrl-C or any TERM the save is finished; the second Ctrl-C does not wait for it.
     What loads is whole, and nothing else is left."""
-    save, abandon = checkpoint.save, checkpoint.BackgroundSaves.abandon
+    save, abandon = checkpoint.save, RunCheckpoints.abandon
     abandoned = threading.Event()
 
-    def abandons(saves: checkpoint.BackgroundSaves) -> None:
+    def abandons(saves: RunCheckpoints) -> None:
         abandon(saves)
         abandoned.set()
         with suppress(SaveError):
@@ -314,7 +315,7 @@ def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
         return save(folder, content, keep, best=True)
 
     monkeypatch.setattr(checkpoint, "save", interrupted)
-    monkeypatch.setattr(checkpoint.BackgroundSaves, "abandon", abandons)
+    monkeypatch.setattr(RunCheckpoints, "abandon", abandons)
     config = settings(shapes, tmp_path, epochs=1, save_steps=4)
     with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
         assert loop.run(TASK, config) == code

@@ -10,7 +10,6 @@ from torch import nn
 
 from rackrun.errors import SaveError
 from rackrun.training import checkpoint
-from rackrun.training.checkpoint import Snapshot
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.optimizer import make_optimizer
@@ -234,30 +233,6 @@ def test_the_best_epoch_is_known():
     ]
     assert samples == [True, False, False, True, True]
     assert (state.epoch, state.accuracy, state.best) == (5, 0.6, 0.6)
-
-
-def test_a_snapshot_stays_as_it_was_and_the_next_one_takes_over_its_memory():
-    """Tensors in dictionaries and lists are copied; what torch keeps beside them is kept."""
-    model, snapshot = net(), Snapshot()
-    content: dict[str, Any] = {
-        "model": model.state_dict(),
-        "rest": [torch.ones(2), 3],
-        "name": "net",
-    }
-    taken = snapshot.take(content)
-    first, rest = taken["model"]["3.weight"], taken["rest"][0]
-    expected = first.clone()
-    model[3].weight.data.zero_()
-    content["rest"][0].zero_()
-    assert torch.equal(first, expected) and rest.tolist() == [1, 1]
-    assert (taken["rest"][1], taken["name"]) == (3, "net")
-    assert taken["model"]._metadata == content["model"]._metadata
-    assert torch.equal(snapshot.take(content)["model"]["3.weight"], torch.zeros(2, 2))
-    assert torch.equal(first, torch.zeros(2, 2))
-    for other in (torch.zeros(3), torch.zeros(2, dtype=torch.float64)):
-        again = snapshot.take({**content, "rest": [other]})["rest"][0]
-        assert (again.shape, again.dtype) == (other.shape, other.dtype)
-        assert again.data_ptr() not in (other.data_ptr(), rest.data_ptr())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

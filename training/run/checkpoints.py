@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +15,7 @@ from rackrun.atomic import write_whole
 from rackrun.contract import phases
 from rackrun.errors import SaveError
 from rackrun.training import checkpoint
-from rackrun.training.checkpoint import BackgroundSaves, Content
+from rackrun.training.checkpoint import Content
 from rackrun.training.divergence import check_weights
 from rackrun.training.log import Log
 from rackrun.training.ranks import Ranks
@@ -20,32 +24,38 @@ from rackrun.training.state import TrainingState
 
 
 class RunCheckpoints:
-    """Saves the state of a run."""
+    """Saves the state of a run; an error that ends its context waits for the current save.
+
+    The error of a failed save is raised by the next call of `report_ended` or `wait`.
+    """
 
     def __init__(self, ranks: Ranks, log: Log, content: Content) -> None:
         """Take what is in every checkpoint beside the state: what the run is, its identity."""
-        self._ranks = ranks
-        self._log = log
-        self._content = content
-        self._saves: BackgroundSaves | None = None  # on the rank that writes to its disk
+        self._ranks, self._log, self._content = ranks, log, content
+        self._thread: ThreadPoolExecutor | None = None  # on the rank that writes to its disk
+        self._keep = 0
+        self._save: Future[Path] | None = None  # under way
         self.images_by_rank: list[int] = []
         """Of a full step, with --balance auto."""
-
-    def open(self, keep: int) -> None:
-        """Begin to write on this rank, and keep the last `keep` checkpoints."""
-        checkpoint.remove_partials(self._log.folder)
-        self._saves = BackgroundSaves(self._log.folder, keep)
 
     def __enter__(self) -> RunCheckpoints:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *error: object) -> None:
-        if failure and self._saves:
-            self._saves.end(failure)
+        if self._save and failure and issubclass(failure, Exception):
+            wait([self._save])  # of two failures the first one counts
+        elif self._save and failure:
+            self.abandon()  # a second Ctrl-C does not wait
+
+    def open(self, keep: int) -> None:
+        """Begin to write on this rank, and keep the last `keep` checkpoints."""
+        checkpoint.remove_partials(self._log.folder)
+        self._thread = ThreadPoolExecutor(1, "checkpoint")  # 307 MB held up steps for 1.5 s
+        self._keep = keep
 
     def take_over(self, step: int, earlier: Earlier) -> None:
         """Write what a run goes on from, so that every host could go on alone; free its memory."""
-        if self._saves:
+        if self._thread:
             checkpoint.keep_best(earlier.folder, self._log.folder)
             if not (path := self._log.folder.checkpoint(step)).exists():
                 write_whole(path, earlier.data)
@@ -59,15 +69,14 @@ class RunCheckpoints:
         """
         self._log.phase(phases.SAVE)
         check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
-        self.wait()  # for the save before: its copy of the state is written over now
+        self.wait()
         # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
         # rank: a run that resumes goes on with the same numbers as one that was not interrupted.
         statistics = self._ranks.gather_statistics(state.model)
         try:
             for model in state.models:
                 self._ranks.share_statistics(model)
-            if self._saves:
-                self._begin(self._saves, state, statistics, best)
+            self._begin(state, statistics, best)
         finally:
             self._ranks.restore_statistics(state.model, statistics)
         self._log.phase(phases.TRAIN)
@@ -78,79 +87,92 @@ class RunCheckpoints:
         Batch norms keep the statistics of this rank, as nobody can take the mean any more; they may
         have seen the images of the step that was lost, too.
         """
-        if not self._saves or not state.is_finite:
+        if not self._thread or not state.is_finite:
             return
         self.wait()
-        if self._log.folder.checkpoint(state.step).exists():
-            return
-        self._begin(self._saves, state, None, best=False)
-        self.wait()
+        if not self._log.folder.checkpoint(state.step).exists():
+            self._begin(state, None, best=False)
+            self.wait()
 
-    def _begin(
-        self,
-        saves: BackgroundSaves,
-        state: TrainingState,
-        statistics: torch.Tensor | None,
-        best: bool,
-    ) -> None:
-        content: Content = {**self._content, "state": state.state_dict(), "statistics": statistics}
-        saves.begin({**content, "images_by_rank": self.images_by_rank}, best)
+    def _begin(self, state: TrainingState, statistics: torch.Tensor | None, best: bool) -> None:
+        if not self._thread:
+            return
+        content = {**self._content, "state": state.state_dict(), "statistics": statistics}
+        # A copy: the next step changes these tensors in place while the thread still writes.
+        copied = _copied({**content, "images_by_rank": self.images_by_rank})
+        self._save = self._thread.submit(
+            checkpoint.save, self._log.folder, copied, self._keep, best
+        )
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written; raise SaveError if that fails."""
-        if self._saves:
+        if self._save:
             self._log.phase(phases.SAVE)
-            self._report(self._saves.wait())
+            wait([self._save])
+            self.report_ended()
 
     def report_ended(self) -> None:
         """Report a checkpoint that has been written since the last call; raise SaveError as `wait`.
 
         It costs next to nothing, so that every step may ask.
         """
-        if self._saves:
-            self._report(self._saves.ended())
-
-    def _report(self, step: int) -> None:
-        if step:  # 0: of no checkpoint
+        if self._save and self._save.done():
+            done, self._save = self._save, None
+            step = int(done.result().stem.removeprefix("step-"))
             self._log.phase(self._log.current_phase, checkpoint=step)
 
-    def _best_kept(self, state: TrainingState) -> Content | None:
-        # On the first rank, which writes final.pt: a checkpoint that did better than the state.
-        best, accuracy = None, state.accuracy
-        for path in checkpoint.steps_in(self._log.folder.checkpoints) if self._ranks.first else ():
-            with suppress(SaveError):
-                kept = checkpoint.read(path)["state"]
-                if kept["accuracy"] > accuracy:
-                    best, accuracy = kept, kept["accuracy"]
-        return best
+    def abandon(self) -> None:
+        """Remove the file of the current save, so that it fails and leaves nothing."""
+        checkpoint.remove_partials(self._log.folder)
 
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation.
 
         Its own host may lack them: one that a restart has added, or that has lost a rank in a save.
         """
-        epoch, best = state.improvement.epoch, None
-        if self._saves:
-            with suppress(SaveError):  # it may be absent, or damaged
-                recorded = checkpoint.read(self._log.folder.best)["state"]
-                best = recorded if recorded["epoch"] == epoch else None
-        offers = self._ranks.all_gather(np.array([int(best is not None)]))
-        if not any(offers):
-            if epoch:
-                kept = self._best_kept(state)
-                which = f"the best of those left (epoch {kept['epoch']})" if kept else "the last"
-                self._log.say(
-                    f"no host has the best checkpoint (epoch {epoch}): final.pt is {which}"
-                )
-                if kept:
-                    state.evaluated.load_state_dict(kept["average"] or kept["model"])
-                    state.accuracy = kept["accuracy"]
+        epoch = state.improvement.epoch
+        if not epoch:
             return
-        source = [bool(offer) for offer in offers].index(True)
-        if source and best and self._ranks.rank == source:
-            self._ranks.send_bytes(checkpoint.pack(best), 0)
-        if self._ranks.first:
-            best = checkpoint.unpack(self._ranks.receive_bytes(source)) if source else best
-            assert best
-            state.evaluated.load_state_dict(best["average"] or best["model"])
-            state.accuracy = best["accuracy"]
+        kept = self._best_here(epoch) if self._thread else None
+        accuracy = round(kept["accuracy"] * 1e9) if kept else -1
+        offers = [int(each[0]) for each in self._ranks.all_gather(np.array([accuracy]))]
+        source = offers.index(max(offers))  # the best one of all has the highest accuracy
+        if source:
+            payload = checkpoint.pack(kept) if kept and self._ranks.rank == source else None
+            kept = checkpoint.unpack(self._ranks.broadcast_bytes(payload, source))
+        lost = f"no host has the best checkpoint (epoch {epoch}): final.pt is"
+        if kept is None or (kept["epoch"] != epoch and kept["accuracy"] <= state.accuracy):
+            self._log.say(f"{lost} the last")
+            return
+        if kept["epoch"] != epoch:
+            self._log.say(f"{lost} the best of those left (epoch {kept['epoch']})")
+        state.evaluated.load_state_dict(kept["average"] or kept["model"])
+        state.accuracy = kept["accuracy"]
+
+    def _best_here(self, epoch: int) -> Content | None:
+        # The state after this epoch; where this host has lost it, the best of those after others.
+        with suppress(SaveError):
+            state: Content = checkpoint.read(self._log.folder.best)["state"]
+            if state["epoch"] == epoch:
+                return state
+        best: Content | None = None
+        epoch_steps = self._content["identity"]["steps per epoch"]
+        for path in checkpoint.steps_in(self._log.folder.checkpoints):
+            with suppress(SaveError):
+                state = checkpoint.read(path)["state"]
+                # The accuracy of a save within an epoch is that of other weights.
+                is_evaluated = state["step"] == state["epoch"] * epoch_steps
+                if is_evaluated and (not best or state["accuracy"] > best["accuracy"]):
+                    best = state
+        return best
+
+
+def _copied(value: Any) -> Any:
+    # On the CPU.
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        copied = copy.copy(value)  # with the versions of modules, which torch keeps beside
+        copied.update((key, _copied(part)) for key, part in value.items())
+        return copied
+    return [_copied(part) for part in value] if isinstance(value, list) else value

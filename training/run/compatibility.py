@@ -27,7 +27,7 @@ from rackrun.training.run.data_version import chosen, described_tensors, is_loca
 from rackrun.training.run.folder import newest_run, runs_folder
 from rackrun.training.settings.data import SELECTION
 from rackrun.training.settings.run import OutputSettings, RunSettings
-from rackrun.training.weights_file import is_whole
+from rackrun.training.weights_file import why_no_weights
 from rackrun.units import plural
 from rackrun.user_code.tasks import TaskSource
 
@@ -194,7 +194,7 @@ def _check_checkpoints(resume: str, path: Path) -> None:
     if not files:
         raise UsageError(f"--resume {resume}: {RunFolder(path).checkpoints} has no checkpoint")
     with suppress(OSError):  # which the ranks report
-        if not any(map(is_whole, files)):
+        if all(map(why_no_weights, files)):
             raise UsageError(
                 f"--resume {resume}: {files[-1]}: cut short, or not a checkpoint; type a run"
                 " folder, its final.pt, or a file of its checkpoints/"
