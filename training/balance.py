@@ -13,7 +13,6 @@ A rank computes at most --batch-size images at a time, whatever its share: a lar
 in several parts. So no rank needs more memory than it has shown that it has.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -28,7 +27,6 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.step_times import UNREAD_STEPS, StepTimes
 from rackrun.training.stragglers import Waiting
-from rackrun.training.world import WorldError
 
 SETTLING_STEPS = UNREAD_STEPS  # under another cut: what is sent after these was computed under it
 JUDGED_AT = (20, 40, 80)  # exchanges under a cut, and then every MOST_TIMES of them
@@ -103,32 +101,23 @@ class Balance:
         self._settled = max(step, cut.step) + SETTLING_STEPS
         self._exchanges = 0  # under this cut, that count
         self._times.clear()
-        # Of what ranks send all get the largest. They have the same cut if the largest mark and the
-        # largest of its negatives cancel out.
-        self._mark = zlib.crc32(repr(cut).encode())
 
     def sent(self) -> list[int]:
         """Return what this rank sends with a step: of each number all ranks get the largest."""
         self._sent_at = self._step
         times = [0] * self._ranks.world
         times[self._ranks.rank] = self._compute_nanoseconds()
-        return [self._mark, -self._mark, *times]
+        return times
 
     def next_cut(self, step: int, agreed: Sequence[int]) -> Cut | None:
         """Return the cut that all ranks go on with after this step, None if it stays.
 
-        `agreed` is the largest of what was sent, empty if no exchange ends with the step. Raise
-        WorldError if ranks have different cuts.
+        `agreed` is the largest of what was sent, empty if no exchange ends with the step.
         """
         self._step = step
-        if not agreed:
+        if not agreed or self._sent_at <= self._settled:
             return None
-        mark, negative, *nanoseconds = agreed
-        if mark != -negative:
-            raise WorldError("ranks have cut the next steps differently: type --balance even")
-        if self._sent_at <= self._settled:
-            return None
-        self._times.append(nanoseconds)
+        self._times.append(agreed)
         self._exchanges += 1
         if self._exchanges not in JUDGED_AT and self._exchanges % MOST_TIMES:
             return None

@@ -5,8 +5,8 @@
     compute  each rank multiplies matrices
     data     the first rank of each host reads the shards
 
-Every part takes --seconds; with many hosts the rounds of the links share a minute. Blocks grow
-until an exchange takes long enough to be measured. On GPUs all of it goes over NCCL.
+Every part takes --seconds; with many hosts the rounds of the links share a minute. On GPUs all of
+it goes over NCCL.
 """
 
 import os
@@ -33,10 +33,8 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.world import joined
 
 READ_BYTES = 4 << 20
-LEAST_BLOCK, LARGEST_BLOCK = 1 << 16, 1 << 26  # bytes
-EXCHANGE_SECONDS = 0.05  # which a block should take
+BLOCK = {"cuda": 1 << 26, "cpu": 1 << 20}  # bytes
 LINKS_SECONDS = 60.0  # of all rounds together
-AGAIN, GROW, STOP = 0, 1, 2  # what the first byte of a block announces
 MATRIX = {"cuda": 8192, "cpu": 1024}
 SLOW = 0.5  # of the median of all: less is named
 
@@ -142,14 +140,13 @@ def network(ranks: Ranks, seconds: float) -> float:
 
 
 def _exchange(ranks: Ranks, other: int, leads: bool, seconds: float) -> float:
-    received = torch.zeros(LARGEST_BLOCK, dtype=torch.uint8, device=ranks.device)
+    received = torch.zeros(BLOCK[ranks.device.type], dtype=torch.uint8, device=ranks.device)
 
     def exchange(block: torch.Tensor) -> int:
-        taken = received[: len(block)]
-        ways = [dist.P2POp(dist.isend, block, other), dist.P2POp(dist.irecv, taken, other)]
+        ways = [dist.P2POp(dist.isend, block, other), dist.P2POp(dist.irecv, received, other)]
         for work in dist.batch_isend_irecv(ways):
             work.wait()
-        return int(block[0] if leads else taken[0])
+        return int(block[0] if leads else received[0])
 
     return _rate(ranks, exchange, leads, seconds)
 
@@ -157,23 +154,16 @@ def _exchange(ranks: Ranks, other: int, leads: bool, seconds: float) -> float:
 def _rate(
     ranks: Ranks, exchange: Callable[[torch.Tensor], int], leads: bool, seconds: float
 ) -> float:
-    # One rank of an exchange leads: it decides how many there are and how large, by the first byte
-    # of each block. Clocks differ, and all must stop after the same one.
-    size, sent, spent = LEAST_BLOCK, 0, 0.0
-    latest, end = 0.0, time.perf_counter() + seconds
-    while True:
-        block = torch.zeros(size, dtype=torch.uint8, device=ranks.device)
-        if leads:
-            grows = 0 < latest < EXCHANGE_SECONDS and size < LARGEST_BLOCK
-            block[0] = STOP if time.perf_counter() > end else GROW if grows else AGAIN
-        began = time.perf_counter()
-        signal = exchange(block)  # waits for the device: the answer is a number
-        latest = time.perf_counter() - began
-        sent, spent = sent + size, spent + latest
-        if signal == STOP:
-            return 8e-9 * sent / spent
-        if signal == GROW:  # what was too small to be measured does not count
-            size, sent, spent = 2 * size, 0, 0.0
+    # One rank of an exchange leads, and says in the first byte of a block that it is the last one:
+    # clocks differ, and all must stop after the same one.
+    block = torch.zeros(BLOCK[ranks.device.type], dtype=torch.uint8, device=ranks.device)
+    exchange(block)  # connects, and is not timed
+    began, sent, is_last = time.perf_counter(), 0, 0
+    while not is_last:
+        block[0] = leads and time.perf_counter() > began + seconds
+        is_last = exchange(block)  # waits for the device: the answer is a number
+        sent += len(block)
+    return 8e-9 * sent / (time.perf_counter() - began)
 
 
 def compute(config: Config, ranks: Ranks, seconds: float) -> float:

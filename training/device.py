@@ -28,6 +28,8 @@ from rackrun.units import plural
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
 FLOAT16 = 7  # the compute capability of Volta, the first with fast products in float16
 EMULATED = {"bf16": "bfloat16", "fp16": "float16"}
+PRODUCTS = {"bf16": ("avx512bw", "bf16"), "fp16": ("avx512_fp16", "asimdhp")}
+"""Flags of CPUs, of Intel and of ARM, whose products in these types torch has kernels for."""
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 Normalise = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (B, channels, size, size) -> the inputs of a model, float."""
@@ -77,7 +79,7 @@ class Compute:
         if (
             self.device.type == "cpu"
             and self.precision in EMULATED
-            and not _is_computed_by_cpu(self.precision)
+            and not cpu_flags().intersection(PRODUCTS[self.precision])
         ):
             return (
                 f"computes in {EMULATED[self.precision]}, which this CPU only emulates, several"
@@ -102,7 +104,9 @@ class Compute:
             return (self.logits(model, normalise, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = normalise(images).contiguous(memory_format=layout)
-        if self.compile:  # for batches of any size: else the smaller last one is compiled again
+        if self.compile:
+            # For batches of any size: else the smaller last one is compiled again. torch documents
+            # this function ("Dynamic Shapes") and has no other name for it.
             torch._dynamo.maybe_mark_dynamic(inputs, 0)
         try:
             with self.autocast():
@@ -255,7 +259,9 @@ def _precision(config: Config, ranks: Ranks) -> Precision:
     return PREFERRED[ranks.all_reduce_max(PREFERRED.index(supported))]
 
 
-def _is_computed_by_cpu(precision: Precision) -> bool:
-    # Versions of torch that cannot tell have no fast products for it either.
-    supports = getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported", None)
-    return supports is not None and bool(supports())
+def cpu_flags() -> set[str]:
+    """Return what this CPU can do, in the kernel's words; nothing where it does not say."""
+    try:
+        return set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return set()

@@ -140,7 +140,7 @@ class Trainer:
             ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
         )
         self.sync = GradientSync(config, ranks, state)
-        self.log.say(self.sync.remark(self.data.samples_in(self.schedule.epoch_steps - 1)))
+        self.sync.require_join(self.data.samples_in(self.schedule.epoch_steps - 1))
         return self.times
 
     def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
@@ -204,7 +204,7 @@ class Trainer:
     def step(self, batch: Batch, parts: int, transforms: Transforms) -> None:
         """Take a step of the optimizer, and count its loss and correct predictions."""
         config, state, classes = self.config, self.state, len(self.data.classes)
-        if not self.sync.has_work(len(batch.labels) + batch.skipped):
+        if not len(batch.labels) + batch.skipped:
             # The end of an exact epoch: the ranks that have samples compute the step, and hand over
             # their state as the context of `sync.step` ends.
             self.exchange.complete()

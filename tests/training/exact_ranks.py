@@ -26,17 +26,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import SGD, Optimizer
 
 from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint, loss, optimizer, setup, world
+from rackrun.training import checkpoint, loss, setup, world
 from rackrun.training import state as states
 from rackrun.training import train as loop
 from rackrun.training.config import Config
-from rackrun.training.counts import Counts
 from rackrun.training.data.open import open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
@@ -46,7 +42,7 @@ from rackrun.training.run.resume import resumed
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
 from rackrun.training.stop_requests import StopRequests
-from rackrun.training.sync import uneven_inputs
+from rackrun.training.sync.gradient_sync import StateBroadcast
 from rackrun.training.task import Task
 from rackrun.training.train import train
 from rackrun.training.world import joined
@@ -113,67 +109,6 @@ class Kept(TrainingState):
     def __init__(self, model: nn.Module, config: Config, float16: bool = False) -> None:
         super().__init__(model, config, float16)
         Kept.last = self
-
-
-class Summed(torch.autograd.Function):
-    """A sum over all ranks, through which gradients pass."""
-
-    @staticmethod
-    def forward(context: Any, numbers: torch.Tensor) -> torch.Tensor:
-        total = numbers.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return Summed.forward(context, gradient)
-
-
-class Synced(nn.SyncBatchNorm):
-    """Normalise by the images of all ranks, which torch's SyncBatchNorm does on GPUs only."""
-
-    def __init__(self, channels: int, exchanging: bool) -> None:
-        super().__init__(channels)
-        self.exchanging = exchanging
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        assert self.running_mean is not None and self.running_var is not None
-        mean, variance = self.running_mean, self.running_var
-        if self.training:
-            ours = [features.new_tensor([features[:, 0].numel()])]
-            ours += [features.sum((0, 2, 3)), features.square().sum((0, 2, 3))]
-            sums = Summed.apply(torch.cat(ours)) if self.exchanging else torch.cat(ours)
-            mean, square = (sums[1:] / sums[0]).chunk(2)
-            variance = square - mean.square()
-            self.running_mean.lerp_(mean.detach(), 0.1)
-            self.running_var.lerp_(variance.detach(), 0.1)
-        shape = (1, -1, 1, 1)
-        normed = (features - mean.view(shape)) / (variance.view(shape) + self.eps).sqrt()
-        return normed * self.weight.view(shape) + self.bias.view(shape)
-
-
-def synced(exchanging: bool) -> Task:
-    """Return a task whose model exchanges statistics in its forward pass."""
-
-    def model(config: Config, classes: int) -> nn.Module:
-        double = Double()
-        double.layers[0] = nn.Conv2d(3, 4, 3, bias=False).double()  # a norm undoes any bias
-        double.layers[1] = Synced(4, exchanging).double()
-        return double
-
-    return Task("synced", model, transforms)
-
-
-class Sharded(Kept):
-    """A state whose optimiser keeps a part on each rank; the first one puts it together to save."""
-
-    def finish_epoch(self, evaluation: Counts | None) -> bool:
-        assert isinstance(self.optimizer, ZeroRedundancyOptimizer)
-        self.optimizer.consolidate_state_dict(to=0)
-        return super().finish_epoch(evaluation)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict()} if dist.get_rank() else super().state_dict()
 
 
 def transforms(config: Config, epoch: int) -> Transforms:
@@ -291,63 +226,6 @@ def in_parts_like_one_process(ranks: Ranks) -> None:
         assert equal and distance < 1e-7, (options, equal, distance)
 
 
-def the_even_way_like_one_process(ranks: Ranks) -> None:
-    """Without Join, where every rank computes and some compute nothing: the same."""
-    with patch.object(uneven_inputs, "why_not_join", lambda model, chosen: "chosen by the test"):
-        for samples in (49, 2):
-            equal, distance = compared(ranks, samples, f"even-{ranks.world}-{samples}")
-            assert equal and distance < 1e-9, (samples, equal, distance)
-
-
-def a_static_graph_takes_the_even_way(ranks: Ranks) -> None:
-    """What Join cannot serve is seen, and gets the other way, by itself."""
-
-    def ddp(self: Ranks, model: nn.Module) -> nn.Module:
-        return DistributedDataParallel(model, static_graph=True) if self.world > 1 else model
-
-    with patch.object(Ranks, "ddp", ddp):
-        equal, distance = compared(ranks, 49, "static")
-        assert equal and distance < 1e-9
-
-
-def norms_that_exchange_take_the_even_way(ranks: Ranks) -> None:
-    """Statistics over the images of all ranks, some of which have none: one process's. Where a
-    batch is computed in parts, each of them has statistics of its own, and all ranks as many."""
-    with patch.object(DistributedDataParallel, "_passing_sync_batchnorm_handle", lambda *_: None):
-        for samples in (*sizes(ranks), 2):
-            name = f"synced-{ranks.world}-{samples}"
-            state = ran(settings(samples, f"{name}-many"), ranks, synced(True))
-            assert equal_on_all(ranks, state)
-            if ranks.first:
-                on_one_rank = ran(settings(samples, f"{name}-one"), alone(ranks), synced(False))
-                assert far(state, on_one_rank) < 1e-9, (samples, far(state, on_one_rank))
-        in_parts = settings(61, f"synced-{ranks.world}-parts", batch_size=5)
-        assert equal_on_all(ranks, ran(in_parts, ranks, synced(True)))
-
-
-def a_sharded_optimizer_takes_the_even_way(ranks: Ranks) -> None:
-    """ZeRO: each rank updates its part of the weights, in the last step as in any other."""
-
-    def sharded(model: nn.Module, config: Config) -> Optimizer:
-        weights = [weight for weight in model.parameters() if weight.ndim > 1]
-        others = [weight for weight in model.parameters() if weight.ndim <= 1]
-        return ZeroRedundancyOptimizer(
-            [{"params": weights, "weight_decay": config.weight_decay}, {"params": others}],
-            SGD,
-            lr=config.lr,
-            momentum=config.momentum,
-            nesterov=True,
-        )
-
-    expected = ran(settings(49, "whole"), ranks)
-    with (
-        patch.object(setup, "TrainingState", Sharded),
-        patch.object(states, "make_optimizer", sharded),
-    ):
-        result = ran(settings(49, "sharded"), ranks)
-    assert far({"model": result["model"]}, {"model": expected["model"]}) < 1e-9
-
-
 def damaged_images_leave_no_rank_waiting(ranks: Ranks) -> None:
     """A rank whose only image of a step is damaged takes part all the same; so does the one that
     alone has an image in the last step."""
@@ -362,7 +240,11 @@ def batch_norms_and_autocast_end_equal(ranks: Ranks) -> None:
         state = ran(settings(samples, f"norm-{samples}"), ranks, NORMED)
         assert equal_on_all(ranks, state)
         assert all(value.isfinite().all() for _, value in tensors(state["model"]))
-    assert equal_on_all(ranks, ran(settings(49, "autocast", precision="bf16"), ranks, NORMED))
+    for name, options in (
+        ("autocast", {"precision": "bf16"}),
+        ("short", {"grad_compression": "bfloat16"}),
+    ):
+        assert equal_on_all(ranks, ran(settings(49, name, **options), ranks, NORMED))
 
 
 def float16_skips_the_same_steps(ranks: Ranks) -> None:
@@ -371,7 +253,7 @@ def float16_skips_the_same_steps(ranks: Ranks) -> None:
     scaler = partial(GradScaler, growth_interval=1)  # grows until it overflows, and again
     options = {"precision": "fp16", "epochs": 3, "save_steps": 5, "log_every_steps": 1}
     options["keep_checkpoints"] = 9
-    with patch.object(optimizer, "GradScaler", scaler):
+    with patch.object(states, "GradScaler", scaler):
         straight = ran(settings(49, "half", **options), ranks, SINGLE)
         assert equal_on_all(ranks, straight)
         name = RunFolder(FOLDER / "runs" / "half")
@@ -441,11 +323,11 @@ def wrong_ways_are_seen(ranks: Ranks) -> None:
     if ranks.first:
         assert far(state, ran(settings(49, "sum"), alone(ranks))) > 1e-3
 
-    def parameters_only(state: TrainingState, ranks: Ranks, source: int) -> None:
-        """Broadcast parameters and the step count only, as torch's Join does."""
-        state.step = ranks.all_reduce_max(state.step)
+    def step_only(broadcast: StateBroadcast, is_last_joiner: bool) -> None:
+        """Hand over the step count only, beside the parameters, which torch's Join does."""
+        broadcast._state.step = ranks.all_reduce_max(broadcast._state.step)
 
-    with patch.object(uneven_inputs, "broadcast_state", parameters_only):
+    with patch.object(StateBroadcast, "post_hook", step_only):
         assert not equal_on_all(ranks, ran(settings(49, "forked"), ranks))
 
 
@@ -479,10 +361,6 @@ def an_error_in_the_tail(ranks: Ranks) -> None:
 CASES: tuple[Callable[[Ranks], None], ...] = (
     like_one_process,
     in_parts_like_one_process,
-    the_even_way_like_one_process,
-    a_static_graph_takes_the_even_way,
-    norms_that_exchange_take_the_even_way,
-    a_sharded_optimizer_takes_the_even_way,
     damaged_images_leave_no_rank_waiting,
     batch_norms_and_autocast_end_equal,
     each_rank_keeps_its_statistics,

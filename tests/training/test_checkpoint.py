@@ -11,10 +11,8 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +23,6 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUNS, RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
-from rackrun.training.differences import table_differences
 from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility, resume
 from rackrun.training.run.folder import own_folder
@@ -284,12 +281,6 @@ def test_ckpt_3_what_cannot_be_continued_is_refused_in_words_of_options(local, r
         compatibility.check(expected, about, result, Path("step.pt"))
 
 
-def test_what_is_no_checkpoint_is_refused():
-    """Weights alone have an option of their own."""
-    with pytest.raises(SaveError, match=r"type --weights final\.pt"):
-        compatibility.check({}, described(), {"model": {}}, Path("final.pt"))
-
-
 def test_settings_that_changed_are_named():
     """What a run may change, all but places, files and logs."""
     remote = described(lr=0.1, epochs=2, data="a", workers=3, log_every_steps=7)
@@ -398,21 +389,6 @@ def test_a_disk_without_links_has_a_copy_of_the_best_one(folder, monkeypatch):
     assert len(list(folder.checkpoints.iterdir())) == 2
 
 
-def test_differences_are_told_in_a_few_words():
-    """Each name on either side, six of them at most, and no more of a value than fits a line."""
-    settings = {"lr": 0.1, "same": 1, "only": 2, "long": "x" * 300}
-    recorded = {"lr": 0.2, "same": 1, "else": "a\nb"}
-    assert table_differences(settings, recorded) == [
-        "lr is 0.2 there and 0.1 here",
-        "only is missing there and 2 here",
-        f"long is missing there and {'x' * 200} here",
-        "else is a␊b there and missing here",
-    ]
-    many = {str(number): number for number in range(7)}
-    assert len(table_differences(dict(list(many.items())[:6]), {})) == 6
-    assert table_differences(many, {})[6:] == ["and 1 more"]
-
-
 def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(tmp_path, monkeypatch):
     """An option comes before the launcher's folder, and that before a new one below runs/."""
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
@@ -424,18 +400,3 @@ def test_a_run_has_the_folder_that_was_given_or_one_of_its_own(tmp_path, monkeyp
     monkeypatch.setenv(variables.RUN_FOLDER, "/launched")
     assert own_folder("catdog", "", ranks).path == Path("/launched")
     assert own_folder("catdog", "given", ranks).path == Path("given")
-
-
-@pytest.mark.parametrize(("by_run", "newest"), [(False, b"ours"), (True, b"other")])
-def test_of_what_two_nodes_have_the_newest_is_taken(by_run, newest, monkeypatch):
-    """The later step of the run that was named; with `latest`, that of the later run."""
-    offered = np.frombuffer(b"20260102-000000-catdog/step-00000003.pth", np.uint8)
-    ours = Path("/runs/20260101-000000-catdog/checkpoints/step-00000009.pth")
-    ranks = SimpleNamespace(
-        writes=True,
-        all_gather=lambda offer: [offered, offer],
-        broadcast_bytes=lambda data, source: data if source == 1 else b"other",
-    )
-    monkeypatch.setattr(resume, "parse", lambda data, path: {})
-    earlier = resume._newest(lambda: (ours, b"ours"), cast(Ranks, ranks), by_run)
-    assert earlier and earlier.data == newest

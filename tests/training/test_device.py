@@ -14,6 +14,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from rackrun import machine
 from rackrun.catdog.recipes import CatDog
 from rackrun.errors import UsageError
+from rackrun.training import device
 from rackrun.training.data.worker_server import _stay_beside_the_rank
 from rackrun.training.device import CODE_CACHE, set_up
 from rackrun.training.ranks import Ranks
@@ -142,9 +143,9 @@ def test_auto_is_the_fastest_precision_that_every_gpu_computes_in(
 def test_mixed_precision_that_a_cpu_emulates_is_said(emulates, monkeypatch):
     """Before step 1, with what to type: such a run takes several times as long. A CPU with products
     of its own in that type trains without a word, and so does float32 on any."""
+    flags = set() if emulates else {"avx512bw", "avx512_fp16"}
+    monkeypatch.setattr(device, "cpu_flags", lambda: flags)
     for precision, name in (("bf16", "bfloat16"), ("fp16", "float16")):
-        option = f"_is_mkldnn_{precision}_supported"
-        monkeypatch.setattr(torch.ops.mkldnn, option, lambda: not emulates, raising=False)
         config = replace(CatDog(synthetic=True), precision=precision)
         remark = set_up(config, ALONE).remark(config)
         slow = f"computes in {name}, which this CPU only emulates, several times slower than"

@@ -95,7 +95,6 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
         (
             2,
             (
-                "a_sharded_optimizer_takes_the_even_way",
                 "float16_skips_the_same_steps",
                 "each_rank_keeps_its_statistics",
                 "norms_go_on_as_if_never_saved",
@@ -106,9 +105,6 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
             (
                 "like_one_process",
                 "in_parts_like_one_process",
-                "the_even_way_like_one_process",
-                "a_static_graph_takes_the_even_way",
-                "norms_that_exchange_take_the_even_way",
                 "damaged_images_leave_no_rank_waiting",
                 "batch_norms_and_autocast_end_equal",
                 "norms_go_on_as_if_never_saved",
@@ -117,16 +113,10 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
         ),
         pytest.param(
             2,
-            (
-                "like_one_process",
-                "the_even_way_like_one_process",
-                "norms_that_exchange_take_the_even_way",
-            ),
+            ("like_one_process",),
             marks=pytest.mark.long,
         ),
-        pytest.param(
-            5, ("like_one_process", "the_even_way_like_one_process"), marks=pytest.mark.long
-        ),
+        pytest.param(5, ("like_one_process"), marks=pytest.mark.long),
         pytest.param(3, ("a_compiled_model_ends_equal",), marks=pytest.mark.long),
     ],
     ids=["2 ranks", "3 ranks", "what 3 ranks show", "5 ranks", "compiled"],

@@ -10,7 +10,6 @@ from rackrun.errors import UsageError
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.layers import frozen_weights, head_of
-from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
 
 
@@ -74,22 +73,6 @@ def test_the_last_layer_is_the_one_with_an_output_for_each_class():
     assert frozen_weights(model, ("body",), 3) == {"body.weight", "body.bias"}
     with pytest.raises(UsageError, match="no Linear or Conv2d with 5 outputs, one for each class"):
         frozen_weights(model, ("body",), 5)
-
-
-def test_each_stage_has_a_course_of_its_own():
-    """Head first at its rate, then all layers at theirs, each with its warm-up."""
-    config = Config(
-        epochs=6, head_epochs=2, head_lr=1.0, lr=0.1, warmup_epochs=1, lr_schedule="linear",
-        freeze="stem",
-    )  # fmt: skip
-    schedule = make_schedule(config, 2, 1)
-    rates = [0.5, 1, 1, 0.5] + [0.05, 0.1] + [0.1 * left / 6 for left in range(6, 0, -1)]
-    assert [schedule.lr(step) for step in range(12)] == pytest.approx(rates)
-    assert [stage.frozen for stage in schedule.stages] == [("body", "stem"), ("stem",)]
-    assert [stage.peak for stage in schedule.stages_from(2)] == [0.1]
-    assert schedule.stages_from(6) == schedule.stages[1:]
-    short = make_schedule(Config(epochs=1, head_epochs=2), 2, 1)
-    assert [stage.frozen for stage in short.stages] == [("body",)]
 
 
 def outcomes(

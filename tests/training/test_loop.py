@@ -6,10 +6,8 @@ import math
 import os
 import re
 import signal
-import socket
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -20,11 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from torch import nn
 
 from rackrun.atomic import partials
 from rackrun.catdog.model import TASK
-from rackrun.catdog.recipes import CatDog
 from rackrun.errors import Problem, SaveError
 from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import mean_speed, read
@@ -33,11 +29,8 @@ from rackrun.training import train as loop
 from rackrun.training.checkpoint import pack
 from rackrun.training.data.open import Exact
 from rackrun.training.data.samples import Batch
-from rackrun.training.data.transforms import Transforms
-from rackrun.training.run import resume
 from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.state import TrainingState
-from rackrun.training.task import Task
 from tests.training.conftest import same_weights, settings
 
 
@@ -65,33 +58,6 @@ def test_it_learns(shapes, tmp_path):
     assert checkpoint.read(tmp_path / "final.pt")["accuracy"] > 0.9
 
 
-def test_the_run_folder_has_all_it_should(whole):
-    """Settings, numbers, events, checkpoints, weights, images and the page."""
-    folder = RunFolder(whole)
-    config = json.loads(folder.config.read_text())
-    assert config["epochs"] == 4
-    assert (config["precision"], config["resolved"]["precision"]) == ("auto", "fp32")
-    assert config["resolved"]["hosts"] == [{"name": socket.gethostname(), "devices": ["CPU"]}]
-    assert config["resolved"]["torch"] == torch.__version__
-    assert [path.name for path in checkpoint.steps_in(folder.checkpoints)] == [
-        "step-00000020.pt",
-        "step-00000030.pt",
-        "step-00000040.pt",
-    ]
-    assert (
-        checkpoint.read(folder.best)["state"]["accuracy"]
-        == checkpoint.read(folder.best)["state"]["best"]
-    )
-    assert list(folder.tensorboard.glob("events.*"))
-    assert folder.report.read_text().startswith("<!")
-    grid = np.load(folder.predictions)
-    assert grid["images"].shape == (24, 24, 24, 3)
-    assert grid["images"].dtype == np.uint8
-    assert set(grid["labels"]) == {0, 1}
-    assert grid["classes"].tolist() == ["disc", "box"]
-    assert ((grid["probability"] >= 0.5) & (grid["probability"] <= 1)).all()
-
-
 def test_the_images_with_the_highest_loss_are_kept_in_order(whole):
     """The label's probability rises from image to image; all others have a higher one."""
 
@@ -109,62 +75,6 @@ def test_the_images_with_the_highest_loss_are_kept_in_order(whole):
     page = folder.report.read_text()
     assert "24 validation images with the highest loss" in page
     assert page.count(f"<code>{next(iter(hardest))}</code>") == 1
-
-
-def test_metrics_have_a_line_per_interval_and_evaluation(whole):
-    """Training lines at the first steps, every interval and epoch end, and an evaluation of every
-    sample per epoch."""
-    lines = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
-    train = [line for line in lines if line["kind"] == "train"]
-    evaluations = [line for line in lines if line["kind"] == "evaluate"]
-    assert [line["step"] for line in train] == [1, 2, 5, 10, 20, 30, 40]
-    assert [line["epoch"] for line in evaluations] == [1, 2, 3, 4]
-    assert {line["samples"] for line in evaluations} == {37}
-    assert all(line["top5"] is None for line in evaluations)
-    assert all(round(line["top1"] * 37, 3).is_integer() for line in evaluations)
-    assert train[0]["rate"] > train[-1]["rate"] > 0
-    assert all(line["images_per_second"] > 0 for line in train)
-    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
-    assert lines[-1]["time"] == pytest.approx((whole / "metrics.jsonl").stat().st_mtime, abs=1.0)
-
-
-def test_final_weights_are_plain_and_self_contained(whole):
-    """A state dict without prefixes, with classes and transforms, loadable as plain data."""
-    final = torch.load(whole / "final.pt", weights_only=True)
-    assert final["classes"] == ["disc", "box"]
-    transforms = Transforms(**final["preparation"])
-    assert transforms.size == 24
-    model = TASK.model(CatDog(**final["config"]), 2)
-    model.load_state_dict(final["model"])
-    assert not any("module." in name or "_orig_mod" in name for name in final["model"])
-
-
-def test_the_same_seed_gives_the_same_weights(shapes, whole, tmp_path):
-    """Bit for bit on a CPU; another seed gives others."""
-    assert loop.run(TASK, settings(shapes, tmp_path / "same")) == 0
-    assert same_weights(whole, tmp_path / "same")
-    assert loop.run(TASK, settings(shapes, tmp_path / "other", seed=1)) == 0
-    assert not same_weights(whole, tmp_path / "other")
-
-
-def test_a_run_that_goes_on_frees_the_checkpoint(shapes, whole, tmp_path, monkeypatch):
-    """Else its tensors would stay in every rank's memory, beside those that train."""
-    tensors: list[weakref.ref[torch.Tensor]] = []
-    kept = []
-
-    def parse(data: bytes, path: Path) -> checkpoint.Content:
-        content = checkpoint.parse(data, path)
-        tensors.extend(map(weakref.ref, content["state"]["model"].values()))
-        return content
-
-    def train(*args: object) -> int:
-        kept.append(sum(tensor() is not None for tensor in tensors))
-        return 0
-
-    monkeypatch.setattr(resume, "parse", parse)
-    monkeypatch.setattr(loop.Trainer, "train", train)
-    assert loop.run(TASK, settings(shapes, tmp_path, resume=str(whole))) == 0
-    assert tensors and kept == [0]
 
 
 def test_resume_at_an_epoch_goes_on_bit_for_bit(shapes, whole, tmp_path):
@@ -390,27 +300,6 @@ def test_steps_bring_checkpoints_within_an_epoch(shapes, tmp_path):
     assert loop.run(TASK, config) == 0
     steps = [int(path.stem[5:]) for path in checkpoint.steps_in(tmp_path / "checkpoints")]
     assert steps == [4, 8, 10, 12, 16, 20]
-
-
-def test_a_checkpoint_of_another_model_is_refused(shapes, whole, tmp_path):
-    """The differences are named, and nothing is loaded."""
-    with pytest.raises(SaveError, match=r"not a checkpoint of this run: --width 7 here, \d+ in"):
-        loop.run(TASK, settings(shapes, tmp_path, width=7, resume=str(whole)))
-
-
-def test_parts_of_a_batch_make_the_same_step(shapes, tmp_path):
-    """--grad-accum-steps changes the memory, not the result."""
-    tiny = Task(
-        "tiny",
-        lambda config, classes: nn.Sequential(nn.Flatten(), nn.Linear(24 * 24 * 3, classes)),
-        TASK.transforms,
-    )
-    for parts in (1, 4):
-        folder = tmp_path / str(parts)
-        assert loop.run(tiny, settings(shapes, folder, grad_accum_steps=parts, lr=1e-3)) == 0
-    by_one, by_four = (checkpoint.read(tmp_path / n / "final.pt")["model"] for n in ("1", "4"))
-    for name in by_one:
-        torch.testing.assert_close(by_one[name], by_four[name], rtol=1e-4, atol=1e-6)
 
 
 def test_a_trace_of_chosen_steps_is_written(shapes, tmp_path, capfd):

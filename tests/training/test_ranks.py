@@ -8,17 +8,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from rackrun.errors import DataError, UsageError
-from rackrun.launcher.run.job import Limits
-from rackrun.launcher.supervision import hangs
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
@@ -26,7 +21,7 @@ from rackrun.training.data.loader import first_batch
 from rackrun.training.data.samples import Batch
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.folder import writes_to
-from rackrun.training.world import COLLECTIVE_TIMEOUT, WorldError, joined
+from rackrun.training.world import WorldError, joined
 from tests.lab import warm
 from tests.lab.hosts import free_port
 from tests.lab.ranks import on_ranks
@@ -105,83 +100,6 @@ def test_no_rank_steps_before_all_have_read(tmp_path):
         late = replace(CONFIG, run_folder=str(tmp_path / "late"))
         assert ran(late, ranks, Late(ranks, stepped), task) == 0
         assert stepped.exists()
-
-
-class Behind(Halves):
-    """Gives rank 1 a batch once rank 0 computes the same step, from the third step on.
-
-    In the second one, DDP lets the ranks agree on its buckets before it computes.
-    """
-
-    def __init__(self, ranks: Ranks, folder: Path) -> None:
-        super().__init__(ranks)
-        self.folder = folder
-
-    def training(self, start: int) -> Iterator[Batch]:
-        for step, batch in enumerate(super().training(start), start=start):
-            if self.ranks.rank == 1 and 1 < step < self.epoch_steps:
-                until((self.folder / f"step-{step}").exists, f"rank 0 computes step {step}", 60)
-            yield batch
-
-
-@on_ranks(2)
-def test_no_step_waits_for_requests(tmp_path):
-    """Rank 0 computes before rank 1 sends its request, and nothing else is asked for in a step."""
-    with joined(CONFIG) as ranks:
-        events, all_reduce = list[str](), dist.all_reduce
-
-        def computing(*_: object) -> None:
-            if ranks.first:
-                (tmp_path / f"step-{events.count('step')}").touch()
-            events.append("step")
-
-        def watched(config: Config, classes: int) -> nn.Module:
-            made = model(config, classes)
-            made.register_forward_pre_hook(computing)
-            return made
-
-        def noted(*given: Any, **named: Any) -> Any:
-            events.append("asks" if named.get("async_op") else "waits")
-            return all_reduce(*given, **named)
-
-        ours = replace(
-            CONFIG,
-            run_folder=str(tmp_path / "ahead"),
-            epochs=1,
-            grad_accum_steps=1,
-            log_every_steps=1000,
-        )
-        with patch.object(dist, "all_reduce", noted):
-            assert ran(ours, ranks, Behind(ranks, tmp_path), replace(TASK, model=watched)) == 0
-        first = events.index("step")
-        steps = events[first : first + 2 * Halves.epoch_steps - 1]
-        assert steps == ["step", "asks"] * (Halves.epoch_steps - 1) + ["step"]
-
-
-@on_ranks(2)
-def test_gradients_lie_in_the_buckets_that_travel():
-    """Those of a small model in one: DDP copies none of them before or after the exchange."""
-    with joined(CONFIG) as ranks:
-        net = ranks.ddp(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
-        torch.autograd.backward(net(torch.ones(1, 4)).sum())
-        gradients = [weight.grad for weight in net.parameters() if weight.grad is not None]
-        assert len({gradient.untyped_storage().data_ptr() for gradient in gradients}) == 1
-
-
-@on_ranks(2)
-def test_ranks_agree():
-    """The largest number, sums, bytes and buffers are the same on both afterwards."""
-    with joined(CONFIG) as ranks:
-        assert ranks.all_reduce_max(ranks.rank * 15) == 15
-        assert ranks.all_reduce_sum(torch.tensor([1.0, ranks.rank])).tolist() == [2.0, 1.0]
-        assert ranks.broadcast_bytes(b"from 0" if ranks.first else None) == b"from 0"
-        assert ranks.broadcast_bytes(None if ranks.first else b"from 1", source=1) == b"from 1"
-        norm = nn.BatchNorm2d(2)
-        norm(torch.full((2, 2, 4, 4), float(ranks.rank)) + torch.rand(2, 2, 4, 4))
-        ranks.broadcast_buffers(norm)
-        observed = [torch.zeros(2), torch.zeros(2)]
-        dist.all_gather(observed, norm.running_mean)
-        assert torch.equal(*observed)
 
 
 @on_ranks(2)
@@ -268,24 +186,6 @@ def test_without_a_launcher_a_rank_gives_up_on_one_that_is_stopped(tmp_path):
         for rank in (waiting, stopped):
             rank.kill()
             rank.wait()
-
-
-def test_a_collective_may_take_longer_than_a_launcher_lets_a_rank_save():
-    """One that saves slowly is the launcher's business, not a failure of those who wait for it."""
-    limit = hangs.PHASE_HANG_FACTORS["save"] * Limits().hang_seconds
-    assert COLLECTIVE_TIMEOUT.total_seconds() > limit
-
-
-def test_one_process_is_a_world_of_its_own(monkeypatch):
-    """Without torchrun there is one rank, and no group that anything could wait for."""
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "RACKRUN_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with joined(Config(device="cpu")) as ranks:
-        assert (ranks.rank, ranks.world, ranks.first) == (0, 1, True)
-        assert ranks.all_reduce_max(3) == 3
-        assert ranks.broadcast_bytes(b"x") == b"x"
-        assert ranks.all_reduce_sum(torch.tensor([2])).tolist() == [2]
-    assert not torch.distributed.is_initialized()
 
 
 def test_a_smaller_world_than_promised_trains_nothing(monkeypatch):

@@ -1,28 +1,36 @@
-"""Synchronization of the ranks' weights, chosen once from the settings.
+"""How the ranks of a run take a step together: DDP, and torch's Join where some have no samples.
 
     gradients      DDP averages them during backward
     accumulation   only the last part of a batch exchanges them (--grad-accum-steps)
     fewer bytes    gradients travel as bfloat16 (--grad-compression)
-    uneven inputs  a rank, or a part of its batch, may have a single image, or none
+    join           the last step of an exact epoch may have fewer samples than ranks; those without
+                   mirror DDP's exchange, and then get the whole state of one that computed
 
-The loop marks where a step and its parts begin; it need not know which of these is at work. What
-ranks exchange is the same on all of them, bit for bit, and so are their weights afterwards.
+What ranks exchange is the same on all of them, bit for bit, and so are their weights afterwards.
+
+A batch norm that gets one value per channel, as of a single image after a pooling, has no variance
+to divide by: so the norms use their running statistics for a part of one image. These differ from
+rank to rank, so all ranks take their mean first, in such a step and in one that not every rank
+computes, after which all have the statistics of a rank that did.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.nn.parallel import DistributedDataParallel
 
+from rackrun.errors import UsageError
+from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
+from rackrun.training.layers import BATCH_NORMS
 from rackrun.training.ranks import Ranks, without_exchange
-from rackrun.training.settings.ranks import SyncSettings
 from rackrun.training.state import TrainingState
-from rackrun.training.sync.uneven_inputs import UnevenInputs, has_own_norms, norms_of_one_image
 
 
 class GradientSync:
@@ -31,33 +39,35 @@ class GradientSync:
     def __init__(self, config: Config, ranks: Ranks, state: TrainingState) -> None:
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""
-        self._ranks = ranks
-        self._state = state
-        self._compiled = config.compile
-        self._uneven: UnevenInputs | None = None
-        if ranks.world > 1:
-            register_comm_hook(self.model, config)
-            is_plain = config.grad_compression == "float32"
-            obstacle = "" if is_plain else "gradients travel in another form"
-            self._uneven = UnevenInputs(ranks, self.model, state, obstacle)
+        self._config, self._ranks, self._state = config, ranks, state
+        if (
+            isinstance(self.model, DistributedDataParallel)
+            and config.grad_compression == "bfloat16"
+        ):
+            # Half the bytes of float32; sums lose about two digits.
+            self.model.register_comm_hook(None, bf16_compress_hook)
 
-    def remark(self, last_samples: int) -> str:
-        """Return a line about a last step with this many samples; empty if it is as any other."""
-        return self._uneven.remark(last_samples) if self._uneven else ""
+    def require_join(self, last_samples: int) -> None:
+        """Raise UsageError where an epoch ends with a step that not every rank can take part in."""
+        why = why_not_join(self._state.model)
+        if why and last_samples < self._ranks.world:
+            raise UsageError(
+                f"the last step of an epoch has {last_samples} samples for {self._ranks.world}"
+                f" ranks, and torch's Join cannot serve it: {why}; type --resampled, or another"
+                " --global-batch"
+            )
 
     def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:
         """Run a step of that many samples over all ranks, `fewest` in a part, in this context."""
-        if not self._uneven:
+        if self._ranks.world == 1:
             return nullcontext()
         # Before Join, inside of which any other exchange hangs. The plan tells all ranks the same
         # `fewest`, so all take part.
-        if fewest <= 1 and has_own_norms(self._state.model):
+        if fewest <= 1 and own_norms(self._state.model):
             self._ranks.share_statistics(self._state.model)
-        return self._uneven.at(samples)
-
-    def has_work(self, planned: int) -> bool:
-        """Return whether this rank, for which that many samples are planned, computes the step."""
-        return not self._uneven or self._uneven.computes(planned)
+        if samples >= self._ranks.world:
+            return nullcontext()
+        return joined_by_all(self.model, self._state, self._ranks)
 
     @contextmanager
     def part(self, images: int, is_last: bool) -> Iterator[None]:
@@ -65,28 +75,81 @@ class GradientSync:
         # DDP must be left out during forward already: that is where it prepares its exchange.
         with (
             nullcontext() if is_last else without_exchange(self.model),
-            norms_of_one_image(self._state.model, self._compiled) if images == 1 else nullcontext(),
+            self._norms_of_one_image() if images == 1 else nullcontext(),
         ):
             yield
 
+    @contextmanager
+    def _norms_of_one_image(self) -> Iterator[None]:
+        norms = [norm for norm in own_norms(self._state.model) if norm.training]  # not frozen ones
+        for norm in norms:
+            norm.eval()
+        # Another compilation takes minutes.
+        is_compiled = bool(norms) and self._config.compile
+        try:
+            with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+                yield
+        finally:
+            for norm in norms:
+                norm.train()
 
-def register_comm_hook(model: nn.Module, config: SyncSettings) -> None:
-    """Have a model's gradients exchanged as bfloat16 if the settings ask for it.
 
-    That is half the bytes of float32; sums lose about two digits.
+def own_norms(model: nn.Module) -> list[nn.Module]:
+    """Return the batch norms whose statistics are this rank's own."""
+    norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    return [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]
+
+
+def why_not_join(model: nn.Module) -> str:
+    """Return what Join cannot serve; empty when it can."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return "batch norms exchange their statistics (SyncBatchNorm)"
+    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+        return "torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
+    return ""
+
+
+@contextmanager
+def joined_by_all(model: nn.Module, state: TrainingState, ranks: Ranks) -> Iterator[None]:
+    """Run a step that only ranks with samples compute; all ranks have the same state after it."""
+    assert isinstance(model, DistributedDataParallel)
+    joinables = [model, StateBroadcast(model, state, ranks)]
+    with Join(joinables):
+        yield
+    Join(joinables, enable=False)  # else DDP goes on announcing every step to ranks that left
+
+
+class StateBroadcast(Joinable, JoinHook):
+    """Hands the whole state of the last rank that computed to all others, when Join ends.
+
+    Join itself hands over the parameters alone.
     """
-    if isinstance(model, DistributedDataParallel) and config.grad_compression == "bfloat16":
-        model.register_comm_hook(None, _in_bfloat16)
 
+    def __init__(self, model: DistributedDataParallel, state: TrainingState, ranks: Ranks) -> None:
+        super().__init__()
+        self._model, self._state, self._ranks = model, state, ranks
 
-def _in_bfloat16(
-    state: Any,
-    bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP looks at this annotation
-) -> torch.futures.Future[torch.Tensor]:
-    whole = bucket.buffer()
-    # Divided before the sum: DDP expects a mean, and takes what the hook leaves as it is.
-    short = whole.to(torch.bfloat16).div_(dist.get_world_size())
-    exchange = dist.all_reduce(short, async_op=True)
-    assert exchange is not None
-    future: torch.futures.Future[Any] = exchange.get_future()
-    return future.then(lambda done: whole.copy_(done.value()[0]))
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """Return the hook that Join calls on ranks that have nothing left."""
+        return self
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """Give every rank the state of one that computed the step, bit for bit."""
+        # Every rank that computed to the end is a last joiner, and all of them have the same state.
+        ranks, state = self._ranks, self._state
+        source = ranks.all_reduce_max(ranks.rank if is_last_joiner else -1)
+        is_source = ranks.rank == source
+        payload = ranks.broadcast_bytes(pack(state.state_dict()) if is_source else None, source)
+        if not is_source:
+            state.load_state_dict(unpack(payload))
+
+    @property
+    def join_device(self) -> torch.device:
+        """The device of Join's own counts."""
+        device: torch.device = self._model.join_device
+        return device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The process group that joins."""
+        return self._model.join_process_group
