@@ -1,4 +1,4 @@
-"""The numbers of training are those of a second loop, which notices a list of mistakes."""
+"""The numbers of training are those of a second loop."""
 
 import pytest
 import torch
@@ -10,10 +10,8 @@ from rackrun.training.device import seed_step
 from rackrun.training.ranks import Ranks
 from rackrun.training.world import joined
 from tests.lab.ranks import on_ranks
-from tests.training.mutations import MUTATIONS
-from tests.training.reference_ranks import DIFFERENT, EQUAL, OF_RANKS, RECIPES, distance
+from tests.training.reference_ranks import EQUAL, OF_RANKS, RECIPES, distance
 
-MISTAKES = [mutation for mutation in MUTATIONS if mutation.ranks == 1]
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 
 
@@ -43,25 +41,6 @@ def test_several_ranks_end_like_the_reference(tmp_path):
     with joined(Config(device="cpu")) as ranks:
         by_file = {name: distance(ranks, tmp_path / name, name) for name in OF_RANKS}
     assert max(by_file.values()) < EQUAL, by_file
-
-
-@pytest.mark.long
-@on_ranks(2)
-def test_a_mistake_of_two_ranks_ends_elsewhere(tmp_path):
-    """What is wrong on several ranks only is seen by the same comparison."""
-    with joined(Config(device="cpu")) as ranks:
-        for number, mutation in enumerate(each for each in MUTATIONS if each.ranks > 1):
-            with mutation.made():
-                far_away = distance(ranks, tmp_path / str(number), mutation.recipe)
-            assert not ranks.first or far_away > DIFFERENT, (mutation.name, far_away)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("mutation", MISTAKES, ids=lambda mutation: mutation.name)
-def test_a_mistake_ends_elsewhere(mutation, tmp_path):
-    """Each mistake of the list is seen by the comparison with the reference."""
-    with mutation.made():
-        assert distance(ALONE, tmp_path, mutation.recipe) > DIFFERENT
 
 
 def test_shares_of_mixup_are_drawn_from_beta_by_every_rank():
