@@ -116,7 +116,7 @@ def ended(job: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
             ("like_one_process",),
             marks=pytest.mark.long,
         ),
-        pytest.param(5, ("like_one_process"), marks=pytest.mark.long),
+        pytest.param(5, ("like_one_process",), marks=pytest.mark.long),
         pytest.param(3, ("a_compiled_model_ends_equal",), marks=pytest.mark.long),
     ],
     ids=["2 ranks", "3 ranks", "what 3 ranks show", "5 ranks", "compiled"],
