@@ -43,7 +43,7 @@ ROWS = [
             ("convert drop shards a --force", "leave it out"),
             ("convert drop shards a --workers", "no tar is written"),
             ("convert relabel shards a=cat --force", "leave it out"),
-            ("convert relabel shards a=cat --label-field", "in the index"),
+            ("convert relabel shards a=cat --label-field", "the index has the classes"),
             ("convert relabel shards a=cat --workers", "no tar is written"),
             ("doctor shards --workers", "cleanvision"),
             ("convert folder photos shards --val-shards", ""),
