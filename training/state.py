@@ -1,8 +1,10 @@
 """The state that survives a restart, in one object."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from threading import Lock
 from typing import Any
 
 import torch
@@ -42,6 +44,23 @@ class TrainingState:
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
         self.improvement = Improvement()
+        self._lock = Lock()
+        self.is_whole = True
+        """Whether it is that of the last step, and not on its way to the next one."""
+
+    @contextmanager
+    def whole(self) -> Iterator[bool]:
+        """Hold changes off, and yield whether the state is that of a whole step."""
+        with self._lock:
+            yield self.is_whole
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Take the state to the next step; after an error it is whole no more."""
+        with self._lock:
+            self.is_whole = False
+            yield
+            self.is_whole = True
 
     @property
     def best(self) -> float:
@@ -158,6 +177,7 @@ class TrainingState:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.improvement = Improvement(**state["improvement"])
+        self.is_whole = True
 
 
 class Average:

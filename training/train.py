@@ -41,6 +41,7 @@ from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.run.noted_rows import note_rows
+from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, check_scaled_lr, due
 from rackrun.training.setup import TrainingRun, started
 from rackrun.training.step_times import StepTimes
@@ -74,7 +75,8 @@ def train(run: TrainingRun) -> int:
                 # A signal while caches fill ends the run before a step is taken.
                 if run.config.prefetch and (request := prefetch(run)):
                     return request
-                return Trainer(run).train()
+                with saved_by_a_thread(run):
+                    return Trainer(run).train()
         except (RuntimeError, OSError) as error:
             if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
                 unused = why_unused(unused_layers(run.state.model, set()), run.config)
@@ -84,6 +86,14 @@ def train(run: TrainingRun) -> int:
                 # Another rank has failed: a restart goes on from here.
                 run.checkpoints.keep_step(run.state)
             raise
+
+
+def saved_by_a_thread(run: TrainingRun) -> AbstractContextManager[None]:
+    """Return the context in which a lost rank keeps no other one from saving the last step."""
+    # On a GPU, steps that are counted here may not have been computed.
+    if run.ranks.world == 1 or run.ranks.device.type != "cpu":
+        return nullcontext()
+    return saves_while_hung(run.requests, lambda: run.checkpoints.keep_step(run.state))
 
 
 class Trainer:
@@ -207,6 +217,7 @@ class Trainer:
         if not len(batch.labels) + batch.skipped:
             # The end of an exact epoch: the ranks that have samples compute the step, and hand over
             # their state as the context of `sync.step` ends.
+            state.is_whole = False
             self.exchange.complete()
             return
         # By the step, so that a run that resumes draws what it would have drawn.
@@ -237,7 +248,8 @@ class Trainer:
             # The limit is one of true gradients, not of those that a float16 loss scales up.
             state.scaler.unscale_(state.optimizer)
             clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
-        state.advance()
+        with state.changing():
+            state.advance()
         self.log.sums.add(sums, len(batch.labels), batch.skipped)
 
     def remark_probabilities(self, logits: torch.Tensor) -> None:

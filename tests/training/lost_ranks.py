@@ -1,12 +1,11 @@
 """A rank of a run that loses one, for test_node_loss: lost_ranks.py OPTIONS DIE, both JSON.
 
-OPTIONS are settings of training; DIE says which rank is killed in which step, before its gradients
-reach the others: {"rank": 1, "step": 4}.
+OPTIONS are settings of training; DIE says which rank gets which signal in which step, before its
+gradients reach the others: {"rank": 1, "step": 4, "signal": 9}.
 """
 
 import json
 import os
-import signal
 from itertools import count
 from typing import Any
 
@@ -53,7 +52,7 @@ def main(args: list[str]) -> int:
     options, die = (json.loads(arg) for arg in args)
     norm = options.pop("norm", False)
     if die.get("rank") == int(os.environ.get("RANK", 0)):
-        die_in(die["step"])
+        die_in(die["step"], die["signal"])
 
     def model(config: Config, classes: int) -> nn.Module:
         torch.manual_seed(5)
@@ -62,14 +61,14 @@ def main(args: list[str]) -> int:
     return loop.run(Task("small", model, transforms), Config(**options))
 
 
-def die_in(number: int) -> None:
-    """Kill this process when it has computed the loss of this step."""
+def die_in(number: int, signum: int) -> None:
+    """Send this process a signal when it has computed the loss of this step."""
     steps, summed_loss = count(1), loop.summed_loss
 
     def lost(*args: Any) -> torch.Tensor:
         loss = summed_loss(*args)
         if next(steps) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signum)
         return loss
 
     loop.summed_loss = lost

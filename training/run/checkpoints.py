@@ -87,12 +87,13 @@ class RunCheckpoints:
         Batch norms keep the statistics of this rank, as nobody can take the mean any more; they may
         have seen the images of the step that was lost, too.
         """
-        if not self._thread or not state.is_finite:
-            return
-        self.wait()
-        if not self._log.folder.checkpoint(state.step).exists():
-            self._begin(state, None, best=False)
+        with state.whole() as is_whole:
+            if not (self._thread and is_whole and state.is_finite):
+                return
             self.wait()
+            if not self._log.folder.checkpoint(state.step).exists():
+                self._begin(state, None, best=False)
+                self.wait()
 
     def _begin(self, state: TrainingState, statistics: torch.Tensor | None, best: bool) -> None:
         if not self._thread:

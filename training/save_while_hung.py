@@ -1,0 +1,55 @@
+"""Saving while the main thread waits for a rank that is lost.
+
+An exchange whose peer has stopped, or is behind a cut cable, ends after minutes or never, and
+Python runs signal handlers only between two of its own instructions. The C part of the handler
+writes the number of the signal to a pipe at once (signal.set_wakeup_fd), which a thread reads.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+from rackrun.errors import SaveError
+from rackrun.terminal import say
+from rackrun.training.stop_requests import STOP, StopRequests
+
+NOTICE_SECONDS = 1.5  # for the main thread to take the signal; the launcher kills after 5
+_POLL_SECONDS = 0.05
+
+
+@contextmanager
+def saves_while_hung(requests: StopRequests, save: Callable[[], object]) -> Iterator[None]:
+    """At a SIGTERM that the main thread does not take, save and end this process with 143."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    thread = Thread(target=_watch, args=(reader, requests, save), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        thread.join()
+        os.close(reader)
+
+
+def _watch(reader: int, requests: StopRequests, save: Callable[[], object]) -> None:
+    while number := os.read(reader, 1):
+        if number[0] == signal.SIGTERM and not _is_taken(requests):
+            try:
+                save()
+            except SaveError as error:
+                say(str(error))
+            if not requests.ending:
+                os._exit(STOP + signal.SIGTERM)
+
+
+def _is_taken(requests: StopRequests) -> bool:
+    until = time.monotonic() + NOTICE_SECONDS
+    while not requests.ending and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
+    return bool(requests.ending)
