@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ WEB = ("http://", "https://")
 SEPARATOR = "::"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 MOST = 1_000_000
+_SEPARATION = re.compile(rf"{SEPARATOR}(?![^\[\]]*\])")  # an IPv6 address in brackets has one, too
 
 
 def are_plain_tars(location: str) -> bool:
@@ -31,13 +33,13 @@ def are_plain_tars(location: str) -> bool:
 
 def is_folder(location: str) -> bool:
     """Return whether a location is one folder of this machine, rather than URLs or tars."""
-    is_one = SEPARATOR not in location and "://" not in location
+    is_one = len(parts_of(location)) == 1 and "://" not in location
     return is_one and not are_plain_tars(location)
 
 
 def parts_of(location: str) -> list[str]:
     """Return the entries of a list of tars, braces as they are."""
-    return [part for part in location.split(SEPARATOR) if part]
+    return [part for part in _SEPARATION.split(location) if part]
 
 
 def with_joined_data(words: Sequence[str]) -> list[str]:

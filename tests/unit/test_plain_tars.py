@@ -13,7 +13,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.data_location import are_plain_tars, expanded, is_folder
+from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of
 from rackrun.errors import DataError, UsageError
 from rackrun.training.data.plain import TarPart, part_of
 from rackrun.training.data.tars import Labels, named_classes, samples_in
@@ -36,6 +36,13 @@ def test_names_are_those_of_webdataset():
     assert expanded("pipe:cat s-{0..1}.tar") == ["pipe:cat s-0.tar", "pipe:cat s-1.tar"]
     assert are_plain_tars("https://h/s-{0..9}.tar") and is_folder("data/shards")
     assert not are_plain_tars("https://h/shards") and not is_folder("https://h/shards")
+
+
+def test_an_address_in_brackets_is_no_list():
+    assert parts_of("http://[::1]:8080/a::http://[fe80::2]/b.tar") == [
+        "http://[::1]:8080/a",
+        "http://[fe80::2]/b.tar",
+    ]
 
 
 @pytest.mark.parametrize("name", ["s.tar.gz::t.tar", "s3://b/s.tar", "s.tar::s.tar"])
