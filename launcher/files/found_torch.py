@@ -20,10 +20,12 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 FLOORS = {
+    "braceexpand": "0.1.7",
     "click": "8.2",
     "cryptography": "45",
     "fabric": "3.2.3",
     "jinja2": "3.1",
+    "msgspec": "0.20",
     "numpy": "2",
     "paramiko": "5.1",
     "pillow": "12.3",

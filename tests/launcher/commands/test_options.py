@@ -16,7 +16,6 @@ from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
-from rackrun.launcher.commands import local_run
 from rackrun.launcher.commands.parse import (
     ELSEWHERE,
     OF_TASKS,
@@ -96,19 +95,6 @@ def test_good_urls_and_folders_are_taken():
     """Also IPv6, a port, a path, another alphabet's name, and what is no URL at all."""
     for data in ("http://[::1]:8080/a%20b/", "https://bücher.example/x/", "data/é", "h:5/x", ""):
         assert work_of(["catdog", "--data", data]) is not None
-
-
-def test_a_port_that_is_always_taken_ends_the_run(tmp_path):
-    """On this machine, too, the start is tried twice and no more."""
-    python = tmp_path / "python"
-    python.write_text(
-        "#!/bin/sh\necho 'RuntimeError: the server socket failed, name: EADDRINUSE' >&2; exit 1\n"
-    )
-    python.chmod(0o755)
-    options = LocalOptions(python=str(python), runs=tmp_path / "runs", plain=True)
-    result = local_run.launch_local(Command(("true",)), options)
-    assert result.port_was_taken
-    assert len(list((tmp_path / "runs").glob("2*"))) == 2
 
 
 def test_type_checkers_know_what_programs_may_import():

@@ -292,7 +292,7 @@ def test_a_container_on_this_machine(image, tmp_path):
     assert "contained True" in out
     assert "rank 1 on localhost: exit code 9" in err
     (folder,) = (tmp_path / "runs").glob("2*")
-    assert (folder / "logs" / "localhost" / "rank-0.out").read_text() == "contained True\n"
+    assert (folder / "logs" / "localhost" / "1" / "rank-0.out").read_text() == "contained True\n"
     shown = local(tmp_path, "--dry-run", *args)
     out, err = shown.communicate(timeout=60)
     assert shown.returncode == 0, err
