@@ -1,49 +1,29 @@
-"""MNIST: four IDX files, gzipped or not, as they are published.
-
-    magic 2051, count, rows, columns, then a byte per pixel     (all numbers 32 bits, big-endian)
-    magic 2049, count, then a byte per label
+"""MNIST: four files of digits (`readers/idx.py`).
 
 They are small enough to keep in memory. Each image becomes a PNG when its turn comes: every pixel
 stays as it is. Sets of the same form, such as Fashion MNIST, are read as well.
 """
 
-import gzip
 import io
 import math
-import os
-import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, ClassVar, cast
-
-import numpy as np
+from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.plan import TEST
-from rackrun.convert.readers.records import (
-    HELD_OUT,
-    Record,
-    RecordListing,
-    as_text,
-    open_archive,
-    reading,
-)
+from rackrun.convert.readers.idx import ANEW, SIDES, idx
+from rackrun.convert.readers.records import HELD_OUT, Record, RecordListing, as_text
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
 from rackrun.terminal import say
 
-OF_BYTES = 0x800  # magic of an IDX file of bytes, without its number of dimensions
-GZIP = b"\x1f\x8b"
-LARGEST = 1 << 30  # bytes: MNIST has 47 million
-ANEW = "download it again"
-
-SIDES, CLASSES = (28, 28), tuple("0123456789")
+CLASSES = tuple("0123456789")
 COUNTS = (60_000, 10_000)
 FOLDERS = ("", "raw", "MNIST/raw")  # the latter two are torchvision's
 PARTS = {"train": HELD_OUT, "t10k": TEST}
@@ -113,7 +93,8 @@ class IdxPair:
             raise DataError(
                 f"{labels}: {len(self._labels):,} labels for {self.count:,} images; {ANEW}"
             )
-        if (wrong := np.flatnonzero(self._labels >= len(CLASSES))).size:
+        (wrong,) = (self._labels >= len(CLASSES)).nonzero()
+        if wrong.size:
             label = self._labels[wrong[0]]
             raise DataError(f"{labels}: label {wrong[0]:,} is {label}, not 0 to 9")
 
@@ -138,30 +119,6 @@ class IdxPair:
         stored = io.BytesIO()
         Image.fromarray(self._pixels[record.offset]).save(stored, "PNG")
         return stored.getvalue()
-
-
-def idx(path: Path, dimensions: int) -> np.ndarray:
-    """Return the bytes of an IDX file by its dimensions; DataError for any other file."""
-    with reading(path), os.fdopen(open_archive(path), "rb") as file:
-        is_packed = file.peek(2).startswith(GZIP)
-        try:
-            packed = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_packed else file
-            data = packed.read(LARGEST + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
-    if len(data) > LARGEST:
-        raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
-    head, magic = struct.Struct(f">{1 + dimensions}L"), OF_BYTES + dimensions
-    found = int.from_bytes(data[:4], "big")
-    if len(data) < head.size or found != magic:
-        raise DataError(f"{path}: begins with {found}, an IDX file of this kind with {magic}")
-    sizes = head.unpack_from(data)[1:]
-    if sizes[1:] not in ((), SIDES):
-        raise DataError(f"{path}: images of {sizes[1]}x{sizes[2]}, not {SIDES[0]}x{SIDES[1]}")
-    promised = head.size + math.prod(sizes)
-    if len(data) != promised:
-        raise DataError(f"{path}: {len(data):,} bytes, its header promises {promised:,}; {ANEW}")
-    return np.frombuffer(data, np.uint8, offset=head.size).reshape(sizes)
 
 
 if __name__ == "__main__":

@@ -101,6 +101,7 @@ def show(given: Predict, task: str) -> int:
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
+    given.published.check(given.model)
     weights = final_weights(given.checkpoint)
     from rackrun.training.trained import load
 

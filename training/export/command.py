@@ -48,6 +48,7 @@ def main(args: Sequence[str]) -> int:
     if given.out.suffix not in SUFFIXES:
         raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
+    given.published.check(given.model)
     weights = final_weights(given.checkpoint)
     from rackrun.training.export.formats import export
     from rackrun.training.trained import load

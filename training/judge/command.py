@@ -67,6 +67,7 @@ def main(args: Sequence[str]) -> int:
     )
     given = parse(Evaluate, called("evaluate"), with_weights_first(args), hints={"--data": hint})
     require_folder(given.csv)
+    given.published.check(given.model)
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
         start_worker_server("rackrun.training.data.validation")

@@ -138,7 +138,7 @@ class DataSettings(Slice):
             self._require_plain()
         locations = parts_of(self.data)
         if len(set(locations)) < len(locations):
-            raise UsageError(f"--data {one_line(self.data)[:80]}: names one folder twice")
+            raise UsageError(f"--data {one_line(self.data)[:80]}: a part of it is named twice")
         if not locations:
             raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
             raise UsageError(
