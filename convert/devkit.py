@@ -125,12 +125,13 @@ def _packed(path: Path, name: str) -> bytes | None:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise DataError(f"{path}: cannot be unpacked: {error}") from None
     try:
-        with tarfile.open(fileobj=io.BytesIO(_small(data, str(path)))) as tar:
+        with tarfile.open(fileobj=io.BytesIO(_small(data, str(path))), mode="r:") as tar:
             for member in tar:
-                content = tar.extractfile(member)
-                if content and PurePosixPath(member.name).name == name:
-                    return content.read()
-    except tarfile.TarError as error:
+                if member.isreg() and PurePosixPath(member.name).name == name:
+                    content = tar.extractfile(member)
+                    assert content
+                    return _small(content.read(LARGEST + 1), f"{path}: {name}")
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise DataError(f"{path}: cannot be unpacked: {error}") from None
     return None
 

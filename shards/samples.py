@@ -206,7 +206,7 @@ def key_of(name: str) -> str:
 
 def _long_key(members: bytes, image_at: int) -> str:
     """Return the key of the member whose content begins there; "" where no header has it."""
-    odd = (tarfile.TarError, ValueError, OverflowError)
+    odd = (tarfile.TarError, ValueError, OverflowError, RecursionError)
     with suppress(*odd), tarfile.open(fileobj=io.BytesIO(members), mode="r:") as tar:
         return next((key_of(each.name) for each in tar if each.offset_data == image_at), "")
     return ""

@@ -83,7 +83,7 @@ class Tar:
                         raise DataError(f"{part.path}: cut off in {info.name}; download it again")
                     if info.isreg():
                         yield self._record(info.name, part.start + info.offset_data, info.size)
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             refuse_packed(self.path, part.at(part.start, min(BLOCK, part.length)))
             raise DataError(
                 clean(

@@ -90,7 +90,10 @@ class Zip:
         a name in the folder `scratch`, which is gone when the last process has ended.
         """
         path = self.path / member.name
-        start, method = self._content(member.offset)
+        try:
+            start, method = self._content(member.offset)
+        except Defect as defect:
+            raise DataError(f"{path}: {defect.detail}; download it again") from None
         if method == STORED:
             return Zip(path, self._file.part(path, start, member.size))
         self._refuse_bomb(member, scratch)

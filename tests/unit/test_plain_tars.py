@@ -146,6 +146,26 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def header(kind, size):
+    """Return the header of a member of this type."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param((header(b"L", 9) + bytes(512)) * 600 + WHOLE, id="names of names"),
+        pytest.param(header(b"x", 1 << 30) + bytes(3 << 20), id="endless attributes"),
+        pytest.param(header(b"S", 0) + WHOLE, id="sparse"),
+    ],
+)
+def test_headers_that_are_to_do_harm_are_refused(tmp_path, content):
+    with pytest.raises(DataError):
+        read(tmp_path, content)
+
+
 @contextmanager
 def served(certificate=None):
     """Yield the URL of a server, with TLS if it has a certificate."""

@@ -34,6 +34,7 @@ MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, 1 << 2
 """Of a member of a sample."""
 BLOCK = 512
 READ_BYTES = 128 * BLOCK  # at once
+MOST_HEADER_BYTES = 1 << 20  # before a member, with the long names and attributes of pax
 NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 MOST_CLASSES = 1_000_000
 
@@ -98,16 +99,16 @@ def samples_in(tar: str, labels: Labels) -> Iterator[StoredSample]:
     """Yield the samples of a tar in order; DataError for what is no sample, or not whole."""
     shown, is_empty = one_line(tar), True
     with opened(tar) as stream:
-        watched = _Watched(stream)
+        watched = _Watched(stream, shown)
         try:
             with tarfile.open(None, "r|", fileobj=watched, bufsize=READ_BYTES) as archive:
                 of_key = groupby(_members(archive, watched, shown), lambda member: member.key)
                 for key, members in of_key:
                     yield StoredSample(shown, _sample(key, members, f"{shown}: {key}", labels))
                     is_empty = False
-        except (tarfile.TarError, ValueError, OverflowError) as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             raise DataError(clean(f"{shown}: not a whole tar: {error}")) from None
-        watched.check_end(shown)
+        watched.check_end()
     if is_empty:
         raise DataError(f"{shown}: no samples in it: images, each with a .cls or a .json")
 
@@ -122,7 +123,12 @@ def _members(archive: tarfile.TarFile, watched: _Watched, shown: str) -> Iterato
     """Yield the members that are an image or may have a class."""
     while member := archive.next():
         archive.members = []  # type: ignore[attr-defined]  # or they would all be kept
-        size = member.size if member.isreg() else 0
+        has_data = member.isreg() or member.type not in tarfile.SUPPORTED_TYPES
+        size = member.size if has_data else 0
+        if member.issparse():
+            raise DataError(
+                clean(f"{shown}: {member.name} is sparse: pack it again without --sparse")
+            )
         watched.end = member.offset_data + -(-size // BLOCK) * BLOCK
         folder, slash, file = member.name.rpartition("/")
         stem, dot, suffix = file.partition(".")
@@ -162,24 +168,28 @@ class _Watched(io.RawIOBase):
     end = 0
     """Of the last member."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream, self._count, self._last = stream, 0, b""
+    def __init__(self, stream: Stream, shown: str) -> None:
+        self._stream, self._shown, self._count, self._last = stream, shown, 0, b""
 
     def read(self, size: int = READ_BYTES, /) -> bytes:
         """Return up to so many bytes; none at the end."""
         data = self._stream.read(size)
         self._count += len(data)
         self._last = (self._last + data)[-2 * READ_BYTES :]
+        if self._count - self.end > MOST_HEADER_BYTES + READ_BYTES:  # tarfile would keep them all
+            raise DataError(f"{self._shown}: the headers at byte {self.end} are too long")
         return data
 
-    def check_end(self, shown: str) -> None:
+    def check_end(self) -> None:
         """Read the rest; DataError unless it is the mark that ends a whole tar."""
         rest = self._last[len(self._last) - (self._count - self.end) :]
         marks = len(rest)
         while rest:
             if rest.strip(b"\0"):
-                raise DataError(f"{shown}: damaged: what follows byte {self.end} is no member")
+                raise DataError(
+                    f"{self._shown}: damaged: what follows byte {self.end} is no member"
+                )
             rest = self._stream.read(READ_BYTES)
             marks += len(rest)
         if marks < BLOCK:
-            raise DataError(f"{shown}: cut short: the mark of its end is missing")
+            raise DataError(f"{self._shown}: cut short: the mark of its end is missing")
