@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rackrun.atomic import atomic_write
+from rackrun.atomic import partials, write_whole
 from rackrun.errors import SaveError, UsageError
 
 KEPT_SECONDS = 7 * 86400.0  # an index that was fetched; older ones go when another one comes
+WAIT_SECONDS = 60.0  # for another process, whose server may be slow, or which may be stopped
+POLL_SECONDS = 0.05
 
 Bytes = bytes | mmap.mmap
 
@@ -27,10 +29,12 @@ def own_folder(folder: Path) -> Path:
     try:
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = own.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise UsageError(f"{own}: not a folder of this account; name another one")
+        if status.st_mode & 0o022:
+            own.chmod(0o700)
     except OSError as error:
         raise UsageError(f"{own}: no place for a cache: {error.strerror}") from None
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        raise UsageError(f"{own}: not a folder of this account; name another one")
     return own
 
 
@@ -41,20 +45,19 @@ def kept_index(name: str, fetch: Callable[[], bytes], again: bool) -> Bytes:
     also if it is there. Where no file can be written, each process has bytes of its own.
     """
     try:
-        folder = own_folder(Path(tempfile.gettempdir()))
+        path = own_folder(Path(tempfile.gettempdir())) / name
     except UsageError:
         return fetch()
-    with _alone(folder):
-        path = folder / name
-        if again or not path.exists():
-            data = fetch()
-            _remove_old(folder)
-            try:
-                with atomic_write(path, 0o600) as file:
-                    file.write(data)
-            except (OSError, SaveError):  # the disk is full
-                return data
-        return mapped(path)
+    with _turn(path, again):
+        if not again:
+            with suppress(OSError):  # it is not there
+                return mapped(path)
+        data = fetch()
+        _remove_old(path.parent)
+        with suppress(OSError, SaveError):  # the disk is full
+            write_whole(path, data, 0o600)
+            return mapped(path)
+        return data
 
 
 def mapped(path: Path) -> Bytes:
@@ -70,18 +73,29 @@ def mapped_file(descriptor: int) -> Bytes:
 
 
 def _remove_old(folder: Path) -> None:
-    for path in folder.glob("*.npy"):
+    for path in (*folder.glob("*.npy"), *partials(folder)):  # and what a kill has left
         with suppress(OSError):  # another process was faster
             if time.time() - path.stat().st_mtime > KEPT_SECONDS:
                 path.unlink()
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process fetches an index; its lock ends with it."""
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _turn(path: Path, again: bool) -> Iterator[None]:
+    """Wait until the index is there, or no other process fetches one; its lock ends with it.
+
+    The lock only spares the server: two that fetch the same index both have a whole one.
+    """
+    file = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + WAIT_SECONDS
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while (again or not path.exists()) and time.monotonic() < deadline:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(POLL_SECONDS)
+            except OSError:  # a file system without locks
+                break
         yield
     finally:
         os.close(file)

@@ -1,6 +1,8 @@
 """What comes out of a shard folder is what went in, or an error that names the place."""
 
+import fcntl
 import multiprocessing
+import os
 import pickle
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from rackrun.atomic import partial_path
 from rackrun.convert.commands import COMMANDS
 from rackrun.errors import DataError, Problem
+from rackrun.shards import host_folder
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
 from tests.lab.data import everything
@@ -85,6 +89,23 @@ def test_an_index_that_cannot_be_kept_is_read_all_the_same(tiny, server, monkeyp
     (tmp_path / "file").touch()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     assert everything(open_source(server.url)) == tiny.all
+
+
+def test_an_index_does_not_wait_for_ever_for_another_process(tiny, server, monkeypatch, tmp_path):
+    """One that is stopped, or whose server is slow, holds the lock; a kill leaves a part."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(host_folder, "WAIT_SECONDS", 0.1)
+    folder = host_folder.own_folder(tmp_path)
+    folder.chmod(0o777)
+    left = partial_path(folder / "old.npy")
+    left.touch()
+    os.utime(left, (0, 0))
+    other = os.open(folder, os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_EX)
+    assert everything(open_source(server.url)) == tiny.all
+    os.close(other)
+    assert not left.exists() and list(folder.glob("*.npy"))
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 def _memory_of_train(source: Source) -> str:
