@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rackrun.atomic import translated_os_errors
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import Problem
 from rackrun.nginx import command
@@ -144,7 +145,17 @@ def _launch(site: Site, path: str) -> NginxServer:
         )
     # nginx is never root, and its configuration is for its own account alone.
     uid, gid = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
-    home = Path(tempfile.mkdtemp(prefix="rackrun-nginx-"))
+    name = Path(tempfile.gettempdir()) / "rackrun-nginx-"
+    with translated_os_errors(name):
+        home = Path(tempfile.mkdtemp(prefix=name.name))
+        try:
+            return NginxServer(site, path, why, home, _run(site, path, home, uid, gid))
+        except BaseException:
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+
+
+def _run(site: Site, path: str, home: Path, uid: int, gid: int) -> subprocess.Popen[bytes]:
     scratch = home / "scratch"
     scratch.mkdir()
     for name, text in configuration(site, path, str(scratch) if site.native else "/tmp").items():
@@ -158,7 +169,7 @@ def _launch(site: Site, path: str) -> NginxServer:
             if site.native
             else command.contained(site.image, site.folder, home, uid, gid)
         )
-        child = subprocess.Popen(
+        return subprocess.Popen(
             words,
             cwd=site.folder,
             stdin=subprocess.DEVNULL,
@@ -166,7 +177,6 @@ def _launch(site: Site, path: str) -> NginxServer:
             stderr=log,
             start_new_session=True,  # Ctrl-C is for us; a run may read on while it stops
         )
-    return NginxServer(site, path, why, home, child)
 
 
 def _why_native(site: Site) -> str:

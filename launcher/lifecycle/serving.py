@@ -149,7 +149,7 @@ class RestartingServer:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.path = f"/{secrets.token_urlsafe(SECRET_BYTES)}/"
-        self.started: queue.Queue[NginxServer | Problem] = queue.Queue()
+        self.started: queue.Queue[NginxServer | Exception] = queue.Queue()
         self.enough = threading.Event()
         # The kernel ends nginx with the thread that started it: so that is the one that tends it.
         self.thread = threading.Thread(target=self._tend, daemon=True)
@@ -157,8 +157,10 @@ class RestartingServer:
     def __enter__(self) -> NginxServer:
         self.thread.start()
         first = self.started.get()
-        if isinstance(first, Exception):
+        if isinstance(first, Problem):
             raise type(first)(f"--data {self.site.folder}: {first}") from None
+        if isinstance(first, Exception):  # of ours; the launcher would wait for ever
+            raise first
         return first
 
     def __exit__(self, *reason: object) -> None:
@@ -170,7 +172,7 @@ class RestartingServer:
 
         try:
             server = start(self.site, self.path)
-        except Problem as error:
+        except Exception as error:
             self.started.put(error)
             return
         self.started.put(server)
