@@ -98,4 +98,5 @@ class CachedSource(Source):
         return self.origin.read_file(name, most_bytes)
 
     def _forget(self, shard: Shard) -> None:
-        self.path(shard).unlink(missing_ok=True)
+        with suppress(OSError):  # it has gone meanwhile, or the disk is read-only after an error
+            self.path(shard).unlink()

@@ -48,7 +48,8 @@ class CacheFiller:
         with ExitStack() as uses:
             try:
                 for source in self._sources:
-                    uses.enter_context(_used(source.shard_folder))
+                    with translated_os_errors(source.shard_folder):
+                        uses.enter_context(_used(source.shard_folder))
             except Problem as problem:
                 _warn(problem, self._sources[0])
                 self._sources = []
@@ -83,14 +84,14 @@ class CacheFiller:
     def _fill(self) -> None:
         for source in self._sources:
             try:
-                self._fill_one(source)
+                with translated_os_errors(source.shard_folder):
+                    self._fill_one(source)
             except Problem as problem:
                 _warn(problem, source)
 
     def _fill_one(self, source: CachedSource) -> None:
         folder = source.shard_folder
-        with translated_os_errors(folder):
-            folder.mkdir(mode=0o700, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         with self._alone(folder) as is_alone:
             if not is_alone:  # the run has ended meanwhile
                 return
@@ -115,8 +116,7 @@ class CacheFiller:
             for block in source.origin.stream(shard):
                 if self._ends.is_set():
                     raise _Ended
-                with translated_os_errors(path):
-                    file.write(block)
+                file.write(block)
                 self.fetched_bytes += len(block)
             return True
         return False
@@ -124,8 +124,7 @@ class CacheFiller:
     @contextmanager
     def _alone(self, folder: Path) -> Iterator[bool]:
         """Wait until no other process fetches this data set; yield False if the run has ended."""
-        with translated_os_errors(folder):
-            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             while not (is_alone := _locked(file, fcntl.LOCK_EX)):
                 if self._ends.wait(POLL_SECONDS):
@@ -199,9 +198,8 @@ def _lock_path(folder: Path) -> Path:
 
 
 def _lock_file(folder: Path) -> int:
-    path = _lock_path(folder)
-    with translated_os_errors(path):
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.open(_lock_path(folder), flags, 0o600)
 
 
 def _locked(file: int, kind: int) -> bool:
