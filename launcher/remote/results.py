@@ -41,11 +41,15 @@ def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[st
         folders[:] = [name for name in folders if name not in stay]
         for name in names:
             path = os.path.join(parent, name)
-            if name in stay or os.path.islink(path) or not os.path.isfile(path):
+            try:
+                status = os.lstat(path)
+            except OSError:  # it has gone meanwhile
+                continue
+            if name in stay or not stat.S_ISREG(status.st_mode):
                 continue
             relative = os.path.relpath(path, folder)
             if relative.isprintable():
-                sizes[relative] = os.path.getsize(path)
+                sizes[relative] = status.st_size
             else:
                 odd += 1
         if len(sizes) > most:

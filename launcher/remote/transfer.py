@@ -206,16 +206,19 @@ def skip(size: int) -> None:
 
 
 def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
-    """Remove deleted files, move new ones to their places, and write the list of all."""
+    """Remove deleted files, write the list of all, and move new ones to their places.
+
+    The list comes first: a file that is there after a kill, and in no list, would stay for ever.
+    """
     for path in sorted(brought(root) - set(paths)):
         remove(root, path)
+    with open(os.path.join(incoming, MANIFEST), "x") as file:
+        json.dump(paths, file)
+    os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
     for path in taken:
         place = place_below(root, path)
         os.makedirs(os.path.dirname(place), exist_ok=True)
         os.replace(os.path.join(incoming, path), place)
-    with open(os.path.join(incoming, MANIFEST), "x") as file:
-        json.dump(paths, file)
-    os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
 
 
 def remove(root: str, path: str) -> None:

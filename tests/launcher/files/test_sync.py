@@ -237,6 +237,17 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path):
         assert {path.name for path in remote.iterdir()} == {"a", "b"}
 
 
+def test_what_came_before_a_copy_broke_off_is_in_the_list(tmp_path):
+    """Else nothing would remove it there once it is removed here."""
+    root, incoming = tmp_path / "there", tmp_path / "there" / "incoming"
+    (incoming / "b").mkdir(parents=True)
+    (incoming / "a").touch()
+    (root / "b").touch()
+    with pytest.raises(OSError, match="where a folder should be"):
+        transfer.exchange(str(root), str(incoming), ["a", "b/c"], ["a", "b/c"])
+    assert (root / "a").exists() and "a" in transfer.brought(str(root))
+
+
 def tree(folder: Path) -> dict[str, bytes | str]:
     """Return the contents of a folder, without git's files and ours."""
     return {
