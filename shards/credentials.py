@@ -49,7 +49,8 @@ def authorization(host: str, tls: bool) -> dict[str, str]:
 def _secret_of_netrc(host: str) -> str:
     with _named_file("NETRC", "~/.netrc"):
         try:
-            credentials = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+            # Not its `default`, which is meant for others, as anonymous FTP.
+            credentials = netrc.netrc(os.environ.get("NETRC")).hosts.get(host)
         except FileNotFoundError:
             if "NETRC" in os.environ:
                 raise

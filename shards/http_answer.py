@@ -72,7 +72,7 @@ class TimedBytes(io.RawIOBase):
         elif self._waited_seconds > self._stall_seconds:
             raise TimeoutError(f"under {SLOWEST} bytes/s for {self._stall_seconds:g} s")
         if now > self.deadline:
-            raise TimeoutError("the time for this block is up")
+            raise TimeoutError("the answer takes too long")
         return count
 
     def close(self) -> None:
@@ -86,7 +86,9 @@ class Answer(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
-        self.timed = TimedBytes(self.fp.detach(), sock.gettimeout() or math.inf)
+        seconds = sock.gettimeout() or math.inf
+        self.timed = TimedBytes(self.fp.detach(), seconds)
+        self.timed.deadline = time.monotonic() + seconds  # of the head, which may be without end
         self.fp = io.BufferedReader(self.timed)
 
 

@@ -22,6 +22,7 @@ import urllib.parse
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -44,7 +45,7 @@ _TOLD_TROUBLES = 3  # in a row: a line says why nothing comes
 _IDLE = 16  # connections kept for the next request
 _EXAMPLE = "http://HOST:PORT/"
 _PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
-_ANSWERED: set[str] = set()  # servers that have answered this process, or the one it forked from
+_ANSWERED: set[str] = set()  # servers that have answered this process, or one that it comes from
 
 _log = logging.getLogger(__name__)
 # Not the global generator: ranks seed it alike, and would all retry at the same time.
@@ -79,6 +80,10 @@ class HttpSource(Source):
         weakref.finalize(self, close_all, self.idle)
         named = f"{self.folder}@{version}" if version else self.folder
         super().__init__(named, named, self.timeouts)
+
+    def __setstate__(self, manifest: Manifest) -> None:
+        super().__setstate__(manifest)
+        _ANSWERED.add(self.folder)  # as the process that has pickled it knows
 
     @property
     def manifest(self) -> Manifest:
@@ -159,8 +164,7 @@ class HttpSource(Source):
 
     def connection(self) -> http.client.HTTPConnection:
         """Return an idle connection of this process, or a new one."""
-        while self.idle:
-            process, connection = self.idle.pop()  # used last, it is the least likely to be closed
+        for process, connection in _taken(self.idle):
             if process == os.getpid():
                 return connection
             connection.close()  # of the process that forked this one, which keeps its own
@@ -183,8 +187,16 @@ class HttpSource(Source):
 
 def close_all(connections: deque[tuple[int, http.client.HTTPConnection]]) -> None:
     """Close connections that wait for a request."""
-    while connections:
-        connections.pop()[1].close()
+    for _, connection in _taken(connections):
+        connection.close()
+
+
+def _taken(
+    connections: deque[tuple[int, http.client.HTTPConnection]],
+) -> Iterator[tuple[int, http.client.HTTPConnection]]:
+    with suppress(IndexError):  # none is left; another thread may have taken the last one
+        while True:
+            yield connections.pop()  # used last, it is the least likely to be closed
 
 
 def _checked(location: str) -> urllib.parse.SplitResult:

@@ -24,6 +24,7 @@ from rackrun.contract import variables
 from rackrun.data_location import PIPE, WEB
 from rackrun.errors import DataError, Unavailable
 from rackrun.shards.credentials import authorization, tls_context
+from rackrun.shards.http_answer import Answer
 from rackrun.terminal import one_line
 
 PAUSES_SECONDS = (0.2, 1.0, 5.0, 15.0, 30.0)  # before the same bytes are requested again
@@ -89,10 +90,29 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         is_same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
         if new.scheme != "https" and not is_same:
             raise DataError(f"{req.full_url}: redirects to a place that is not https://")
+        fp.close()  # its body would be read whole
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         if request and is_same:
             request.unredirected_hdrs.update(req.unredirected_hdrs)
         return request
+
+
+class _Http(http.client.HTTPConnection):
+    response_class = Answer  # which notices a server that sends hardly anything
+
+
+class _Https(http.client.HTTPSConnection):
+    response_class = Answer
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Http, req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Https, req, context=tls_context())
 
 
 class _Response:
@@ -103,8 +123,7 @@ class _Response:
         where = urllib.parse.urlsplit(url)
         # Not sent to where a redirect leads.
         self._secret = authorization(where.hostname or "", where.scheme == "https")
-        secure = urllib.request.HTTPSHandler(context=tls_context())
-        self._opener = urllib.request.build_opener(_Redirects(), secure)
+        self._opener = urllib.request.build_opener(_Redirects(), _HttpHandler(), _HttpsHandler())
         self._response: http.client.HTTPResponse | None = None
         self._position = 0
         self._length: int | None = None
@@ -130,7 +149,9 @@ class _Response:
                 trouble = OSError(f"status {error.code}")
             except (OSError, http.client.HTTPException) as error:
                 trouble = error
-                if isinstance(reason := getattr(error, "reason", None), ssl.SSLError):
+                if isinstance(
+                    reason := getattr(error, "reason", None), ssl.SSLCertVerificationError
+                ):
                     hint = f"type: export {variables.AUTHORITY}=FILE"  # no later try would help
                     raise Unavailable(f"{self._url}: {one_line(str(reason))}; {hint}") from None
             self.close()

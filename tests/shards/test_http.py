@@ -90,6 +90,11 @@ def drip(reply: Answer) -> None:
         reply.client.sendall(reply.body[position : position + 1])
 
 
+def no_end_of_heads(reply: Answer) -> None:
+    while not reply.closing.is_set():
+        reply.client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+
+
 PASSING = {
     "cut": cut,
     "cut by a reset": cut_by_reset,
@@ -97,6 +102,7 @@ PASSING = {
     "stalled": stalled,
     "silent": silent,
     "slower than a modem": drip,
+    "no end of heads": no_end_of_heads,
     "not HTTP": lambda reply: reply.send(head=b"hello\r\n\r\n", body=b""),
     "500": status("500 Internal Server Error"),
     "502": status("502 Bad Gateway"),
@@ -441,8 +447,11 @@ def test_a_password_comes_from_a_file_or_from_netrc(tiny, secret, tmp_path, monk
         with pytest.raises(DataError, match=f"401 Unauthorized; .*{variables.CREDENTIALS}=FILE"):
             everything(HttpSource(server.url))
         netrc = tmp_path / "netrc"
-        netrc.write_text('machine 127.0.0.1 login reader password "correct horse:battery"\n')
+        netrc.write_text("default login anonymous password me\n")  # of FTP, and sent to nobody
         monkeypatch.setenv("NETRC", str(netrc))
+        with pytest.raises(DataError, match="401 Unauthorized"):
+            everything(HttpSource(server.url))
+        netrc.write_text('machine 127.0.0.1 login reader password "correct horse:battery"\n')
         assert everything(HttpSource(server.url)) == tiny.all
         monkeypatch.delenv("NETRC")
         monkeypatch.setenv(variables.CREDENTIALS, str(secret))
