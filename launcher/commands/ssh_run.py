@@ -174,7 +174,7 @@ def attached(launch: Launch, options: SshOptions) -> Result:
             run, hosts, options.runs, options.ssh_config, jobs.name, spec.work.name
         )
 
-    return launch.run(begins, lambda: advice(options, run, launch.end_states, unrecorded))
+    return launch.run(begins, lambda: advice(options, run, launch.final.hosts, unrecorded))
 
 
 def advice(options: SshOptions, run: str, end_states: Mapping[str, str], unrecorded: str) -> str:

@@ -37,7 +37,7 @@ class Result:
     codes: Mapping[int, int | None]
     """The exit code of every rank, 128 + signal for a killed one; None: it never started."""
     hosts: Mapping[str, str]
-    """The end state of every host: clean, or why that is unknown."""
+    """The end state of every host that took part: clean, or why that is unknown."""
     seconds: float
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""
@@ -59,7 +59,10 @@ class Result:
         """Return the same result as that of the attempt that follows an earlier one."""
         names = [field.name for field in fields(AttemptResult)]
         this = AttemptResult(**{name: getattr(self, name) for name in names})
-        return replace(self, attempts=(*(earlier.attempts if earlier else ()), this))
+        if earlier is None:
+            return replace(self, attempts=(this,))
+        hosts = {**earlier.hosts, **self.hosts}  # one that was lost has no part in this attempt
+        return replace(self, attempts=(*earlier.attempts, this), hosts=hosts)
 
 
 def as_plain(result: Result) -> dict[str, Any]:

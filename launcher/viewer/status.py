@@ -27,7 +27,7 @@ from rackrun.launcher.viewer.reach import (
     short_message,
 )
 from rackrun.launcher.viewer.replies import RunListing, RunProcess
-from rackrun.runs import Run
+from rackrun.runs import SHORT_ID, Run
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
@@ -82,7 +82,8 @@ def status_of_all(run: ReachedRun) -> list[HostStatus]:
         (host, run.silent.get(host.label, transport))
         for host, transport in zip(hosts, run.transports, strict=True)
     ]
-    outcomes = each_in_time(partial(_status_of, run.id), pairs)
+    ask = partial(_status_of, run.id[:SHORT_ID])  # of every attempt
+    outcomes = each_in_time(ask, pairs)
     for host, outcome in zip(hosts, outcomes, strict=True):
         if isinstance(outcome, TooLate):
             run.silent[host.label] = outcome
