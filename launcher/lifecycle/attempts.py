@@ -28,7 +28,7 @@ from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.job import FunctionCall, Job, JobTemplate
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.supervision.signals import ended_by_stop
+from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
 
@@ -51,13 +51,12 @@ class Launch:
         """Of the run, from its first attempt on."""
         self.result: Result | None = None
         """The result of the newest attempt."""
-        self.end_states: dict[str, str] = {}
-        """The newest end state of every host that took part."""
         self._is_over = False
         """The result is written, and no further attempt follows."""
         self._began = 0.0
         """When the first attempt began: the time limit counts from there on."""
         self._alerts = EventCommand(spec.settings.jobs.on_event)
+        self._signals = SignalQueue()
 
     @property
     def final(self) -> Result:
@@ -123,9 +122,9 @@ class Launch:
                 *(attempt.job, attempt.plan, attempt.agents, output),
                 versions=attempt.versions,
                 alerts=self._alerts,
+                signals=self._signals,
             )
             self.result = result.after(before)
-            self.end_states |= result.hosts
             following = self._following(state, before)
             if following is None:
                 self._end(advice)
@@ -197,8 +196,13 @@ class Launch:
 
     def _following(self, state: RestartState, before: Result | None) -> RestartState | None:
         if self.final.port_was_taken and not (before and before.port_was_taken):
-            return state  # until torchrun binds the port, any program can take it
-        return state.after(self.final)
+            following: RestartState | None = state  # until it is bound, any program can take it
+        else:
+            following = state.after(self.final)
+        if following and self._signals.ask_for_end:
+            self._say("no further attempt: the run was told to end")
+            return None
+        return following
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:
         for line in str(error).splitlines():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 
 from rackrun.atomic import write_whole
@@ -19,7 +20,7 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentGroup
 from rackrun.launcher.supervision.peers import Peers
-from rackrun.launcher.supervision.signals import SignalQueue
+from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
 from rackrun.signals import ended_by_a_signal
@@ -33,16 +34,18 @@ def supervise(
     peers: Peers | None = None,
     versions: str = "",
     alerts: EventCommand | None = None,
+    signals: SignalQueue | None = None,
 ) -> Result:
     """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
 
     `peers` look after the other hosts of a run of which this plan is a part; `versions` are those
-    of the hosts' torch and driver, for the first line; `alerts` gets what happens.
+    of the hosts' torch and driver, for the first line; `alerts` gets what happens. `signals` says
+    afterwards whether one has asked for the end.
     """
     unfinished = ""
     if job.folder.attempt == 1:
         unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
-    signals = SignalQueue()
+    signals = signals or SignalQueue()
     with signals.installed():  # before there is a plan: a run with a plan gets a result
         logs = LogFiles(job.folder, plan)
         settings = job.template.settings
@@ -57,12 +60,22 @@ def supervise(
         result = Supervisor(job, agents, logs, output, peers, alerts, signals).supervise()
         output.end_attempt()
     if result.verdict == "failed":
-        from rackrun.launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
-
-        # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-        for host, problems in sick_gpus(plan, transports, result):
-            output.note(f"{host}: probable cause: {problems}")
+        try:
+            with ended_by_stop(), ended_by_a_signal():
+                _report_sick_gpus(plan, transports, result, output)
+        except KeyboardInterrupt:
+            signals.add(signal.SIGINT)  # the result stays that of the attempt
     return result
+
+
+def _report_sick_gpus(
+    plan: Plan, transports: Sequence[Transport], result: Result, output: RunOutput
+) -> None:
+    # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
+    from rackrun.launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
+
+    for host, problems in sick_gpus(plan, transports, result):
+        output.note(f"{host}: probable cause: {problems}")
 
 
 def run(

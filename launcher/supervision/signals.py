@@ -48,10 +48,13 @@ class SignalQueue:
 
     def __init__(self) -> None:
         self._pending: deque[int] = deque()
+        self.ask_for_end = False
+        """One of them did, processed or not."""
 
     def add(self, number: int) -> None:
         """Add a signal that did not come through a handler of this process."""
         self._pending.append(number)
+        self.ask_for_end = self.ask_for_end or number != signal.SIGTSTP
 
     def take(self) -> Iterator[int]:
         """Yield and remove the pending signals, in order of arrival."""

@@ -70,7 +70,7 @@ def test_restarts_and_spares_work_while_nobody_looks(detached):
     )
     rules = ("--max-restarts", "1", "--spares", "1")
     detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
-    detached.wait_for_ranks(2)
+    until(lambda: first.with_name("first1").exists(), "the rank to be killed was there", 60)
     detached.lab.hosts[1].stop()
     for pid in (*detached.lab.hosts[1].sessions(), *detached.on(detached.lab.hosts[1])):
         with_signal(pid, signal.SIGKILL)
@@ -81,8 +81,11 @@ def test_restarts_and_spares_work_while_nobody_looks(detached):
     plan = json.loads((detached.folder / "plan.json").read_text())
     assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
     assert len(list((detached.home / "runs").glob("2*"))) == 1
-    attempts = json.loads((detached.folder / "result.json").read_text())["attempts"]
-    assert [attempt["exit_code"] for attempt in attempts] == [75, 0]
+    result = json.loads((detached.folder / "result.json").read_text())
+    assert [attempt["exit_code"] for attempt in result["attempts"]] == [75, 0]
+    assert result["hosts"].keys() == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
+    code, _, err = detached.result_of("stop")
+    assert (code, "127.0.0.3: " in err) == (75, True), err  # what it had may still be there
 
 
 def test_stop_lets_the_ranks_save_and_verifies_every_host(detached):
@@ -122,6 +125,21 @@ def test_stop_ends_a_run_between_two_attempts(detached):
     result = json.loads((detached.folder / "result.json").read_text())
     assert (result["exit_code"], len(result["attempts"])) == (130, 1)
     detached.wait_until_clean(60)  # the look at a host ends as slowly as it began
+
+
+def test_stop_while_a_failed_attempt_ends_prevents_the_next_one(detached):
+    """A rank has failed and the others take their time; the result stays that of the failure."""
+    script = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('here', flush=True)\n"
+        "time.sleep(5 if os.environ['RANK'] == '0' else 999); sys.exit(3)"
+    )
+    detached.detach("--max-restarts", "1", detached.hosts, "--", sys.executable, "-c", script)
+    output = detached.folder / "output.log"
+    until(lambda: "stopping all ranks" in output.read_text(), "a rank has failed", 60)
+    code, _, err = detached.result_of("stop")
+    assert (code, "failed: rank 0 on 127.0.0.2: exit code 3" in err) == (0, True), err
+    assert len(json.loads((detached.folder / "result.json").read_text())["attempts"]) == 1
 
 
 def test_a_launch_that_waits_for_hosts_is_detached_once_it_has_them(detached):
