@@ -5,6 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
+from sys import float_info
+from typing import Annotated
 
 from msgspec import structs
 
@@ -14,7 +16,7 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import HostState, RankState, RunState
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES
-from rackrun.shapes import Misshapen, Real, Shape, Whole, parsed_file
+from rackrun.shapes import Misshapen, Real, Shape, Whole, between, parsed_file
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -32,6 +34,8 @@ BUSY = {
 HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
 HANGING_STEPS = 10
 LINE_CHARACTERS = 200
+Measure = Annotated[float, between(-float_info.max, float_info.max)]
+"""What a rank measured: the loss of a run that diverges is larger than any `Real`."""
 BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 """The order of hosts by state, the most urgent first."""
 URGENCY = {
@@ -50,8 +54,8 @@ class HostView(Shape, frozen=True):
     urgency: Whole
     step: Whole
     """Of its slowest rank; 0: none yet."""
-    loss: Real | None
-    images_per_second: Real
+    loss: Measure | None
+    images_per_second: Measure
     """Its share of those of all ranks."""
     share: Real | None
     """Of the images of a step, if ranks get them by speed (--balance auto)."""
@@ -79,14 +83,14 @@ class RunView(Shape, frozen=True):
     epoch_steps: Whole
     step: Whole
     steps: Whole
-    loss: Real | None
-    accuracy: Real | None
-    images_per_second: Real | None
+    loss: Measure | None
+    accuracy: Measure | None
+    images_per_second: Measure | None
     data_share: Real | None
     """Of the time, for which ranks waited for data."""
     seconds_left: Real | None
     """Until the end of the run."""
-    best: Real | None
+    best: Measure | None
     """The best validation accuracy so far."""
     checkpoint: Whole
     """The step of the last checkpoint; 0: none yet."""

@@ -37,7 +37,7 @@ def state() -> RunView:
         for name, ranks in (("node1", 2), ("node2", 1))
     ]
     run = RunState(make_plan(Job(Command(("true",)), FOLDER, "ab" * 16), facts, 1), 0.0)
-    fields = {"phase": "train", "step": 3, "steps": 9, "loss": 0.5, "epoch": 1, "epochs": 2}
+    fields = {"phase": "train", "step": 3, "steps": 9, "loss": 1e30, "epoch": 1, "epochs": 2}
     usage = Usage(0, 0.5, 1, 2, (Gpu(1, 2, 3),))
     for event in (RankStarted(0, 1, 7), Report(0, 0, fields), usage):
         run.take(event, 1.0)
@@ -65,7 +65,7 @@ LISTING = {
 
 
 def test_what_is_written_is_understood():
-    """The state of a run and its result come back as they were."""
+    """The state of a run and its result come back as they were, also of one that diverges."""
     found = shaped(FOUND, RunFacts, "answer")
     assert found.live == state()
     assert found.finish is not None and found.finish.attempts[0]["exit_code"] == 137
