@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -94,6 +95,8 @@ class _Starter:
         self._orders = orders
         self._news = news
         self._plain = plain
+        self._is_unread = False
+        """The controller knows that nobody reads standard output any more."""
         self._detached = ""
         """The run, once --detach has begun one: only the wait for its first step can be ended."""
 
@@ -109,9 +112,7 @@ class _Starter:
                 elif begun:
                     _, folder = json.loads(begun)
                     screen = Screen(RunFolder(Path(folder)), self._plain)
-                    screen.follow(self._is_over)
-                    if screen.closed:
-                        self._send(UNREAD)
+                    screen.follow(partial(self._is_over, screen))
                 news.read()  # until the controller has ended
             _, status = os.waitpid(self._controller, 0)
         except _Left as left:
@@ -124,7 +125,10 @@ class _Starter:
         say("the controller of the run was killed; hosts end the run on their own")
         return 128 - code
 
-    def _is_over(self) -> bool:
+    def _is_over(self, screen: Screen) -> bool:
+        if screen.closed and not self._is_unread:
+            self._is_unread = True
+            self._send(UNREAD)
         # nothing comes but the end: the controller has closed its pipe
         return bool(select.select([self._news], [], [], LOOK_SECONDS)[0])
 
@@ -138,7 +142,7 @@ class _Starter:
             what = "the first step" if seconds is None else f"{seconds:g} s"
             say(f"waiting for {what} of every rank; Ctrl-C leaves the run running")
         while True:
-            is_over = seconds != 0 and self._is_over()
+            is_over = seconds != 0 and self._is_over(screen)
             lines = b"".join(screen.new_lines(everything=is_over)).splitlines(keepends=True)
             write_all(2, b"".join(line for line in lines if line.startswith(NOTE.encode())))
             if is_over:

@@ -60,7 +60,7 @@ class Screen:
     def follow(self, pause: Callable[[], bool]) -> None:
         """Show the run until its end; `pause` waits a moment, and is True once the run is over."""
         with self._drawing() as self._board:
-            while not self.closed:
+            while True:
                 is_over = pause()  # asked first: what is written in between is read below
                 for lines in self.new_lines(everything=is_over):
                     self._show(lines)
@@ -116,6 +116,8 @@ class Screen:
                 self._write(2 if line.startswith(NOTE.encode()) else 1, line)
 
     def _write(self, descriptor: int, data: bytes) -> None:
+        if descriptor == 1 and self.closed:
+            return
         try:
             write_all(descriptor, data)
         except BrokenPipeError:

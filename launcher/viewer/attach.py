@@ -46,7 +46,7 @@ def attach(run: Run, options: AttachOptions) -> int:
     screen = Screen(folder, options.plain)
     with interruptible():
         try:
-            screen.follow(partial(_is_over, folder))
+            screen.follow(partial(_is_over, folder, screen))
         except KeyboardInterrupt as interrupt:
             say(f"detached, the run continues; {see_and_end(run.id[:SHORT_ID])}")
             return int(interrupt.args[0]) if interrupt.args else 0
@@ -60,8 +60,8 @@ def attach(run: Run, options: AttachOptions) -> int:
     return code
 
 
-def _is_over(folder: RunFolder) -> bool:
-    if exit_code_in(folder.events) is not None or not is_supervised(folder):
+def _is_over(folder: RunFolder, screen: Screen) -> bool:
+    if screen.closed or exit_code_in(folder.events) is not None or not is_supervised(folder):
         return True
     time.sleep(LOOK_SECONDS)
     return False
