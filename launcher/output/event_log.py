@@ -1,7 +1,7 @@
 """events.jsonl: what happened in a run, a JSON object a line, for programs and for later.
 
 Each has `time` and `event`: attempt, started, phase, ended, lost, closed, finish, restart, end. Its
-lock is held as long as the process lives that supervises the run.
+lock is held as long as a process supervises the run.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class EventLog:
     def fileno(self) -> int:
         """Return the descriptor that is locked."""
         return self._file
+
+    def close(self) -> None:
+        """Close the file, and so unlock it."""
+        os.close(self._file)
 
     def begin(self, number: int, plan: Plan) -> None:
         """Write that an attempt begins."""

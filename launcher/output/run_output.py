@@ -74,6 +74,8 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def __exit__(self, *reason: object) -> None:
         if self._reader is not None:
             self._reader.finish(patiently=self._is_done)
+        os.close(self._file)
+        self.events.close()
 
     @property
     def closed(self) -> bool:
@@ -122,7 +124,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         """Write how an attempt ended: the traceback, the results, and one last line."""
         self._write_lines(self._merger.take(time.monotonic(), everything=True))
         if result.traceback:
-            self._write(f"{clean_lines(result.traceback.rstrip())}\n")
+            self.note(result.traceback.rstrip())
         for name, value in (*summary(result), *next_commands(result, self.plan)):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
