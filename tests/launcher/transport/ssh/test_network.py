@@ -47,7 +47,7 @@ def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net):
     code, _, err = lab.result_of(str(hosts), "--", str(warm.interpreter()), str(script))
     assert code == 0, err
     for number in range(3):
-        log = lab.run_folder() / "logs" / f"node{number + 1}" / f"rank-{number}.out"
+        log = lab.run_folder() / "logs" / f"node{number + 1}" / "1" / f"rank-{number}.out"
         assert log.read_text() == f"node{number + 1} 3 eth0\n"
 
 
