@@ -43,6 +43,8 @@ def main(args: Sequence[str]) -> int:
     run = find_run(options.run) or _run_elsewhere(verb, options)
     if run.folder and not run.id:
         plan_in(RunFolder(run.folder))  # refuses the folder of no run
+        # an empty id would mean every run of this account
+        raise UsageError(f"{RunFolder(run.folder).plan}: has no id of a run")
     if not options.run.startswith(run.id):
         say(str(run))
     return work(run, options)

@@ -13,6 +13,7 @@ HOST = {
 ID = "3fa81c02" * 4
 PLAN = json.dumps({"run_id": ID, "world_size": 1, "hosts": [HOST]})
 RUN = {f"{NIGHT}/plan.json": PLAN}
+NAMELESS = {f"{NIGHT}/plan.json": PLAN.replace(ID, "night")}
 TWICE = {f"runs/2026010{day}-000000-night/plan.json": "{}" for day in (1, 2)}
 
 # fmt: off
@@ -38,6 +39,7 @@ ROWS = [
         Refusal(f"rackrun {verb} {NIGHT}", 64, NIGHT, {f"{NIGHT}/": ""})
         for verb in ("logs", "status", "stop", "report")
     ),
+    Refusal(f"rackrun stop {NIGHT}", 64, "plan.json: has no id of a run", NAMELESS),
     Refusal("./run-local report runs/latest", 64, ("runs/latest", "./run-ssh ps")),
     Refusal("./run-local report a3f2", 64, ("a3f2", "./run-ssh ps")),
     Refusal("rackrun report latest", 64, ("latest", "rackrun ps")),
