@@ -86,10 +86,15 @@ class Answer(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
-        seconds = sock.gettimeout() or math.inf
-        self.timed = TimedBytes(self.fp.detach(), seconds)
-        self.timed.deadline = time.monotonic() + seconds  # of the head, which may be without end
+        self._head_seconds = sock.gettimeout() or math.inf
+        self.timed = TimedBytes(self.fp.detach(), self._head_seconds)
         self.fp = io.BufferedReader(self.timed)
+
+    def begin(self) -> None:
+        """Receive the head, in the time of a stall: one may follow the other without end."""
+        self.timed.deadline = time.monotonic() + self._head_seconds
+        super().begin()
+        self.timed.deadline = math.inf
 
 
 def check_answer(

@@ -3,6 +3,7 @@
 import io
 import ssl
 import tarfile
+import time
 from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of
 from rackrun.errors import DataError, UsageError
+from rackrun.shards import tar_streams
 from rackrun.training.data.plain import TarPart, part_of
 from rackrun.training.data.tars import Labels, named_classes, samples_in
 from tests.lab.foreign import tar
 
+PIECE_BYTES = 1 << 13
 LABELS = Labels(("cat", "dog", "owl"))
 WHOLE = tar({f"{n}.{suffix}": b"%d" % (n % 3) for n in range(20) for suffix in ("jpg", "cls")})
 
@@ -119,6 +122,7 @@ class Handler(BaseHTTPRequestHandler):
     """A server that breaks off its first answer; with /parts/, it sends the rest alone."""
 
     broken = 1
+    pause = 0.0
     secrets: list[str | None] = []
 
     def do_GET(self):
@@ -140,7 +144,9 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         half = begin + (len(WHOLE) - begin) // 2 if type(self).broken > 0 else len(WHOLE)
         type(self).broken -= 1
-        self.wfile.write(WHOLE[begin:half])
+        for at in range(begin, half, PIECE_BYTES):
+            self.wfile.write(WHOLE[at : min(at + PIECE_BYTES, half)])
+            time.sleep(type(self).pause)
 
     def log_message(self, *args):
         pass
@@ -193,6 +199,16 @@ def test_a_server_is_followed_and_continued_where_it_can(url, monkeypatch):
     with pytest.raises(DataError, match="does not send the rest alone"):
         list(samples_in(f"{url}/s.tar", LABELS))
     assert len(list(samples_in(f"{url}/s.tar", LABELS))) == 20
+
+
+def test_a_slow_server_is_not_one_that_stalls(url, monkeypatch):
+    """One request is enough, though the whole takes longer than a stall may."""
+    monkeypatch.setattr(tar_streams, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(Handler, "broken", 0)
+    monkeypatch.setattr(Handler, "pause", 0.15)
+    Handler.secrets.clear()
+    assert len(list(samples_in(f"{url}/s.tar", LABELS))) == 20
+    assert len(Handler.secrets) == 1
 
 
 def test_credentials_stay_with_the_server_that_they_are_for(url, tmp_path, monkeypatch):
