@@ -23,15 +23,17 @@ def test_norms_that_exchange_are_refused_where_a_step_has_fewer_samples_than_ran
         sync.require_join(2)
 
 
-def test_norms_use_their_running_statistics_for_a_part_of_one_image():
-    """Frozen ones do anyway, and stay so; no images change nothing."""
-    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(2))
-    state = TrainingState(model, Config())
-    sync = GradientSync(Config(), Ranks(0, 1, 0, 1, CPU), state)
-    model[2].eval()
-    for images, changes in ((0, False), (1, False), (2, True)):
-        before = model[1].running_mean.clone()
+def test_a_norm_of_one_value_per_channel_uses_its_running_statistics():
+    """The norm of a convolution has pixels to train on; frozen ones stay so."""
+    pooled = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(2))
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(2), pooled)
+    sync = GradientSync(Config(), Ranks(0, 1, 0, 1, CPU), TrainingState(model, Config()))
+    norms = [model[1], model[2].eval(), pooled[1]]
+    with pytest.raises(UsageError, match="no statistics yet"), sync.part(1, is_last=True):
+        model(torch.rand(1, 3, 8, 8))
+    for images, changed in ((0, []), (2, [0, 2]), (1, [0])):
+        before = [norm.running_mean.clone() for norm in norms]
         with sync.part(images, is_last=True):
             model(torch.rand(images, 3, 8, 8)).sum().backward()
-        assert torch.equal(before, model[1].running_mean) != changes
-        assert model[1].training and not model[2].training
+        assert changed == [n for n in range(3) if not torch.equal(before[n], norms[n].running_mean)]
+        assert [norm.training for norm in norms] == [True, False, True]

@@ -9,9 +9,9 @@
 What ranks exchange is the same on all of them, bit for bit, and so are their weights afterwards.
 
 A batch norm that gets one value per channel, as of a single image after a pooling, has no variance
-to divide by: so the norms use their running statistics for a part of one image. These differ from
-rank to rank, so all ranks take their mean first, in such a step and in one that not every rank
-computes, after which all have the statistics of a rank that did.
+to divide by: it then uses its running statistics. These differ from rank to rank, so all ranks take
+their mean first, in a step with a part of one image and in one that not every rank computes, after
+which all have the statistics of a rank that did.
 """
 
 import os
@@ -82,16 +82,26 @@ class GradientSync:
     @contextmanager
     def _norms_of_one_image(self) -> Iterator[None]:
         norms = [norm for norm in own_norms(self._state.model) if norm.training]  # not frozen ones
-        for norm in norms:
-            norm.eval()
-        # Another compilation takes minutes.
+        hooks = [norm.register_forward_pre_hook(_with_usable_statistics) for norm in norms]
+        # Compiled code would not know of the hooks, and another compilation takes minutes.
         is_compiled = bool(norms) and self._config.compile
         try:
             with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
                 yield
         finally:
-            for norm in norms:
+            for norm, hook in zip(norms, hooks, strict=True):
+                hook.remove()
                 norm.train()
+
+
+def _with_usable_statistics(norm: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+    # float (B, channels, ...): the norm of a convolution has a value per pixel, and can train.
+    norm.train(inputs[0].numel() > inputs[0].shape[1])
+    if not norm.training and norm.num_batches_tracked == 0:
+        raise UsageError(
+            "a batch norm has one value per channel in a part of one image, and no statistics yet:"
+            " type a larger --batch-size, or a smaller --grad-accum-steps"
+        )
 
 
 def own_norms(model: nn.Module) -> list[nn.Module]:
