@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of
 from rackrun.errors import DataError, UsageError
 from rackrun.shards import tar_streams
-from rackrun.training.data.plain import TarPart, part_of
-from rackrun.training.data.tars import Labels, named_classes, samples_in
+from rackrun.training.data.tars import Labels, TarPart, named_classes, part_of, samples_in
 from tests.lab.foreign import tar
 
 PIECE_BYTES = 1 << 13

@@ -19,7 +19,7 @@ from rackrun.training.data.loader import loaded, on_device, with_problems, worke
 from rackrun.training.data.resampled import resampled_batches
 from rackrun.training.data.samples import Batch, LeftOut, Quarantine, StoredSample, filled
 from rackrun.training.data.slots import room_for
-from rackrun.training.data.tars import Labels, named_classes, samples_in
+from rackrun.training.data.tars import Labels, TarPart, named_classes, part_of, samples_in
 from rackrun.training.data.transforms import TransformsOfEpoch
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.settings.data import DataSettings
@@ -88,27 +88,6 @@ def _classes(config: DataSettings, ranks: Ranks) -> tuple[str, ...]:
     if "problem" in told:
         raise UsageError(told["problem"])
     return tuple(told["classes"])
-
-
-class TarPart(NamedTuple):
-    """Samples of a tar for one of several readers: from one on, each so-many-th."""
-
-    tar: str
-    first: int = 0
-    every: int = 1
-
-
-def part_of(parts: Sequence[TarPart], number: int, readers: int) -> list[TarPart]:
-    """Return what one of several readers reads, so that all together read each sample once.
-
-    Where there are fewer parts than readers, several read one tar and take samples in turn.
-    """
-    if len(parts) >= readers or not parts:
-        return list(parts[number::readers])
-    which = number % len(parts)
-    tar, first, every = parts[which]
-    sharing = len(range(which, readers, len(parts)))
-    return [TarPart(tar, first + every * (number // len(parts)), every * sharing)]
 
 
 @dataclass(frozen=True)

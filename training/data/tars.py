@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -93,6 +93,27 @@ def named_classes(path: str) -> tuple[str, ...]:
                 f" {name}? give names that are no numbers"
             )
     return names
+
+
+class TarPart(NamedTuple):
+    """Samples of a tar for one of several readers: from one on, each so-many-th."""
+
+    tar: str
+    first: int = 0
+    every: int = 1
+
+
+def part_of(parts: Sequence[TarPart], number: int, readers: int) -> list[TarPart]:
+    """Return what one of several readers reads, so that all together read each sample once.
+
+    Where there are fewer parts than readers, several read one tar and take samples in turn.
+    """
+    if len(parts) >= readers or not parts:
+        return list(parts[number::readers])
+    which = number % len(parts)
+    tar, first, every = parts[which]
+    sharing = len(range(which, readers, len(parts)))
+    return [TarPart(tar, first + every * (number // len(parts)), every * sharing)]
 
 
 def samples_in(tar: str, labels: Labels) -> Iterator[StoredSample]:
