@@ -127,7 +127,8 @@ def save(folder: RunFolder, content: Content, keep: int, best: bool) -> Path:
     if best:
         _link(path, folder.best)
     # After the new file is whole: whenever this is interrupted, there is one to resume from.
-    for old in steps_in(folder.checkpoints)[:-keep]:
+    # A run that resumes from an earlier step in the same folder has later ones beside its own.
+    for old in [each for each in steps_in(folder.checkpoints) if each <= path][:-keep]:
         with suppress(FileNotFoundError):
             old.unlink()
     return path

@@ -135,9 +135,10 @@ class RunCheckpoints:
         if not epoch:
             return
         kept = self._best_here(epoch) if self._thread else None
-        accuracy = round(kept["accuracy"] * 1e9) if kept else -1
-        offers = [int(each[0]) for each in self._ranks.all_gather(np.array([accuracy]))]
-        source = offers.index(max(offers))  # the best one of all has the highest accuracy
+        # That of the best evaluation comes before any that is as accurate, with another loss.
+        own = [kept["epoch"] == epoch, round(kept["accuracy"] * 1e9)] if kept else [0, -1]
+        offers = [each.tolist() for each in self._ranks.all_gather(np.array(own))]
+        source = offers.index(max(offers))
         if source:
             payload = checkpoint.pack(kept) if kept and self._ranks.rank == source else None
             kept = checkpoint.unpack(self._ranks.broadcast_bytes(payload, source))

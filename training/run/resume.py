@@ -34,7 +34,7 @@ class Earlier:
     @property
     def folder(self) -> RunFolder:
         """The run that wrote it."""
-        return RunFolder(self.path.parents[1])
+        return RunFolder(self.path.parent.parent)
 
     def resolved(self, config: Config) -> Config:
         """Return settings with what the earlier run chose where these leave the choice."""
@@ -93,7 +93,7 @@ def _newest(
             problem = error
     if checkpoint:
         checkpoint = checkpoint[0].absolute(), checkpoint[1]
-    name = f"{checkpoint[0].parents[1].name}/{checkpoint[0].name}" if checkpoint else ""
+    name = f"{checkpoint[0].parent.parent.name}/{checkpoint[0].name}" if checkpoint else ""
     # Run folder and step, both with zeros in front: the greatest text is the newest.
     offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
     if not any(offers):
