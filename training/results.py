@@ -30,18 +30,18 @@ def write_results(run: TrainingRun, scores: Scores | None) -> str:
     folder, state = run.log.folder, run.state
     model = state.evaluated.state_dict()
     checkpoint.write(folder.final, {"model": model, "accuracy": state.accuracy, **run.described})
-    if grid := predictions(run):
-        if scores and scores.confusion is not None:
-            grid["confusion"] = scores.confusion
-        write_grid(folder.predictions, grid)
-    rows = scores.hardest(GRID_IMAGES) if scores else []
-    if hardest := predictions(run, rows) if rows else None:
-        write_grid(folder.hardest, hardest)
     from rackrun.run_report.page import write  # nothing else here needs what that imports
 
     try:
+        if grid := predictions(run):
+            if scores and scores.confusion is not None:
+                grid["confusion"] = scores.confusion
+            write_grid(folder.predictions, grid)
+        rows = scores.hardest(GRID_IMAGES) if scores else []
+        if hardest := predictions(run, rows) if rows else None:
+            write_grid(folder.hardest, hardest)
         return str(write(folder.path))
-    except Exception as error:  # whatever it is, the run is done
+    except Exception as error:  # whatever it is, as a server that is gone, the run is done
         run.log.say(f"no report: {one_line(str(error))[:300]}")
         return ""
 
