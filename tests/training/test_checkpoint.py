@@ -105,6 +105,8 @@ def test_the_last_ones_and_the_best_are_kept(folder):
         "step-00000006.pt",
     ]
     assert checkpoint.read(folder.best)["state"]["step"] == 3
+    # Of a run that goes on from an earlier step, beside what it passed over.
+    assert checkpoint.save(folder, content(4), keep=1, best=False).exists()
 
 
 def test_the_newest_whole_one_is_taken_and_the_others_are_named(folder, capsys):
