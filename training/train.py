@@ -53,9 +53,9 @@ from rackrun.training.task import Task, are_probabilities, check_logits
 from rackrun.training.trace import StepTrace
 from rackrun.units import plural
 
-SOFTMAX = (
-    "the model's outputs are probabilities, as of a softmax at its end; the loss takes logits:"
-    " leave the softmax out, or training stops far from its best"
+PROBABILITIES = (
+    "the model's outputs are probabilities, as of a softmax or sigmoid at its end; the loss takes"
+    " logits: leave that out, or training stops far from its best"
 )
 
 
@@ -255,7 +255,7 @@ class Trainer:
     def remark_probabilities(self, logits: torch.Tensor) -> None:
         """Say so, once, where the first outputs are probabilities and no logits."""
         if self.ranks.first and are_probabilities(logits):
-            say(SOFTMAX)
+            say(PROBABILITIES)
 
     def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
         """Write training images of the first step for the report."""

@@ -108,9 +108,13 @@ def test_a_rank_blames_a_model_for_what_torch_refuses(cli, shards):
     assert (result.code, "--model models:Misfit" in last(result)) == (1, True), result
 
 
-def test_a_model_that_ends_in_a_softmax_is_remarked(cli, shards):
-    result = train(cli, "Softmax", "--epochs 1")
-    assert "softmax" in result.said.lower(), result
+@pytest.mark.parametrize(
+    ("model", "more", "said"),
+    [("Softmax", "", True), ("Sigmoid", "--precision bf16", True), ("Small", "", False)],
+)
+def test_a_model_that_ends_in_probabilities_is_remarked(model, more, said, cli, shards):
+    result = train(cli, model, f"--epochs 1 {more}")
+    assert ("as of a softmax or sigmoid" in result.said) == said, result
 
 
 def test_the_normalisation_of_a_model_can_be_given_and_is_said(cli, shards):

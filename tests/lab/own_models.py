@@ -131,3 +131,10 @@ class Softmax(Small):
 
     def forward(self, images):
         return super().forward(images).softmax(1)
+
+
+class Sigmoid(Small):
+    """One that ends in a probability of each class by itself."""
+
+    def forward(self, images):
+        return super().forward(images).sigmoid()
