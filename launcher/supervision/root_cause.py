@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from msgspec import structs
+
 from rackrun.contract import phases
 from rackrun.launcher.errors import HostLost, PreflightRefused
 from rackrun.launcher.run.events import (
@@ -164,7 +166,7 @@ def find_root_failure(before: Sequence[Failure], after: Sequence[Failure], tail:
     late = [failure for failure in after if is_independent(failure, tail)]
     root = (primary or late or list(before))[0]
     if not primary and late and isinstance(root, RankEnded) and root.signal and root.ordered:
-        return replace(root, code=1, signal=0)  # as it would have ended without our signals
+        return structs.replace(root, code=1, signal=0)  # as it would have ended without our signals
     return root
 
 
@@ -206,7 +208,7 @@ def as_raised(ended: RankEnded, tail: str) -> RankEnded:
     exception = _exception_of(tail)
     is_aborted = tail.rfind(_TERMINATED) > tail.rfind(exception)
     if ended.signal == signal.SIGABRT and exception and is_aborted:
-        return replace(ended, code=1, signal=0)
+        return structs.replace(ended, code=1, signal=0)
     return ended
 
 

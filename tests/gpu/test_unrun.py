@@ -10,7 +10,8 @@ import pytest
 @pytest.mark.parametrize("user", [{}, {"RUN_TESTS_COMPLETE": "1"}], ids=["user", "root or CI"])
 def test_tests_of_a_gpu_are_said_to_be_unrun_where_there_is_none(user, tmp_path):
     line = tmp_path / "line"
-    chosen = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", str(Path(__file__).parent)]
+    here = str(Path(__file__).parent)
+    chosen = [sys.executable, "-m", "pytest", "-q", "-p", "tests.summary", "-m", "gpu", here]
     done = subprocess.run(
         [*chosen, "--basetemp", str(tmp_path / "basetemp"), "-p", "no:cacheprovider"],
         cwd=Path(__file__).parents[2],

@@ -10,6 +10,7 @@ import torch
 
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import RECIPES
+from rackrun.run_folder import RunFolder
 from rackrun.training.counts import as_counts
 from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic
@@ -66,7 +67,7 @@ SHORT = (("default", 1), ("timm-a3", 0))
         for number, step in enumerate(STEPS)
     ],
 )
-def test_a_step_asks_the_device_for_nothing(recipe, options):
+def test_a_step_asks_the_device_for_nothing(recipe, options, tmp_path):
     """All of a step, mixing, clipping and the average included, runs where tensors have no values.
 
     So no step but the first, whose outputs are looked at, waits for the device between two lines of
@@ -87,6 +88,7 @@ def test_a_step_asks_the_device_for_nothing(recipe, options):
     data = Synthetic(config, TASK.transforms(config, 0), 10, Ranks(0, 1, 0, 1, CPU))
     run = TrainingRun(TASK, config, ranks, StopRequests(0), compute, data)
     run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
+    run.log.folder = RunFolder(tmp_path)
     trainer = Trainer(run)
     trainer.sync = GradientSync(config, ranks, run.state)
     trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)

@@ -148,7 +148,7 @@ def test_a_file_that_unpacks_to_more_than_it_is_is_refused(tmp_path):
         for entry in plain.infolist():
             bomb.writestr(entry.filename, plain.read(entry))
     assert (tmp_path / "bomb.pth").stat().st_size < 100_000
-    with pytest.raises(SaveError, match="damaged, or holds more"):
+    with pytest.raises(SaveError, match="compressed"):
         load_weights(net(2), tmp_path / "bomb.pth", ("cat", "dog"))
 
 

@@ -137,7 +137,7 @@ def test_what_another_account_plants_in_place_of_the_lock_does_no_harm(start_lab
         assert time.monotonic() - began < 15 * BUSY
         assert code == 78, err
         (line,) = [line for line in err.splitlines() if "cannot be locked" in line]
-        assert f"tmp: {lock} of {pwd.getpwuid(SOMEBODY).pw_name} cannot be locked: " in line
+        assert f"{lock} of {pwd.getpwuid(SOMEBODY).pw_name} cannot be locked: " in line
         assert target.read_text() == "mine"
         assert lock.lstat().st_uid == SOMEBODY
     finally:
