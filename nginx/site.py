@@ -56,7 +56,7 @@ class Site:
     image: str = ""
     """Container image (default: the official nginx, pinned by its digest)."""
     include: Path | None = None
-    """File with lines of nginx's language for this server, such as those of TLS; with --native."""
+    """File of nginx directives for this server, such as those for TLS; with --native."""
 
     @property
     def host(self) -> str:
@@ -134,7 +134,7 @@ def first_shard(folder: Path) -> str:
     except (Misshapen, LookupError, TypeError):
         raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
     if not is_served:
-        why = "a name that no server may give away"
+        why = "not a name that can be served"
         raise FolderError(f"{path}: {name[:80]!r}: {why}; convert it again")
     if (folder / name).is_symlink():
         target = shlex.quote(str((folder / name).resolve().parent))

@@ -22,7 +22,7 @@ ONLY_EXACT = ("global_batch", *SELECTION)
 """Settings that resampled reading does not have."""
 
 CropArea = Annotated[float, Between(0.001, 1)]
-"""The least share of an image that tasks keep which crop by chance."""
+"""The least share of an image that a random crop keeps."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class DataSettings(Slice):
     """With --resampled: images per epoch over all ranks; 0: as many as the training set has. Tars
     without an index need it."""
     classes: str = ""
-    """For tars without an index: file with the names of the classes, one a line."""
+    """For tars without an index: file with the names of the classes, one per line."""
     num_classes: Count = 0
     """For tars without an index: number of classes, instead of --classes."""
     label_field: str = "label"
-    """For tars without an index: field of a .json that has the class, where there is no .cls."""
+    """For tars without an index: field of the .json that holds the class, if there is no .cls."""
     eval_data: str = ""
     """For tars without an index: the tars to evaluate on, each image once."""
     exact_epochs: bool = True

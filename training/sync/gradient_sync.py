@@ -31,6 +31,7 @@ from rackrun.training.config import Config
 from rackrun.training.layers import BATCH_NORMS
 from rackrun.training.ranks import Ranks, without_exchange
 from rackrun.training.state import TrainingState
+from rackrun.units import plural
 
 
 class GradientSync:
@@ -52,9 +53,9 @@ class GradientSync:
         why = why_not_join(self._state.model)
         if why and last_samples < self._ranks.world:
             raise UsageError(
-                f"the last step of an epoch has {last_samples} samples for {self._ranks.world}"
-                f" ranks, and torch's Join cannot serve it: {why}; type --resampled, or another"
-                " --global-batch"
+                f"the last step of an epoch has {plural(last_samples, 'sample')} for"
+                f" {self._ranks.world} ranks, and torch's Join cannot be used: {why}; type"
+                " --resampled, or another --global-batch"
             )
 
     def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:
