@@ -69,9 +69,7 @@ class Labels:
         number = self._numbers.get(name, int(name) if NUMBER.fullmatch(name) else -1)
         if isinstance(value, bool) or not 0 <= number < len(self.classes):
             raise DataError(
-                clean(
-                    f"{where}: {one_line(name)[:60]!r} is not one of {len(self.classes):,} classes"
-                )
+                clean(f"{where}: {one_line(name)[:60]!r} is none of {len(self.classes):,} classes")
             )
         return number
 
