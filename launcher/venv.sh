@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by run-local, run-ssh, run-ray and run-tests, and on hosts by launcher/remote/transfer.py
+# Sourced by run-local, run-ssh, run-ray and run-tests, and on hosts by launcher/remote/upload.py
 # (--sync).
 # Defines `venv_python EXTRAS...`: sets $python to the interpreter of .venv in the repository, which is
 # made and filled on first use, and again whenever pyproject.toml or the lock in requirements/

@@ -32,7 +32,7 @@ def test_a_shell_reads_a_line_in_three_places_only():
     assert shells == {
         "launcher/transport/ssh/connect.py",  # ProxyCommand, a line of ssh_config
         "launcher/run/hosts.py",  # setup=, a line of the host file
-        "launcher/remote/transfer.py",  # what makes the environment: a constant
+        "launcher/remote/upload.py",  # what makes the environment: a constant
     }
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from rackrun.contract import variables
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.files.working_tree import WorkingTree
-from rackrun.launcher.remote import transfer
+from rackrun.launcher.remote import upload
 from rackrun.launcher.remote.files import PIECE_BYTES, PROJECT_LOCK, file_digest
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise, each
@@ -52,7 +52,7 @@ class Differences(Shape, frozen=True):
     root: str
     paths: Annotated[tuple[str, ...], at_most(MOST_FILES)]
     surplus: Annotated[int, between(0, MOST_FILES)]
-    runs: Annotated[tuple[str, ...], at_most(transfer.MOST_RUNS)] = ()
+    runs: Annotated[tuple[str, ...], at_most(upload.MOST_RUNS)] = ()
     """The runs whose ranks work in that folder, where files differ."""
 
 
@@ -70,7 +70,7 @@ def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say
 
 def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     name = destination.transport.name
-    with closing(RpcClient(destination.transport, transfer, destination.python)) as client:
+    with closing(RpcClient(destination.transport, upload, destination.python)) as client:
         listing = {"files": dict(code.files), "modes": dict(code.modes)}
         client.order("differences", root=destination.workdir, **listing)
         reply = client.reply(DIGEST_SECONDS, LISTING_BYTES)

@@ -19,7 +19,7 @@ from rackrun.cuda import BASE
 from rackrun.errors import UsageError
 from rackrun.launcher.remote.files import INSTALLED, file_digest
 from rackrun.launcher.remote.processes import names_in
-from rackrun.launcher.remote.transfer import INCOMING, MANIFEST
+from rackrun.launcher.remote.upload import INCOMING, MANIFEST
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few
 

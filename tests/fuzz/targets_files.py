@@ -12,7 +12,7 @@ from rackrun.errors import DataError, Problem
 from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_files
-from rackrun.launcher.remote import results, service, transfer
+from rackrun.launcher.remote import results, service, upload
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES
 from rackrun.run_report.folder import read
@@ -81,9 +81,9 @@ def fuzz_differences(data: bytes) -> None:
 def fuzz_brought(data: bytes) -> None:
     """Fuzz a host's list of files: it names files below its folder, or is refused."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / transfer.MANIFEST).write_bytes(data)
+        (Path(folder) / upload.MANIFEST).write_bytes(data)
         with contextlib.suppress(OSError):
-            for path in transfer.brought(folder):
+            for path in upload.brought(folder):
                 assert not {"", ".", ".."} & set(path.split("/"))
 
 
@@ -95,10 +95,10 @@ def fuzz_stream(data: bytes) -> None:
         (Path(folder) / "kept").write_text("kept")
         standard = io.TextIOWrapper(io.BytesIO(data))
         with patch.object(sys, "stdin", standard), contextlib.suppress(OSError):
-            transfer.unpack(str(root), ["a"])
+            upload.unpack(str(root), ["a"])
         assert {path.name for path in Path(folder).iterdir()} == {"root", "kept"}
         assert (Path(folder) / "kept").read_text() == "kept"
-        assert not list(root.glob(f"{transfer.INCOMING}*"))
+        assert not list(root.glob(f"{upload.INCOMING}*"))
 
 
 def fuzz_report(data: bytes) -> None:

@@ -18,7 +18,7 @@ from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.files import sync
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_files
-from rackrun.launcher.remote import service, transfer
+from rackrun.launcher.remote import service, upload
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
@@ -222,7 +222,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path):
     (remote / "a").write_text("old")
     options = {"root": str(remote), "paths": ["a", "b"]}
     for name, end in (("c", b""), ("a/x", b"\n")):
-        client = RpcClient(LocalTransport("here"), transfer)
+        client = RpcClient(LocalTransport("here"), upload)
         channel = client._channel
         assert isinstance(channel, LocalChannel)
         client.order("unpack", **options)
@@ -244,8 +244,8 @@ def test_what_came_before_a_copy_broke_off_is_in_the_list(tmp_path):
     (incoming / "a").touch()
     (root / "b").touch()
     with pytest.raises(OSError, match="where a folder should be"):
-        transfer.exchange(str(root), str(incoming), ["a", "b/c"], ["a", "b/c"])
-    assert (root / "a").exists() and "a" in transfer.brought(str(root))
+        upload.exchange(str(root), str(incoming), ["a", "b/c"], ["a", "b/c"])
+    assert (root / "a").exists() and "a" in upload.brought(str(root))
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:

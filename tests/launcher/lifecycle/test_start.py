@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.remote import probe, results, transfer
+from rackrun.launcher.remote import probe, results, upload
 from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
@@ -103,7 +103,7 @@ def test_every_program_runs_on_the_pythons_here(python):
         archive.write(bootstrap.opening(agent).partition(b"\n")[2])
         archive.flush()
         subprocess.run([python, "-ISc", code, archive.name], check=True)
-    for program in (agent, probe, results, transfer):
+    for program in (agent, probe, results, upload):
         ended = subprocess.run(
             bootstrap.bootstrap(python), input=bootstrap.opening(program), capture_output=True
         )
