@@ -2,14 +2,14 @@
 
 's-{000..127}.tar'    URLs or paths; braces as in a shell
 'a.tar::b.tar'        a list
-'pipe:COMMAND'        what a command prints; with braces, too
+'pipe:COMMAND'        what a command prints; with braces, too, and last in a list
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rackrun.errors import UsageError
@@ -21,6 +21,7 @@ SEPARATOR = "::"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 MOST = 1_000_000
 _SEPARATION = re.compile(rf"{SEPARATOR}(?![^\[\]]*\])")  # an IPv6 address in brackets has one, too
+_BEFORE_COMMAND = re.compile(rf"{SEPARATOR}(?={PIPE})")
 
 
 def are_plain_tars(location: str) -> bool:
@@ -38,12 +39,26 @@ def is_folder(location: str) -> bool:
 
 
 def parts_of(location: str) -> list[str]:
-    """Return the entries of a list of tars, braces as they are."""
-    return [part for part in _SEPARATION.split(location) if part]
+    """Return the entries of a list of tars, braces as they are.
+
+    A command runs to the next one or to the end, as it may have the separator in it.
+    """
+    tars, *commands = _BEFORE_COMMAND.split(location)
+    parts = [tars] if tars.startswith(PIPE) else _SEPARATION.split(tars)
+    return [part for part in (*parts, *commands) if part]
+
+
+def joined(locations: Iterable[str]) -> str:
+    """Return a list of these, in their order but for commands, which come last."""
+    parts = itertools.chain(*map(parts_of, locations))
+    return SEPARATOR.join(sorted(parts, key=lambda part: part.startswith(PIPE)))
 
 
 def with_joined_data(words: Sequence[str]) -> list[str]:
-    """Return the options of a task with one --data where it is given several times."""
+    """Return the options of a task with one --data where it is given several times.
+
+    A --data without a value is left to the parser, which refuses it.
+    """
     others, given, names = list[str](), list[str](), False
     for word in words:
         if names:
@@ -53,7 +68,9 @@ def with_joined_data(words: Sequence[str]) -> list[str]:
         elif word != "--data":
             others.append(word)
         names = word == "--data" and not names
-    return [*others, f"--data={SEPARATOR.join(given)}"] if len(given) > 1 else list(words)
+    if names or len(given) < 2:
+        return list(words)
+    return [*others, f"--data={joined(given)}"]
 
 
 def expanded(location: str) -> list[str]:
@@ -65,7 +82,7 @@ def expanded(location: str) -> list[str]:
         tars = [
             tar
             for part in parts_of(location)
-            for tar in islice(braceexpand.braceexpand(part), MOST + 1)
+            for tar in itertools.islice(braceexpand.braceexpand(part), MOST + 1)
         ]
     except ValueError:
         raise UsageError(f"{shown}: braces as in {{000..127}} are needed") from None

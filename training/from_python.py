@@ -10,7 +10,7 @@ import torch
 
 from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.data_location import SEPARATOR, are_plain_tars, parts_of
+from rackrun.data_location import are_plain_tars, joined, parts_of
 from rackrun.errors import SaveError
 from rackrun.run_folder import RUNS, RunFolder, new_run_folder
 from rackrun.runs import final_weights
@@ -55,8 +55,8 @@ def _words(name: str, value: object) -> Iterator[str]:
     if isinstance(value, bool):
         yield f"--{option}" if value else f"--no-{option}"
     elif isinstance(value, (list, tuple)):
-        separator = SEPARATOR if name == "data" else ","
-        yield f"--{option}={separator.join(map(str, value))}"
+        values = map(str, value)
+        yield f"--{option}={joined(values) if name == 'data' else ','.join(values)}"
     else:
         yield f"--{option}={value}"
 

@@ -14,7 +14,7 @@ import trustme
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of
+from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of, with_joined_data
 from rackrun.errors import DataError, UsageError
 from rackrun.shards import tar_streams
 from rackrun.training.data.tars import Labels, TarPart, named_classes, part_of, samples_in
@@ -45,6 +45,18 @@ def test_an_address_in_brackets_is_no_list():
         "http://[::1]:8080/a",
         "http://[fe80::2]/b.tar",
     ]
+
+
+def test_a_command_may_have_the_separator_of_a_list():
+    command = "pipe:perl -MFile::Copy s.tar"
+    assert parts_of(f"a.tar::{command}::pipe:cat b.tar") == ["a.tar", command, "pipe:cat b.tar"]
+    joined = with_joined_data(["--data", command, "--lr", "1", "--data=a.tar"])
+    assert joined == ["--lr", "1", f"--data=a.tar::{command}"]
+
+
+def test_the_last_data_may_not_lack_its_value():
+    typed = ["--data", "a.tar", "--data=b.tar", "--data"]
+    assert with_joined_data(typed) == typed
 
 
 @pytest.mark.parametrize("name", ["s.tar.gz::t.tar", "s3://b/s.tar", "s.tar::s.tar"])
