@@ -13,6 +13,7 @@ class AttemptResult:
     """How one attempt of a run ended."""
 
     verdict: str
+    """done, failed or interrupted."""
     exit_code: int
     cause: str
     host: str | None
@@ -22,23 +23,15 @@ class AttemptResult:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(AttemptResult):
     """Result of a run: of its last attempt, and in short how each of them ended."""
 
-    verdict: str
-    """done, failed or interrupted."""
-    exit_code: int
-    cause: str
-    host: str | None
-    rank: int | None
-    log: Path | None
     advice: str
     traceback: str
     codes: Mapping[int, int | None]
     """The exit code of every rank, 128 + signal for a killed one; None: it never started."""
     hosts: Mapping[str, str]
     """The end state of every host that took part: clean, or why that is unknown."""
-    seconds: float
     report: Mapping[str, object]
     """The last report of the first rank: accuracy, speed, files."""
     folder: Path

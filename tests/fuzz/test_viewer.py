@@ -25,9 +25,9 @@ FOLDER = RunFolder(Path("/home/me/runs/20260101-000000-true"))
 
 
 def result() -> Result:
-    output = ("failed", 137, "exit code 137", "node2", 2, FOLDER.log("node2", 2, "err"), "")
-    parts = ({0: 0, 1: None, 2: 137}, {"node1": "clean"}, 7.5, {"final": "x"}, FOLDER.path)
-    return Result(*output, "", *parts).after(None)
+    output = ("failed", 137, "exit code 137", "node2", 2, FOLDER.log("node2", 2, "err"), 7.5)
+    parts = ({0: 0, 1: None, 2: 137}, {"node1": "clean"}, {"final": "x"}, FOLDER.path)
+    return Result(*output, "", "", *parts).after(None)
 
 
 def state() -> RunView:

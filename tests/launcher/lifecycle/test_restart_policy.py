@@ -26,7 +26,7 @@ HOSTS = tuple(map(Host, "abcd"))
 def failed(host: str, lost: str = "", exit_code: int = 75, verdict: str = "failed") -> Result:
     states = {name: "not verified" if name in lost else "clean" for name in "abcd"}
     return Result(
-        verdict, exit_code, "", host, 0, None, "", "", {}, states, 1.0, {}, Path("runs/x")
+        verdict, exit_code, "", host, 0, None, 1.0, "", "", {}, states, {}, Path("runs/x")
     )
 
 

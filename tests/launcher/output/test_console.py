@@ -82,7 +82,7 @@ def test_what_uses_the_model_is_typed_as_it_stands(tmp_path, monkeypatch):
     run = tmp_path / "my runs"
     run.mkdir()
     report = {"final": str(run / "final.pt")}
-    result = Result("done", 0, "done", None, None, None, "", "", {}, {}, 1.0, report, run)
+    result = Result("done", 0, "done", None, None, None, 1.0, "", "", {}, {}, report, run)
     host = PlannedHost("a", "a", 1, "python", "/", "/x")
 
     def planned(work: TaskWork | Command) -> Plan:
