@@ -142,9 +142,9 @@ def view(
     total = _whole(first, "epoch_steps")
     hosts = [_host_view(run, host, now, last_lines.get(host.plan.node, "")) for host in run.hosts]
     return RunView(
-        name=name,
+        name=one_line(name),
         run_id=run.plan.run_id,
-        folder=str(folder.path),
+        folder=one_line(str(folder.path)),
         machines=machines(run.plan),
         dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ def result() -> Result:
     return Result(*output, "", "", *parts).after(None)
 
 
-def state() -> RunView:
+def state(folder: RunFolder = FOLDER) -> RunView:
     """Return a run of two hosts as state.json has it."""
     facts = [
         PlannedHost(name, name, ranks, "python3", "/home/me", str(FOLDER.path))
@@ -41,7 +42,7 @@ def state() -> RunView:
     usage = Usage(0, 0.5, 1, 2, (Gpu(1, 2, 3),))
     for event in (RankStarted(0, 1, 7), Report(0, 0, fields), usage):
         run.take(event, 1.0)
-    return view(run, "true", FOLDER, 2.0, {0: "a line"})
+    return view(run, "true", folder, 2.0, {0: "a line"})
 
 
 FOUND = json.loads(
@@ -70,6 +71,12 @@ def test_what_is_written_is_understood():
     assert found.live == state()
     assert found.finish is not None and found.finish.attempts[0]["exit_code"] == 137
     assert len(shaped(LISTING, RunListing, "answer").processes) == 2
+
+
+def test_the_state_of_a_run_can_be_written_in_a_folder_whose_name_is_no_text():
+    """Python has the bytes of a name that are not UTF-8 as surrogates, which JSON does not."""
+    written = msgspec.json.encode(state(RunFolder(Path(os.fsdecode(b"/home/m\xe9/runs/x")))))
+    assert msgspec.json.decode(written)["folder"] == "/home/m\\udce9/runs/x"
 
 
 def test_an_answer_with_one_wrong_field_is_refused():
