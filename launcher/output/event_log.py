@@ -43,10 +43,6 @@ class EventLog:
         self._phase: tuple[object, ...] = ()
         """Of the first rank."""
 
-    def fileno(self) -> int:
-        """Return the descriptor that is locked."""
-        return self._file
-
     def close(self) -> None:
         """Close the file, and so unlock it."""
         os.close(self._file)
