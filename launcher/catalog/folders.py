@@ -18,7 +18,7 @@ from rackrun.shapes import Excerpt, Misshapen, at_least, between, matches, parse
 METRICS_BYTES = 1 << 16  # of the end of metrics.jsonl
 
 
-class PlannedHost(Excerpt, frozen=True):
+class ListedHost(Excerpt, frozen=True):
     """A host of plan.json."""
 
     name: str
@@ -29,10 +29,10 @@ class PlannedRun(Excerpt, frozen=True):
     """The part of plan.json that the list shows."""
 
     run_id: Annotated[str, matches(RUN_ID)]
-    hosts: Annotated[tuple[PlannedHost, ...], at_least(1)]
+    hosts: Annotated[tuple[ListedHost, ...], at_least(1)]
 
 
-class Progress(Excerpt, frozen=True):
+class ReachedStep(Excerpt, frozen=True):
     """A line of metrics.jsonl, state.json, or what ranks reported last."""
 
     step: Annotated[int, between(0)] | None = None
@@ -43,7 +43,7 @@ class Outcome(Excerpt, frozen=True):
 
     verdict: Literal["running", "killed", "done", "failed", "interrupted"]
     exit_code: Annotated[int, between(-128, 255)] | None = None
-    report: Progress = Progress()
+    report: ReachedStep = ReachedStep()
 
 
 def runs_in(runs: Path) -> Iterator[ListedRun]:
@@ -80,9 +80,9 @@ def _outcome(folder: RunFolder) -> Outcome:
 def _last_step(folder: RunFolder) -> int | None:
     with suppress(OSError, Misshapen):
         # The launcher's, which removes it at the end.
-        return parsed_file(folder.state, Progress, MOST_BYTES).step
+        return parsed_file(folder.state, ReachedStep, MOST_BYTES).step
     with suppress(OSError, Misshapen), folder.metrics.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - METRICS_BYTES))
         lines = file.read().rpartition(b"\n")[0].splitlines()  # the last one may be cut short
-        return parsed(lines[-1], Progress, METRICS_BYTES).step if lines else None
+        return parsed(lines[-1], ReachedStep, METRICS_BYTES).step if lines else None
     return None

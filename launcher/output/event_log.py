@@ -24,7 +24,7 @@ LAST_BYTES = 200  # more than the line of the end has
 MOST_CHARACTERS = 4096  # of a text from a host
 
 
-class RunEnd(Shape, frozen=True):
+class EndLine(Shape, frozen=True):
     """The last line."""
 
     time: Real
@@ -97,5 +97,5 @@ def exit_code_in(path: Path) -> int | None:
     """Return the exit code of a run that has ended, from the last line of its events."""
     with suppress(OSError, Misshapen), path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-        return parsed(file.read().rstrip(b"\n").rpartition(b"\n")[2], RunEnd, LAST_BYTES).exit_code
+        return parsed(file.read().rstrip(b"\n").rpartition(b"\n")[2], EndLine, LAST_BYTES).exit_code
     return None

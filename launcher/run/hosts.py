@@ -80,7 +80,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Fault:
+class LineFault:
     """An error in a host file; line and column count from 1."""
 
     line: int
@@ -91,7 +91,7 @@ class Fault:
 class HostsFileError(UsageError):
     """Every fault of a host file, one a line."""
 
-    def __init__(self, path: str, faults: list[Fault]) -> None:
+    def __init__(self, path: str, faults: list[LineFault]) -> None:
         """Sort the faults and write each as `file:line:column: text`."""
         self.faults = sorted(faults, key=lambda fault: (fault.line, fault.column))
         super().__init__("\n".join(f"{path}:{f.line}:{f.column}: {f.text}" for f in self.faults))
@@ -126,13 +126,13 @@ def read_hosts(path: Path) -> tuple[Host, ...]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         column = error.start - content.rfind(b"\n", 0, error.start)
-        fault = Fault(line, column, "this is not UTF-8 text; save the file as UTF-8")
+        fault = LineFault(line, column, "this is not UTF-8 text; save the file as UTF-8")
         raise HostsFileError(str(path), [fault]) from None
 
 
 def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
     """Return the hosts of a host file's text; raise HostsFileError that names all bad lines."""
-    faults: list[Fault] = []
+    faults: list[LineFault] = []
     located: list[tuple[int, int, Host]] = []
     times: Counter[Host] = Counter()
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
@@ -144,11 +144,11 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
             located += [(number, reading.start + 1, host) for host in hosts]
         faults += reading.faults
         if len(located) > MOST_HOSTS:
-            faults.append(Fault(number, 1, f"more than {MOST_HOSTS} hosts"))
+            faults.append(LineFault(number, 1, f"more than {MOST_HOSTS} hosts"))
             break
     faults += _repeated(located)
     if not located and not faults:
-        faults = [Fault(1, 1, f"no host in this file; {ONE_A_LINE}")]
+        faults = [LineFault(1, 1, f"no host in this file; {ONE_A_LINE}")]
     if faults:
         raise HostsFileError(path, faults)
     counted = [
@@ -204,7 +204,7 @@ class _Line:
         self.number = number
         self.text = text
         self.start = self._skip(0)
-        self.faults: list[Fault] = []
+        self.faults: list[LineFault] = []
 
     @property
     def is_bare(self) -> bool:
@@ -225,7 +225,7 @@ class _Line:
         return [replace(common, name=name, label=name) for name in names]
 
     def _fault(self, position: int, text: str) -> None:
-        self.faults.append(Fault(self.number, position + 1, text))
+        self.faults.append(LineFault(self.number, position + 1, text))
 
     def _skip(self, position: int) -> int:
         blank = SPACE.match(self.text, position)
@@ -424,13 +424,13 @@ def _shown(text: str) -> str:
     return f"'{_plain(text)}'"
 
 
-def _repeated(located: list[tuple[int, int, Host]]) -> Iterator[Fault]:
+def _repeated(located: list[tuple[int, int, Host]]) -> Iterator[LineFault]:
     line_of: dict[tuple[str, int], int] = {}
     for line, column, host in located:
         if host.machine in line_of:
             hint = "for more processes write slots=N"
             first = line_of[host.machine]
-            yield Fault(line, column, f"{host.name} is on line {first} already; {hint}")
+            yield LineFault(line, column, f"{host.name} is on line {first} already; {hint}")
         line_of.setdefault(host.machine, line)
 
 

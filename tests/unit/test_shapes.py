@@ -13,7 +13,7 @@ from msgspec import inspect
 
 from rackrun.launcher.catalog import folders
 from rackrun.launcher.files import download, sync
-from rackrun.launcher.output.event_log import RunEnd
+from rackrun.launcher.output.event_log import EndLine
 from rackrun.launcher.output.run_view import RunView
 from rackrun.launcher.preflight import replies
 from rackrun.launcher.rendezvous import gather
@@ -31,8 +31,8 @@ DECLARED = [
     *(*replies.SHAPES.values(), replies.ProbeFailed, peers.PeerMessage),
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
-    *(*get_args(events.Event), RunView, RunEnd, viewed.Ending, viewed.HostRuns, viewed.RunListing),
-    *(folders.PlannedRun, folders.Progress, folders.Outcome, folder.RunPlan, folder.RunEnd),
+    *(*get_args(events.Event), RunView, EndLine, viewed.Ending, viewed.HostRuns, viewed.RunListing),
+    *(folders.PlannedRun, folders.ReachedStep, folders.Outcome, folder.RunPlan, folder.RunEnd),
     *(HostUsage, LaunchRecord, Manifest, Sent),
 ]
 
