@@ -120,21 +120,21 @@ class RunOutput(AbstractContextManager["RunOutput"]):
             taken = time.perf_counter() - began  # 0.1 s for 1,000 hosts
             self._state_at = now + max(STATE_SECONDS, STATE_SHARE * taken)
 
+    def end_attempt(self) -> None:
+        """Write what waits; nothing is live any more."""
+        self._write_lines(self._merger.take(time.monotonic(), everything=True))
+        self._usage.write(0.0, everything=True)
+        with suppress(OSError):
+            self.folder.state.unlink(missing_ok=True)
+
     def finish(self, result: Result) -> None:
         """Write how an attempt ended: the traceback, the results, and one last line."""
-        self._write_lines(self._merger.take(time.monotonic(), everything=True))
         if result.traceback:
             self.note(result.traceback.rstrip())
         for name, value in (*summary(result), *next_commands(result, self.plan)):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
         self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)
-
-    def end_attempt(self) -> None:
-        """Write what waits; nothing is live any more."""
-        self._usage.write(0.0, everything=True)
-        with suppress(OSError):
-            self.folder.state.unlink(missing_ok=True)
 
     def end(self, result: Result) -> None:
         """Write the end of the run."""
