@@ -15,6 +15,7 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
 from rackrun.launcher.output.merge import readable
+from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.viewer.reach import plan_in
 from rackrun.run_folder import RunFolder, file_name
@@ -51,10 +52,11 @@ def logs(run: Run, options: LogsOptions) -> int:
     if run.folder is None:
         raise UsageError(f"{run} has no folder here; its logs are where it was started")
     folder = RunFolder(run.folder)
-    _refuse_unknown(folder, options)
+    plan = plan_in(folder)
+    _refuse_unknown(plan, options)
     with interruptible():
         try:
-            _print(folder, options)
+            _print(folder, plan, options)
         except KeyboardInterrupt as interrupt:
             return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
         except BrokenPipeError:
@@ -63,8 +65,7 @@ def logs(run: Run, options: LogsOptions) -> int:
     return 0
 
 
-def _refuse_unknown(folder: RunFolder, options: LogsOptions) -> None:
-    plan = plan_in(folder)
+def _refuse_unknown(plan: Plan, options: LogsOptions) -> None:
     if unknown := set(options.host) - {host.name for host in plan.hosts}:
         names = ", ".join(host.name for host in plan.hosts)
         raise UsageError(f"--host {min(unknown)}: there are: {names}")
@@ -72,9 +73,8 @@ def _refuse_unknown(folder: RunFolder, options: LogsOptions) -> None:
         raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
 
 
-def _print(folder: RunFolder, options: LogsOptions) -> None:
+def _print(folder: RunFolder, plan: Plan, options: LogsOptions) -> None:
     """Print the logs, attempt by attempt and rank by rank; `--follow`: until the run ends."""
-    plan = plan_in(folder)
     has_hosts, has_ranks = len(plan.hosts) > 1, plan.world_size > 1
     read: dict[Path, int] = {}  # bytes of each log
     while True:
