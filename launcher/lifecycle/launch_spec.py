@@ -32,6 +32,9 @@ from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.machine import typed_folder
 
+SYNCED_PACKAGES = ("click", "msgspec")
+"""Those that every task needs and no torch brings."""
+
 
 @dataclass(frozen=True)
 class LaunchSpec:
@@ -93,12 +96,8 @@ class LaunchSpec:
         if not isinstance(self.work, TaskWork):
             return task.packages
         if "python" in self.settings.pending:
-            return tuple(name for name in task.packages if name not in OF_TASKS)
+            return tuple(name for name in task.packages if name not in SYNCED_PACKAGES)
         return task.packages if self.settings.needs.synced else ("rackrun", *task.packages)
-
-
-OF_TASKS = ("click", "msgspec")
-"""Packages of rackrun's own that no torch brings, and that every task needs."""
 
 
 @dataclass(frozen=True)
