@@ -9,12 +9,11 @@ import json
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from rackrun.shapes import at_most, between, parsed
+from rackrun.shapes import Count, at_most, between, parsed
 
 MOST_USAGE_BYTES = 1 << 26  # of usage.jsonl
 LINE_BYTES = 1 << 16
 
-Count: TypeAlias = Annotated[int, between(0, 2**53)]
 GpuUsage: TypeAlias = tuple[Annotated[int, between(0, 100)], Count, Count]
 """Percent busy, memory in use and memory in all, in MiB."""
 

@@ -70,6 +70,7 @@ def matches(pattern: str) -> msgspec.Meta:
 
 Whole = Annotated[int, between(-LARGEST_NUMBER)]
 Real = Annotated[float, between(-LARGEST_NUMBER)]
+Count = Annotated[int, between(0)]
 
 
 def parsed(data: bytes | str, shape: type[T], most_bytes: int) -> T:

@@ -24,7 +24,7 @@ from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
-from rackrun.shapes import Shape, at_most, between
+from rackrun.shapes import Count, Shape, at_most
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few, plural
 
@@ -42,7 +42,6 @@ LONGEST_NAME = 200  # bytes; room for `..partial`
 LONGEST_PATH = 4096
 NAMED = 3
 LARGE = MOST_RETURNED + 1
-Size = Annotated[int, between(0, 2**53)]
 
 RESULT_SUFFIXES = frozenset(
     (
@@ -73,15 +72,15 @@ _OF_TRACKERS = re.compile(
 class OfferedFiles(Shape, frozen=True):
     """The files that a host has for us, and their sizes."""
 
-    files: Annotated[dict[Annotated[str, at_most(LONGEST_PATH)], Size], at_most(MOST_FILES)]
-    odd: Size = 0
+    files: Annotated[dict[Annotated[str, at_most(LONGEST_PATH)], Count], at_most(MOST_FILES)]
+    odd: Count = 0
     """How many it leaves out because their names are not printable."""
 
 
 class Header(Shape, frozen=True):
     """Header before the bytes of a file, or an error instead of them."""
 
-    size: Size = 0
+    size: Count = 0
     error: str = ""
 
 

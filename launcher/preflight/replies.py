@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from rackrun.launcher.remote import probe
 from rackrun.launcher.transport.rpc import Reply
-from rackrun.shapes import Shape, at_most, between, matches, shaped
+from rackrun.shapes import Count, Shape, at_most, between, matches, shaped
 
 MOST_GPUS = 1024
 MOST_CORES = 1 << 16
@@ -29,7 +29,6 @@ Program = Annotated[str, at_most(4096), matches(r"[^\0]+")]
 Address = Annotated[str, at_most(64)]
 """Numeric, or empty."""
 Interface = Annotated[str, matches(r"[!-.0-~]{0,15}")]
-Count = Annotated[int, between(0, 2**53)]
 Number = Annotated[int, between(0, 2**32)]
 Part = Annotated[str, matches(r"(\.gpu[0-9]{1,4})?")]
 """Of a host, as the ending of a lock file: a GPU, or all of it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from rackrun.launcher.errors import HostLost
-from rackrun.shapes import LARGEST_NUMBER, Shape, at_most, between
+from rackrun.shapes import LARGEST_NUMBER, Count, Shape, at_most, between
 
 Stream: TypeAlias = Literal["out", "err"]
 Node: TypeAlias = Annotated[int, between(0, 2**20)]
@@ -22,7 +22,6 @@ Code: TypeAlias = Annotated[int, between(0, 255)]
 """With which a process exits."""
 Signal: TypeAlias = Annotated[int, between(0, 64)]
 """0: none."""
-Count: TypeAlias = Annotated[int, between(0, 2**53)]
 ShortText: TypeAlias = Annotated[str, at_most(4096)]
 Names: TypeAlias = Annotated[tuple[Annotated[str, at_most(256)], ...], at_most(65536)]
 

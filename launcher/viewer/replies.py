@@ -10,10 +10,9 @@ from msgspec import structs
 
 from rackrun.launcher.output.run_view import RunView
 from rackrun.launcher.remote.run_processes import MOST_LISTED
-from rackrun.launcher.run.events import Count
 from rackrun.launcher.run.result import Result, moved
 from rackrun.launcher.supervision.reports import fitting_fields
-from rackrun.shapes import Real, Shape, Whole, at_most, between, matches
+from rackrun.shapes import Count, Real, Shape, Whole, at_most, between, matches
 from rackrun.terminal import clean_lines, one_line
 
 Name: TypeAlias = Annotated[str, matches(r"[!-~]{1,300}")]
