@@ -34,7 +34,7 @@ def contents(path: str, most_bytes: int) -> bytes:
         return file.read(most_bytes)
 
 
-def proper(path: str) -> str:
+def checked_path(path: str) -> str:
     """Return a path that stays below its folder; raise OSError for any other."""
     try:
         encoded = os.fsencode(path)
@@ -45,14 +45,14 @@ def proper(path: str) -> str:
     return path
 
 
-def place_below(root: str, path: str) -> str:
+def path_below(root: str, path: str) -> str:
     """Return where a path below a folder lies; raise OSError where a link would lead elsewhere."""
-    place = os.path.join(os.path.realpath(root), proper(path))
-    folder = os.path.dirname(place)
+    absolute = os.path.join(os.path.realpath(root), checked_path(path))
+    folder = os.path.dirname(absolute)
     is_file = os.path.exists(folder) and not os.path.isdir(folder)
     if is_file or os.path.realpath(folder) != folder:
         raise OSError(errno.ENOTDIR, "a link or a file is where a folder should be", path)
-    return place
+    return absolute
 
 
 def project_python(workdir: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rackrun.launcher.remote import service
-from rackrun.launcher.remote.files import PIECE_BYTES, READ, contents, explained, place_below
+from rackrun.launcher.remote.files import PIECE_BYTES, READ, contents, explained, path_below
 from rackrun.launcher.remote.service import reply
 
 PLAN_BYTES = 1 << 26
@@ -61,7 +61,7 @@ def send(folder: str, paths: list[str]) -> dict[str, Any]:
     """Send files one after the other: for each its size or an error, its bytes, an error or {}."""
     for path in paths:
         try:
-            file = os.open(place_below(folder, path), READ)
+            file = os.open(path_below(folder, path), READ)
         except OSError as error:
             reply({"error": explained(OSError(error.errno, error.strerror, path))})
             continue

@@ -22,11 +22,11 @@ from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import (
     INSTALLED,
     PIECE_BYTES,
+    checked_path,
     contents,
     file_digest,
-    place_below,
+    path_below,
     project_python,
-    proper,
 )
 from rackrun.launcher.remote.processes import all_pids, environment_of
 from rackrun.launcher.remote.service import reply
@@ -106,7 +106,7 @@ def brought(root: str) -> set[str]:
     try:
         paths = json.loads(contents(manifest, MANIFEST_BYTES))
         if isinstance(paths, list) and all(isinstance(path, str) for path in paths):
-            return {proper(path) for path in paths}
+            return {checked_path(path) for path in paths}
     except FileNotFoundError:
         return set()
     except (ValueError, RecursionError):
@@ -180,7 +180,7 @@ def take(incoming: str, header: dict[str, Any]) -> None:
     """Write one file, or link, into the folder of those that wait for the others."""
     left = header["size"]
     try:
-        path = place_below(incoming, header["path"])
+        path = path_below(incoming, header["path"])
         os.makedirs(os.path.dirname(path), exist_ok=True)
         if header["link"]:
             content, left = sys.stdin.buffer.read(left), 0
@@ -216,17 +216,17 @@ def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> No
         json.dump(paths, file)
     os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
     for path in taken:
-        place = place_below(root, path)
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        os.replace(os.path.join(incoming, path), place)
+        target = path_below(root, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.replace(os.path.join(incoming, path), target)
 
 
 def remove(root: str, path: str) -> None:
     """Remove a file, and the folders around it as long as nothing is in them."""
     try:
-        os.unlink(place_below(root, path))
+        os.unlink(path_below(root, path))
         while path := os.path.dirname(path):
-            os.rmdir(place_below(root, path))
+            os.rmdir(path_below(root, path))
     except OSError as error:  # gone already, replaced by something of the host's, or not empty
         if error.errno not in (*_ELSEWHERE, errno.ENOENT, errno.EISDIR, errno.ENOTEMPTY):
             raise
