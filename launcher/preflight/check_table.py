@@ -33,7 +33,7 @@ def _table_rows(rows: Sequence[TableRow]) -> list[tuple[str, ...]]:
         hosts: dict[tuple[Level, str, str], list[str]] = {}
         for row in of_check:
             problem = row.problem.partition("\n")[0]  # further lines follow the table
-            hosts.setdefault((row.level, row.shown, problem), []).append(row.host)
+            hosts.setdefault((row.level, row.found, problem), []).append(row.host)
         for number, ((level, value, problem), same) in enumerate(hosts.items()):
             who = "all hosts" if len(same) == len(of_check) > 1 else grouped(same)
             lines.append((MARKS[level], "" if number else check, who, value, problem))

@@ -40,7 +40,7 @@ class Check:
 
     name: str
     faults: Callable[[HostFacts, ClusterFacts], Iterable[Fault]]
-    shown: Callable[[HostFacts], str] = lambda host: ""
+    found: Callable[[HostFacts], str] = lambda host: ""
     """What the table shows of a host; empty when it was not looked at."""
     error: type[Problem] = PreflightRefused
     """What a launch ends with that this check alone refuses."""
@@ -57,7 +57,7 @@ class TableRow:
     check: str
     host: str
     level: Level
-    shown: str
+    found: str
     problem: str = ""
     hint: str = ""
     busy: bool = False
@@ -91,16 +91,16 @@ def examine(
 def _rows(
     check: Check, facts: HostFacts, cluster: ClusterFacts, is_allowed: bool, fix: str
 ) -> Iterator[TableRow]:
-    label, shown = facts.host.label, one_line(check.shown(facts))
+    label, found = facts.host.label, one_line(check.found(facts))
     faults = list(check.faults(facts, cluster))
     if faults and fix:
         yield TableRow(check.name, label, "ok", fix)
-    elif not faults and shown:
-        yield TableRow(check.name, label, "ok", shown)
+    elif not faults and found:
+        yield TableRow(check.name, label, "ok", found)
     else:
         for problem, hint, warns, busy in faults:
             level: Level = "warning" if warns or is_allowed else "refused"
-            yield TableRow(check.name, label, level, shown, one_line(problem), hint, busy)
+            yield TableRow(check.name, label, level, found, one_line(problem), hint, busy)
 
 
 def refusal(

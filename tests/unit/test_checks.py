@@ -80,7 +80,7 @@ def test_hosts_that_are_alike_and_well_pass_every_check():
     rows = examine(cluster, CHECKS)
     assert {row.level for row in rows} == {"ok"}
     assert refusal(cluster, CHECKS, rows) is None
-    assert {row.check: row.shown for row in rows if row.host == "b"} == {
+    assert {row.check: row.found for row in rows if row.host == "b"} == {
         "reachable": "yes",
         "python": "3.11.7",
         "torch": "2.13.0+cu130, CUDA 13.0",
