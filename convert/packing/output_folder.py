@@ -17,7 +17,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from rackrun.shards.index import Manifest, Shard, manifest_name, read_version
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"
 OURS = re.compile(rf"[\w-]+{SHARD_FILE}|(dataset|report)(\.v\d+)?\.json")
+DONE = ".done"
 LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
 
 
@@ -91,7 +92,7 @@ class Target:
 
     def done(self, name: str) -> Path:
         """Return the path of a finished shard's result."""
-        return self.work / f"{name}.done"
+        return self.work / f"{name}{DONE}"
 
     def save_result(self, plan: ShardPlan, result: ShardResult) -> None:
         """Keep the result of a shard until the folder is complete.
@@ -204,6 +205,13 @@ class Target:
         for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
             (self.folder / name).unlink(missing_ok=True)
         self._clear_work(names)
+
+    def clear_partials(self, shards: Iterable[PlannedShard]) -> None:
+        """Remove what processes that have ended left half written of these shards."""
+        names = {shard.name for shard in shards}
+        for path in (*partials(self.folder), *partials(self.work)):
+            if written_for(path).removesuffix(DONE) in names:
+                path.unlink(missing_ok=True)
 
     def clear_work(self) -> None:
         """Remove what only an unfinished conversion needs."""

@@ -127,6 +127,8 @@ def write_shards(
         raise KeyboardInterrupt(
             f"{target.folder}: finished shards are kept; the same command goes on from there"
         ) from None
+    finally:
+        target.clear_partials(jobs)
 
 
 def _unfinished(

@@ -4,7 +4,6 @@ import mmap
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +15,6 @@ from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line
 
-GRACE_SECONDS = 5.0
 SHOWN_SECONDS = 0.2  # between two looks at what is done
 ENDING = (signal.SIGINT, signal.SIGTERM)
 NOTE = [("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")]
@@ -50,8 +48,8 @@ def in_parallel(
     """Do all jobs and return their results in the order of the jobs.
 
     Progress is shown meanwhile: `verb` is what happens to the `total` images or other things. The
-    first Problem of any job ends them all, and so does an interrupt: each worker gets a SIGTERM, so
-    that it can remove what is half done.
+    first Problem of any job ends them all, and so does an interrupt: workers are killed, and have
+    all ended when this returns or raises. What they leave half done, the caller removes.
     """
     if not jobs:
         return []
@@ -110,16 +108,14 @@ def _wait(futures: Sequence[Future[Any]], notes: Any, shown: Meter) -> None:
 
 def _end(crew: Iterable[BaseProcess]) -> None:
     for process in crew:
-        process.terminate()
+        process.kill()
     for process in crew:
-        process.join(GRACE_SECONDS)
-        if process.is_alive():
-            process.kill()
+        process.join()
 
 
 def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
     """Return the error for the worker that ended by itself; the pool has ended the others."""
-    ended = [process for process in crew if process.exitcode not in (0, -signal.SIGTERM, 143)]
+    ended = [process for process in crew if process.exitcode not in (0, -signal.SIGTERM)]
     exit_code = (ended[0].exitcode or 0) if ended else -signal.SIGTERM
     items = notes["item"][notes["pid"] == ended[0].pid] if ended else []
     item = one_line(items[0].decode(errors="replace")) if len(items) else ""
@@ -136,16 +132,10 @@ def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
 def _begin(parent: int, notes: Any, jobs: Sequence[Any], work: Work[Any, Any]) -> None:
     global _notes, _jobs, _work
     end_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches us as the parent's SIGTERM
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the parent alone takes note
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # at once: the parent clears up
     _notes, _jobs, _work = notes, jobs, work
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
-
-
-def _leave(number: int, frame: object) -> None:
-    if _note is None or not _note["pid"]:
-        os._exit(128 + number)
-    sys.exit(128 + number)  # what is half done is removed on the way
 
 
 def _do(number: int) -> Any:
@@ -154,8 +144,6 @@ def _do(number: int) -> Any:
     _note["pid"] = os.getpid()
     try:
         return _work(_jobs[number], _report)
-    except SystemExit as ended:  # by SIGTERM: the pool would hand out the next job
-        os._exit(int(ended.code or 0))
     finally:
         _note["pid"] = 0  # a worker that is killed between two jobs has none to name
 
