@@ -23,6 +23,35 @@ from rackrun.launcher.supervision.agent_protocol import Decoder
 from rackrun.launcher.supervision.reports import valid_fields
 from rackrun.launcher.supervision.root_cause import Failure, cause_of, find_root_failure
 from rackrun.run_folder import RunFolder
+from tests.fuzz.decoders import coded, decoder
+
+EVENTS = {
+    "opened": {"port": 1},
+    "started": {"pid": 5},
+    "ended": {"code": 0, "signal": 9, "oom": True, "ordered": False},
+    "asked-to-stop": {"signal": 15},
+    "computing": {},
+    "torchrun-ended": {"code": 1, "signal": 0, "oom": False, "ordered": False},
+    "frozen": {"names": ["rank 3"]},
+    "joined": {},
+    "stopping": {"reason": "x"},
+    "unreached": {"addresses": ["10.0.0.0"]},
+    "refused": {"reason": "y"},
+    "closed": {"survivors": ["7 (x)"]},
+    "usage": {
+        **{"cpu": 0.5, "memory": 1, "memory_total": 2},
+        "gpus": [{"busy": 1, "memory": 2, "memory_total": 3}],
+    },
+}
+REPORT = {
+    **{"phase": "train", "epoch": 1, "epochs": 2, "step": 5, "steps": 9, "epoch_step": 5},
+    **{"epoch_steps": 9, "loss": 0.5, "accuracy": 0.5, "images_per_second": 5.0, "final": "x"},
+    **{"report": "y", "slow_rank": 1, "slow_why": "data", "slow": "z", "share": 0.5},
+    **{"data_share": 0.1, "checkpoint": 4, "best": 0.5, "dataset": "x"},
+    **{"data_seconds": 0.1, "compute_seconds": 0.2},
+}
+REPORTED = coded(REPORT)
+LINES = [*(coded({"event": name, **fields}) for name, fields in EVENTS.items()), b"r" + REPORTED]
 
 
 @functools.cache
@@ -33,6 +62,7 @@ def plan() -> Plan:
     return make_plan(job, facts, 1)
 
 
+@decoder(*(frames.HEADER.pack(kind, 0, 9) + b"x" * 9 for kind in range(6)))
 def fuzz_agent_frames(data: bytes) -> None:
     """Fuzz the bytes that an agent writes, from its marker on, in two pieces."""
     decoder = Decoder(plan().hosts[1])
@@ -42,6 +72,7 @@ def fuzz_agent_frames(data: bytes) -> None:
                 pass
 
 
+@decoder(REPORTED)
 def fuzz_agent_reports(data: bytes) -> None:
     """Fuzz a datagram that a rank sends: first for the agent, then for the launcher."""
     json.dumps(reports.report_in(data))
@@ -50,21 +81,22 @@ def fuzz_agent_reports(data: bytes) -> None:
     )
 
 
+@decoder(b"\n".join(LINES), *LINES)
 def fuzz_agent_events(data: bytes) -> None:
     """Fuzz lines of JSON as events of two hosts, taken through state, screens and verdict.
 
     A line that begins with "r" is a report of a rank.
     """
     run, troubles = RunState(plan(), 0.0), list[Failure]()
-    decoders = [Decoder(host) for host in plan().hosts]
-    for decoder in decoders:
-        list(decoder.feed(service.MARKER))
+    streams = [Decoder(host) for host in plan().hosts]
+    for stream in streams:
+        list(stream.feed(service.MARKER))
     for number, line in enumerate(data.split(b"\n")[:24]):
         is_report = line.startswith(b"r")
         kind, payload = (frames.REPORT, line[1:]) if is_report else (frames.EVENT, line)
         frame = frames.HEADER.pack(kind, number % 3, len(payload)) + payload
         with suppress(HostLost):
-            for event in decoders[number % 2].feed(frame):
+            for event in streams[number % 2].feed(frame):
                 take(event, run, troubles, float(number))
     show(run)
     hangs.find_absent(run, Limits(), 1e6)

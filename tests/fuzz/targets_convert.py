@@ -1,9 +1,13 @@
 """Fuzz targets of conversion: each takes any bytes and lets only undocumented errors out."""
 
 import contextlib
+import gzip
+import io
 import os
 import struct
+import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +22,8 @@ from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, Problem
 from rackrun.shards.pillow import foreign_formats
+from tests.fuzz.decoders import decoder
+from tests.lab.data import drawn, rotated, tar
 
 TREATMENT = Treatment(Preset(size=8), upright=True)
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")
@@ -28,6 +34,23 @@ EXIF = (
 )
 
 
+def zipped(how: int) -> bytes:
+    """Return a zip of two images."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", how) as archive:
+        archive.writestr("a/cat.1.jpg", b"a" * 99)
+        archive.writestr(zipfile.ZipInfo("b.jpg"), b"b")
+    return stored.getvalue()
+
+
+def headed(form: int) -> bytes:
+    """Return a tar whose member has an extended header of that form before it."""
+    info = tarfile.TarInfo("long" * 40)
+    info.size = 9
+    return info.tobuf(form) + b"x" * 9 + bytes(503 + 1024)
+
+
+@decoder(zipped(zipfile.ZIP_STORED), zipped(zipfile.ZIP_DEFLATED))
 def fuzz_zip(data: bytes) -> None:
     """Fuzz a zip: its table of contents, each member's header, its content, an inner archive."""
     with _file(data, ".zip") as path, contextlib.suppress(Problem):
@@ -40,6 +63,7 @@ def fuzz_zip(data: bytes) -> None:
                     archive.within(member, path.parent)
 
 
+@decoder(tar({"a": b"1"}, "gnu"), headed(tarfile.PAX_FORMAT), headed(tarfile.GNU_FORMAT))
 def fuzz_tar(data: bytes) -> None:
     """Fuzz a tar: its headers, extended ones too, and every member as a tar of its own."""
     with _file(data, ".tar") as path, path.open("rb") as file, contextlib.suppress(Problem):
@@ -51,29 +75,37 @@ def fuzz_tar(data: bytes) -> None:
                 tar.read(member)
 
 
+@decoder(
+    *(drawn(1)[2:], drawn(1, progressive=True)[2:]),
+    *(drawn(1, (16, 12), name) for name in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")),
+)
 def fuzz_picture(data: bytes) -> None:
     """Fuzz an image after the magic bytes of each format."""
     for header in HEADERS:
         _inspected(header + data)
 
 
+@decoder(rotated(1)[12:100])
 def fuzz_exif(data: bytes) -> None:
     """Fuzz the EXIF of a JPEG that is otherwise valid."""
     exif = data[:60_000]
     _inspected(EXIF % (struct.pack(">H", len(exif) + 8), exif))
 
 
+@decoder(b"ILSVRC2012_val_00000001,n01440764 1 2 3 4\n")
 def fuzz_solution(data: bytes) -> None:
     """Fuzz Kaggle's table of labels, with its header and as it comes."""
     _refused(devkit.solved, data)
     _refused(devkit.solved, b"ImageId,PredictionString\n" + data)
 
 
+@decoder(b"1\n2\n")
 def fuzz_ground_truth(data: bytes) -> None:
     """Fuzz the devkit's labels."""
     _refused(devkit.numbered, data)
 
 
+@decoder(gzip.compress(tar({f"data/{devkit.GROUND_TRUTH}": b"1"}), mtime=0))
 def fuzz_devkit(data: bytes) -> None:
     """Fuzz the file beside the images that has the name of the packed devkit."""
     with tempfile.TemporaryDirectory() as name:
@@ -85,6 +117,7 @@ def fuzz_devkit(data: bytes) -> None:
             list(listing(folder, Choice(subset=True)).records)
 
 
+@decoder(b'{"dataset": "a", "classes": [], "preset": {}, "shards": [{}]}')
 def fuzz_plan(data: bytes) -> None:
     """Fuzz the file in a target that has the name of a plan."""
     _refused(ShardPlan.parse, data)

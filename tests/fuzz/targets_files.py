@@ -2,11 +2,12 @@
 
 import contextlib
 import io
-import json
 import sys
 import tempfile
 from pathlib import Path
 from unittest.mock import patch
+
+import numpy as np
 
 from rackrun.errors import DataError, Problem
 from rackrun.launcher.files.download import fetch_results
@@ -17,6 +18,7 @@ from rackrun.launcher.run.plan import HostPlan
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES
 from rackrun.run_report.folder import read
 from rackrun.terminal import clean
+from tests.fuzz.decoders import coded, decoder
 
 HOST_PLAN = HostPlan(
     *("host", "127.0.0.1", 1, "/python", "/w", "/w/run"),
@@ -56,28 +58,45 @@ class Recorded:
         pass
 
 
+def said(data: bytes) -> bytes:
+    """Return what a host says: after a "=" its lines as answers, else the bytes as they are."""
+    if not data.startswith(b"="):
+        return data
+    return b"".join(b"%d\n%s" % (len(line), line) for line in data[1:].split(b"\n"))
+
+
+FILE = {"path": "a", "size": 1, "mode": 0o644, "link": False}
+STREAM = coded(FILE, {**FILE, "path": "b/c"}).replace(b"\n", b"\nx") + b"\nx\n"
+
+
+@decoder(b"=" + coded({"files": {"a.txt": 1}, "odd": 1}, {"path": "a.txt", "size": 1}))
 def fuzz_results(data: bytes) -> None:
     """Fuzz the transfer of results: they end below our folder, or are refused in one line."""
     with tempfile.TemporaryDirectory() as folder:
         ours = Path(folder) / "runs" / "run"
         ours.mkdir(parents=True)
         with one_line_at_most():
-            fetch_results(Recorded(data), HOST_PLAN, "", ours)
+            fetch_results(Recorded(said(data)), HOST_PLAN, "", ours)
         paths = [path for path in Path(folder).rglob("*") if not path.is_dir()]
         assert all(path.is_relative_to(ours) for path in paths)
         assert not {path.name for path in ours.iterdir()} & (LAUNCHER_FILES | SUPERVISOR_FILES)
         assert not list(ours.rglob(".*.partial"))
 
 
+@decoder(
+    b"=" + coded({"root": "/x", "paths": ["a"], "surplus": 1}, {}, {"error": "no"}),
+    b"=" + coded({"line": "x"}, {"code": 0}),
+)
 def fuzz_differences(data: bytes) -> None:
     """Fuzz a host's answers during --sync: it is sent that code or refused."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a").write_text("code")
         code = with_files(WorkingTree(Path(folder), {}), ["a"], print)
         with one_line_at_most():
-            upload_code(code, [Destination(Recorded(data), "x")], lambda text: None)
+            upload_code(code, [Destination(Recorded(said(data)), "x")], lambda text: None)
 
 
+@decoder(coded(["a", "b/c", "../x", "/etc/x", ""]))
 def fuzz_brought(data: bytes) -> None:
     """Fuzz a host's list of files: it names files below its folder, or is refused."""
     with tempfile.TemporaryDirectory() as folder:
@@ -87,6 +106,7 @@ def fuzz_brought(data: bytes) -> None:
                 assert not {"", ".", ".."} & set(path.split("/"))
 
 
+@decoder(STREAM)
 def fuzz_stream(data: bytes) -> None:
     """Fuzz a stream of files: it changes nothing outside of its folder."""
     with tempfile.TemporaryDirectory() as folder:
@@ -101,6 +121,22 @@ def fuzz_stream(data: bytes) -> None:
         assert not list(root.glob(f"{upload.INCOMING}*"))
 
 
+def grid() -> bytes:
+    """Return a grid of predictions as numpy writes it."""
+    buffer = io.BytesIO()
+    np.savez_compressed(
+        buffer,
+        images=np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3),
+        labels=np.array([0, 1]),
+        predicted=np.array([0, 1]),
+        probability=np.array([0.5, 1.0], np.float32),
+        keys=["a", "b"],
+        classes=["cat", "dog"],
+    )
+    return buffer.getvalue()
+
+
+@decoder(grid(), coded({"kind": "train", "step": 1, "loss": 0.5}, {"cpu": 0.5, "time": 1}))
 def fuzz_report(data: bytes) -> None:
     """Fuzz the results of a run: they are drawn, or refused in one line with the file's name."""
     with tempfile.TemporaryDirectory() as folder:
@@ -117,6 +153,7 @@ def fuzz_report(data: bytes) -> None:
             (run / name).unlink() if kept is None else (run / name).write_bytes(kept)
 
 
+@decoder(coded({"run_id": "0" * 32}), coded({"run_id": "x"}))
 def fuzz_plan(data: bytes) -> None:
     """Fuzz plan.json: one of another program is not taken for the launcher's."""
     with tempfile.TemporaryDirectory() as folder:
@@ -132,9 +169,3 @@ def one_line_at_most():
         yield
     except Problem as error:
         assert clean(str(error)) == str(error)
-
-
-def answer(value: object) -> bytes:
-    """Return an answer as the programs for hosts give it."""
-    text = json.dumps(value).encode()
-    return b"%d\n%s" % (len(text), text)

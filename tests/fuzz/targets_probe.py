@@ -24,6 +24,8 @@ from rackrun.launcher.schedulers import find_placement
 from rackrun.launcher.schedulers.slurm import allocated, expand
 from rackrun.launcher.supervision.peers import PeerMessage
 from rackrun.shapes import Misshapen, parsed_json, shaped
+from tests.fuzz.decoders import coded, decoder
+from tests.launcher.conftest import BAD_URLS, HONEST, agreed
 
 QUESTIONS = sorted(SHAPES)
 VARIABLES = (
@@ -38,15 +40,6 @@ VARIABLES = (
 )
 
 
-def fuzz_probe_answer(data: bytes) -> None:
-    """Fuzz any answer to any question: what is accepted can be judged and shown."""
-    question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
-    with contextlib.suppress(Misshapen):
-        reply = checked_reply(question, parsed_json(data[1:], 1 << 20))
-        if "error" not in reply:
-            json.dumps(shown(question, reply))
-
-
 LOOK: dict[str, Any] = {
     **{"time": 1.0, "machine": "a", "address": "10.0.0.1", "holder": "", "workdir": "/w"},
     **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "tmp_problem": ""},
@@ -55,6 +48,40 @@ LOOK: dict[str, Any] = {
     **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
     "interpreter": {"version": "3.11.7", "torch": "2", "cuda": ""},
 }
+ANSWERS = {
+    "look": LOOK,
+    "image": {"id": "a1", "interpreter": {"version": "3.11.7"}},
+    "gpus": {
+        "gpus": [{"name": "H200", "total": 1, "used": 1}],
+        "processes": [{"pid": 1, "name": "python"}],
+    },
+    "code": {"missing": ["a"], "different": ["b"], "count": 2},
+    "address": {"address": "10.0.0.1"},
+    "route": {"address": "10.0.0.1", "interface": "eth0", "master": "10.0.0.2"},
+    "listen": {"port": 1},
+    "release_port": {},
+    "reach": {"error": "x"},
+    "shards": {"dataset": "toy"},
+    "clock": {"time": 1.0},
+    "hold": {"holder": ""},
+    "unlock": {},
+    "occupancy": {
+        **{"time": 1.0, "load": 0.5, "cores": 8, "gpus": 2, "disk_free": 1, "lock_problem": ""},
+        "uses": [{"part": ".gpu0", "user": "a", "since": 1.0, "run": "ab" * 16, "name": "x"}],
+        "queue": [{"user": "b", "since": 2.0}],
+        "drained": "fan is broken",
+    },
+}
+
+
+@decoder(*(bytes([QUESTIONS.index(name)]) + coded(reply) for name, reply in ANSWERS.items()))
+def fuzz_probe_answer(data: bytes) -> None:
+    """Fuzz any answer to any question: what is accepted can be judged and shown."""
+    question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
+    with contextlib.suppress(Misshapen):
+        reply = checked_reply(question, parsed_json(data[1:], 1 << 20))
+        if "error" not in reply:
+            json.dumps(shown(question, reply))
 
 
 def shown(question: str, reply: Any) -> str:
@@ -69,6 +96,13 @@ def shown(question: str, reply: Any) -> str:
     return check_table.shown(rows)
 
 
+@decoder(
+    coded({"hello": HONEST}),
+    coded({"agreed": {**agreed(), "resume": "20260101-120000-x", "data": "http://10.0.0.1/"}}),
+    coded({"refused": "no", "code": 64}),
+    coded({"failed": {"node": 1, "text": "x", "exit_code": 1, "secondary": True}}),
+    coded({"hang_limit": {"node": 1, "seconds": 1.0}, "stop": {"node": 1, "signal": 15}}),
+)
 def fuzz_roll_call(data: bytes) -> None:
     """Fuzz a node's greeting, and node 0's answer, which is then compared with the options."""
     with contextlib.suppress(Misshapen):
@@ -82,12 +116,19 @@ def fuzz_roll_call(data: bytes) -> None:
         shaped(parsed_json(data, 1 << 16), PeerMessage)
 
 
+@decoder(b"an[01-29,3]", words=tuple(b"an0129,[]-. x"[at : at + 1] for at in range(13)))
 def fuzz_node_list(data: bytes) -> None:
     """Fuzz a list of nodes, as Slurm writes it."""
     with contextlib.suppress(Problem):
         expand(data.decode("utf-8", "surrogateescape"), "SLURM_JOB_NODELIST")
 
 
+@decoder(
+    words=(
+        *(b"\0" + bytes([number]) for number in range(len(VARIABLES))),
+        *(b"0", b"1", b"2", b"9", b",", b"[", b"]", b"-", b".", b"x", b"(", b")", b"a", b"n", b":"),
+    )
+)
 def fuzz_environment(data: bytes) -> None:
     """Fuzz the variables of any scheduler: a letter chooses one, then its value, up to a NUL."""
     environment = {
@@ -101,16 +142,28 @@ def fuzz_environment(data: bytes) -> None:
         allocated(environment)
 
 
+@decoder(
+    *(url.encode("utf-8", "surrogateescape") for url, _ in BAD_URLS),
+    words=(b"http://h/", b"http://[::1]:8080/"),
+)
 def fuzz_data_url(data: bytes) -> None:
     """Fuzz the --data of a task."""
     with contextlib.suppress(Problem):
         check_url(data.decode("utf-8", "surrogateescape"))
 
 
+@decoder(
+    words=(
+        b"\0",
+        *(f"\0--{name.replace('_', '-')}\0".encode() for name in SshOptions.__dataclass_fields__),
+        *(b"catdog", b"imagenet", b"--data", b"http://[", b"--", b"hosts.txt", b"1,2", b"x=y"),
+    )
+)
 def fuzz_command_line(data: bytes) -> None:
     """Fuzz the arguments of ./run-ssh, up to a NUL each; nothing is started."""
     args = [arg.decode("utf-8", "surrogateescape") for arg in data.split(b"\0")]
     args = [arg for arg in args if arg not in TASKS]  # which would answer --help themselves
-    with contextlib.suppress(Problem, SystemExit):  # SystemExit: --help
+    # SystemExit: --help. OSError: a name that no file can have, which `main` makes one line of.
+    with contextlib.suppress(Problem, SystemExit, OSError):
         options = read("ssh", SshOptions, SSH_HEAD, args).options
         assert options.environment is not None and options.secrets is not None

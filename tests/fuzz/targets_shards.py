@@ -10,24 +10,82 @@ import json
 import math
 import socket
 import struct
+from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
 
 from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.http_answer import Trouble, check_answer
 from rackrun.shards.images import too_large
-from rackrun.shards.index import Manifest, Shard, Split, parse_index, read_version
+from rackrun.shards.index import (
+    Manifest,
+    Row,
+    Shard,
+    Split,
+    pack_rows,
+    parse_index,
+    read_version,
+    serialise_index,
+)
 from rackrun.terminal import clean
 from rackrun.training import checkpoint
 from rackrun.training.data import decode
 from rackrun.training.data.transforms import Transforms
+from tests.fuzz.decoders import coded, decoder
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3
 
 
+def manifest() -> bytes:
+    """Return a manifest of two classes."""
+    shard = Shard("a-train-000000.tar", SPLIT_SAMPLES, 1 << 20, "0" * 64)
+    split = Split("train", SPLIT_SAMPLES, "a-train.index.npy", "0" * 64, (shard,))
+    return Manifest("a", ("one", "two"), (split,)).serialise()
+
+
+def versions() -> bytes:
+    """Return the newest of three manifests, then those before it."""
+    chain = [Manifest.parse(manifest(), "")]
+    for _ in range(2):
+        parents = (*chain[-1].parents, chain[-1].digest)
+        chain.append(replace(chain[-1], parents=parents, change={"dropped": 1}))
+    return b"\0".join(each.serialise() for each in (chain[2], chain[0], chain[1]))
+
+
+def index() -> bytes:
+    """Return the index of three samples."""
+    rows = [Row(0, 600 * n, 600, 600 * n + 512, 1, n % 2, 8, 8, 0, b"jpg") for n in range(3)]
+    return serialise_index(pack_rows(rows))
+
+
+def weights() -> bytes:
+    """Return a file of weights."""
+    return checkpoint.pack({"model": {"a": torch.zeros(2)}, "classes": ["x"], "n": 1.5})
+
+
+def jpeg(**options: object) -> bytes:
+    """Return a crop and a size, then a JPEG of noise."""
+    pixels = np.random.default_rng(0).integers(256, size=(40, 56, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", **options)
+    return struct.pack("<4H", 3, 5, 20, 20) + buffer.getvalue()
+
+
+ANSWER = (
+    b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-1/20\r\nContent-Length: 2\r\n"
+    b"Content-Type: text/html; x\r\nLocation: /x\r\nContent-Encoding: gzip\r\n"
+    b"Retry-After: Fri, 31 Dec 1999 23:59:59 GMT\r\n\r\nab"
+)
+
+
+@decoder(manifest())
 def fuzz_manifest(data: bytes) -> None:
     """Fuzz a manifest: an accepted one has a digest and can be written again."""
     with contextlib.suppress(DataError):
@@ -35,6 +93,7 @@ def fuzz_manifest(data: bytes) -> None:
         assert Manifest.parse(manifest.serialise(), "here") == manifest
 
 
+@decoder(versions())
 def fuzz_versions(data: bytes) -> None:
     """Fuzz a chain of manifests: what is read of it has the digest that the newest names."""
     text, *earlier = data.split(b"\0")
@@ -52,6 +111,7 @@ def fuzz_versions(data: bytes) -> None:
         assert tuple(version.digest for version in versions) == newest.parents
 
 
+@decoder(index())
 def fuzz_index(data: bytes) -> None:
     """Fuzz an index whose digest is right: its publisher is not trusted, either."""
     shard = Shard("a-train-000000.tar", SPLIT_SAMPLES, 1 << 20, "0" * 64)
@@ -72,6 +132,7 @@ class _Sent(socket.socket):
         return io.BytesIO(self.data)
 
 
+@decoder(ANSWER)
 def fuzz_answer(data: bytes) -> None:
     """Fuzz the head of an HTTP answer."""
     with _Sent(data) as sent:
@@ -87,12 +148,14 @@ def fuzz_answer(data: bytes) -> None:
             assert trouble.pause_seconds >= 0 and not math.isnan(trouble.pause_seconds)
 
 
+@decoder(weights(), b"\x80\x02}q\x00.")
 def fuzz_checkpoint(data: bytes) -> None:
     """Fuzz a file of weights without a digest."""
     with contextlib.suppress(SaveError):
         checkpoint.parse(data, HERE)
 
 
+@decoder(coded(asdict(Transforms(32))), b"{}")
 def fuzz_final(data: bytes) -> None:
     """Fuzz the values in a final.pt that describe the model and its transforms."""
     try:
@@ -106,6 +169,7 @@ def fuzz_final(data: bytes) -> None:
         transforms.check()
 
 
+@decoder(jpeg(), jpeg(progressive=True))
 def fuzz_picture(data: bytes) -> None:
     """Fuzz an image: its first eight bytes choose the crop and the size of the result."""
     head, picture = data[:8].ljust(8, b"\0"), data[8:]

@@ -2,11 +2,12 @@
 
 import fcntl
 import json
+import os
 from contextlib import contextmanager
 
 import pytest
 
-from tests.lab.run import write
+from tests.lab.run import run, write
 
 ID = {"live": "a1" * 16, "done": "b2" * 16, "broken": "c3" * 16, "killed": "d4" * 16}
 RESULTS = {
@@ -88,3 +89,10 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(runs, cli):
     with supervised(runs / folder_of("live")):
         status = cli("rackrun status live --json")
     assert json.loads(status.out)["run"] == ID["live"], status
+
+
+def test_a_run_below_a_folder_whose_name_is_not_utf_8_ends_well(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    ended = run("./run-local -- sleep 1.5", folder)
+    assert ended.code == 0, ended
