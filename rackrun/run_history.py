@@ -1,6 +1,6 @@
 """What the hosts of a run used over time.
 
-The launcher writes it to usage.jsonl; report.html and TensorBoard read it.
+The launcher writes it to usage.jsonl; report.html reads it.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Launch:
                 self._end(advice)
             elif following.active()[0] != state.active()[0]:
                 output.note(attempt.fetch_results(self.final, output.note))
-            output.finish(self.final)
+            output.write_result(self.final)
         if following is not None and following.restarts > state.restarts:
             line = f"restart {following.restarts} of {state.policy.max_restarts}"
             self.spec = replace(self.spec, settings=self.spec.settings.before_all())

@@ -94,7 +94,7 @@ def run(
             result = supervise(job, plan, transports, output, peers, alerts=alerts).after(result)
             if replan is None or job.folder.attempt > 1 or not result.port_was_taken:
                 output.note(write_result(job.folder, result))
-                output.finish(result)
+                output.write_result(result)
                 close_run(output, result, alerts)
                 return result
             job = job.again()
@@ -104,8 +104,7 @@ def run(
 def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:
     """Draw the page of a run whose result is written, and tell the user's command of the end."""
     output.note(write_run_page(result.folder, output.plan.task))
-    if alerts.is_given:
-        _report_end(alerts, result, output.note)
+    _report_end(alerts, result, output.note)
     output.end(result)
 
 

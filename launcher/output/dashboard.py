@@ -79,13 +79,13 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         with suppress(OSError):  # the terminal may have hung up
             self.live.stop()
 
-    def show_lines(self, data: bytes) -> None:
-        """Print whole lines above the board; of very many, the newest."""
-        lines = data.decode("utf-8", "replace").splitlines()
+    def show_lines(self, text: str) -> None:
+        """Print lines above the board; of very many, the newest."""
+        lines = text.splitlines()
         if skipped := len(lines[:-LINES_SHOWN]):
             self.console.print(Text(f"({skipped:,} lines, see output.log)", style="dim"))
-        text = Text("\n").join(_styled(line) for line in lines[-LINES_SHOWN:])
-        self.console.print(text, soft_wrap=True)
+        shown = Text("\n").join(_styled(line) for line in lines[-LINES_SHOWN:])
+        self.console.print(shown, soft_wrap=True)
 
     def draw(self, run: RunView) -> None:
         """Draw the board anew."""

@@ -17,11 +17,9 @@ from rackrun.launcher.output.run_view import BROKEN, WAITED_FOR, HostView
 from rackrun.launcher.run.events import Gpu
 from rackrun.units import plural, used_of
 
-METER_WIDTH = 6
 HEAD_LINE = box.Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 GAP = 3  # between two columns
 MARGIN = 4  # left and right of the table
-LINE_WIDTH = 16  # of the last line, at least
 ODD_PERCENT = 25  # a GPU so far from the median is shown by itself
 STYLES = {"stopping": "yellow", "connecting": "yellow", "starting": "yellow", "loading": "yellow"}
 STYLES |= {"clean": "dim", "done": "green", "finishing": "green"}
@@ -42,8 +40,15 @@ class HostColumn:
 
 def host_table(hosts: Sequence[HostView], width: int) -> Table:
     """Return the table of these hosts for a terminal of this width."""
-    fitting = _fitting_columns(COLUMNS, hosts, width)
-    has_line = fitting[-1].name == "last line"  # which takes all the room that is left
+    columns = [c for c in COLUMNS if not c.need or any(c.show(host).plain for host in hosts)]
+    names = max((cell_len(host.name) for host in hosts), default=0)
+
+    def taken() -> int:
+        return sum(column.width + GAP for column in columns) - GAP + names + MARGIN
+
+    while taken() > width and (needless := max(columns, key=lambda column: column.need)).need:
+        columns.remove(needless)
+    has_line = columns[-1].name == LAST_LINE  # which takes all the room that is left
     table = Table(
         box=HEAD_LINE,
         expand=has_line,
@@ -52,25 +57,12 @@ def host_table(hosts: Sequence[HostView], width: int) -> Table:
         show_edge=False,
         pad_edge=False,
     )
-    for column in fitting:
-        ratio = 1 if column.name == "last line" else None
+    for column in columns:
+        ratio = 1 if column.name == LAST_LINE else None
         table.add_column(column.name, no_wrap=True, justify=column.justify, ratio=ratio)
     for host in hosts:
-        table.add_row(*(column.show(host) for column in fitting))
+        table.add_row(*(column.show(host) for column in columns))
     return table
-
-
-def _fitting_columns(
-    columns: Sequence[HostColumn], hosts: Sequence[HostView], width: int
-) -> list[HostColumn]:
-    fitting = [c for c in columns if not c.need or any(c.show(host).plain for host in hosts)]
-    names = max((cell_len(host.name) for host in hosts), default=0)
-    while True:
-        taken = sum(column.width + GAP for column in fitting) + names
-        needless = max(fitting, key=lambda column: column.need)
-        if taken - GAP + MARGIN <= width or not needless.need:
-            return fitting
-        fitting.remove(needless)
 
 
 def folded(hosts: Sequence[HostView]) -> str:
@@ -87,20 +79,12 @@ def _state(host: HostView) -> Text:
     return Text(f"● {host.state}", style=STYLES.get(host.state, usual))
 
 
-def _last_line(host: HostView) -> Text:
-    return Text(host.last_line, style="dim", overflow="ellipsis")
-
-
 def _number(value: float | None, form: str) -> Text:
-    return Text("" if value is None else form.format(value))
+    return Text(form.format(value) if value else "")
 
 
 def _cpu(host: HostView) -> Text:
-    if host.usage is None:
-        return Text()
-    full = round(host.usage.cpu * METER_WIDTH)
-    meter = ("━" * full, "cyan"), ("━" * (METER_WIDTH - full), "bright_black")
-    return Text.assemble(*meter, f" {host.usage.cpu:4.0%}")
+    return Text("" if host.usage is None else f"{host.usage.cpu:.0%}")
 
 
 def _memory(host: HostView) -> Text:
@@ -108,13 +92,6 @@ def _memory(host: HostView) -> Text:
         return Text()
     used, total = host.usage.memory, host.usage.memory_total
     return Text(used_of(used, total), style="red" if used > 0.95 * total else "")
-
-
-def _network(host: HostView) -> Text:
-    usage = host.usage
-    if usage is None or not usage.received + usage.sent:
-        return Text()
-    return Text(f"↓{usage.received / 1e6:,.0f} ↑{usage.sent / 1e6:,.0f} MB/s")
 
 
 def _gpus(host: HostView) -> Text:
@@ -142,22 +119,20 @@ def _heat(host: HostView) -> Text:
     hottest = max((gpu.temperature for gpu in gpus), default=0)
     strongest = max((gpu.power for gpu in gpus), default=0)
     texts = (f"{hottest} °C" if hottest else "", f"{strongest:,} W" if strongest else "")
-    return Text(
-        " ".join(filter(None, texts)), style="bold red" if any(gpu.slowed for gpu in gpus) else ""
-    )
+    is_slowed = any(gpu.slowed for gpu in gpus)
+    return Text(" ".join(filter(None, texts)), style="bold red" if is_slowed else "")
 
 
+LAST_LINE = "last line"
 COLUMNS = (
     HostColumn("host", 0, 0, lambda host: Text(host.name, style="bold"), "left"),
     HostColumn("state", 12, 0, _state, "left"),
-    HostColumn("step", 7, 2, lambda host: _number(host.step or None, "{:,}")),
+    HostColumn("step", 7, 2, lambda host: _number(host.step, "{:,}")),
     HostColumn("gpu", 22, 1, _gpus),
-    HostColumn("images/s", 8, 4, lambda host: _number(host.images_per_second or None, "{:,.0f}")),
+    HostColumn("images/s", 8, 4, lambda host: _number(host.images_per_second, "{:,.0f}")),
     HostColumn("share", 6, 6, lambda host: _number(host.share, "{:.1%}")),
-    HostColumn("cpu", METER_WIDTH + 5, 3, _cpu),
+    HostColumn("cpu", 4, 3, _cpu),
     HostColumn("memory", 12, 5, _memory),
     HostColumn("heat", 12, 7, _heat),
-    HostColumn("loss", 7, 8, lambda host: _number(host.loss, "{:.4f}")),
-    HostColumn("network", 17, 9, _network),
-    HostColumn("last line", LINE_WIDTH, 6, _last_line, "left"),
+    HostColumn(LAST_LINE, 16, 6, lambda host: Text(host.last_line, style="dim"), "left"),
 )

@@ -1,25 +1,24 @@
 """`--on-event COMMAND`: run a program of the user's when a run stalls, restarts, or ends.
 
 The program gets the event as a JSON object on standard input, and its name in RACKRUN_EVENT.
-Nothing of it is on a command line, as parts of it come from hosts. A thread runs it, so that it
-never delays the run: events wait for the one before, and are dropped when too many do.
+Nothing of it is on a command line, as parts of it come from hosts. It never delays the run: events
+wait for the one before, and are dropped when too many do.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import IO, Literal, TypeAlias
 
 from rackrun.contract import variables
 from rackrun.launcher.run.result import Result, as_plain
@@ -30,7 +29,15 @@ EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]
 LIMIT_SECONDS = 60.0  # for one event
 _MOST_WAITING = 8
 _SHOWN_BYTES = 4096  # of its output: the last line of it explains a failure
-_POLL_SECONDS = 0.2  # between two looks for a signal, while the end is waited for
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class _Running:
+    event: EventName
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    ends_at: float
 
 
 class EventCommand:
@@ -40,15 +47,9 @@ class EventCommand:
         """Start nothing yet; without arguments, events go nowhere."""
         self._args = list(args)
         self._limit_seconds = limit_seconds
-        self._waiting: queue.Queue[tuple[EventName, bytes]] = queue.Queue(_MOST_WAITING)
-        self._thread = threading.Thread(target=self._run_all, daemon=True)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._problems: deque[str] = deque()
-
-    @property
-    def is_given(self) -> bool:
-        """Return True where the user has given a command."""
-        return bool(self._args)
+        self._waiting: deque[tuple[EventName, bytes]] = deque()
+        self._running: _Running | None = None
+        self._problems: list[str] = []
 
     def send(
         self,
@@ -72,65 +73,78 @@ class EventCommand:
             "rank": rank,
             "result": result and as_plain(result),
         }
-        try:
-            self._waiting.put_nowait((event, json.dumps(content, default=str).encode()))
-        except queue.Full:
+        if len(self._waiting) == _MOST_WAITING:
             self._add_problem(event, f"dropped: {_MOST_WAITING} events wait for the command")
-        if not self._thread.ident:
-            self._thread.start()
+            return
+        self._waiting.append((event, json.dumps(content, default=str).encode()))
+        self._go_on()
 
     def problems(self) -> Iterator[str]:
-        """Yield, once, why the command did not end well for an event."""
+        """Yield, once, why the command did not end well; start it for the next event."""
+        self._go_on()
         while self._problems:
-            yield self._problems.popleft()
+            yield self._problems.pop(0)
 
     def wait(self) -> None:
         """Wait until the command has been run for all events."""
-        while self._waiting.unfinished_tasks:
-            time.sleep(_POLL_SECONDS)
+        self._go_on()
+        while self._running is not None:
+            time.sleep(_LOOK_SECONDS)
+            self._go_on()
 
     def abandon(self) -> None:
         """End the command, and run it for no further event."""
-        with suppress(queue.Empty):
-            while True:
-                self._waiting.get_nowait()
-        if process := self._process:
-            _end(process)
+        self._waiting.clear()
+        if self._running is not None:
+            self._running.output.close()
+            _end(self._running.process)
+            self._running = None
 
     def _add_problem(self, event: EventName, what: str) -> None:
         self._problems.append(f"--on-event {self._args[0]}, {event}: {what}")
 
-    def _run_all(self) -> None:
-        while True:
-            event, content = self._waiting.get()
-            if problem := self._problem_of(event, content):
-                self._add_problem(event, problem)
-            self._waiting.task_done()
+    def _go_on(self) -> None:
+        if self._running is not None:
+            is_late = time.monotonic() > self._running.ends_at
+            if self._running.process.poll() is None and not is_late:
+                return
+            self._close(self._running)
+            self._running = None
+        while self._waiting and self._running is None:
+            self._start(*self._waiting.popleft())
 
-    def _problem_of(self, event: EventName, content: bytes) -> str:
-        with tempfile.TemporaryFile() as output:
+    def _start(self, event: EventName, content: bytes) -> None:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the command has ended
+        with tempfile.TemporaryFile() as given:
+            given.write(content)
+            given.seek(0)
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     self._args,
-                    stdin=subprocess.PIPE,
+                    stdin=given,
                     stdout=output,  # a terminal may show the dashboard
                     stderr=output,
                     env={**os.environ, variables.EVENT: event},
                     start_new_session=True,  # a Ctrl-C is for the run, not for its alerts
                 )
             except OSError as error:
-                return str(error.strerror)
-            try:
-                self._process.communicate(content, timeout=self._limit_seconds)
-            except subprocess.TimeoutExpired:
-                _end(self._process)
-                return f"ended after {self._limit_seconds:.0f} s without a result"
-            if not (code := self._process.returncode):
-                return ""
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
-            lines = output.read().decode("utf-8", "replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "")
-            return f"exit code {code}: {one_line(last)}" if last else f"exit code {code}"
+                output.close()
+                self._add_problem(event, str(error.strerror))
+                return
+        self._running = _Running(event, process, output, time.monotonic() + self._limit_seconds)
+
+    def _close(self, ended: _Running) -> None:
+        with ended.output as output:
+            if ended.process.returncode is None:
+                _end(ended.process)
+                why = f"ended after {self._limit_seconds:.0f} s without a result"
+                self._add_problem(ended.event, why)
+            elif code := ended.process.returncode:
+                output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
+                lines = output.read().decode("utf-8", "replace").split("\n")
+                last = next((line for line in reversed(lines) if line.strip()), "")
+                what = f"exit code {code}: {one_line(last)}" if last else f"exit code {code}"
+                self._add_problem(ended.event, what)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

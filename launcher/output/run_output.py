@@ -27,7 +27,7 @@ from rackrun.launcher.output.console import (
     summary,
 )
 from rackrun.launcher.output.event_log import EventLog
-from rackrun.launcher.output.merge import Line, LogMerger, Shown
+from rackrun.launcher.output.merge import Line, LogMerger
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.output.usage_log import UsageLog
 from rackrun.launcher.run.events import Event, Output, RankEnded, Usage
@@ -63,6 +63,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         """Create the files; `show` is called once there is a plan."""
         self.folder = job.folder
         self.events = EventLog(job.folder.events)
+        self._usage = UsageLog(job.folder.usage)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = os.open(job.folder.output, flags, 0o600)
         self._show = show
@@ -86,7 +87,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         """Begin an attempt, whose plan is written."""
         self.plan, self._name = plan, job.work.name
         self._merger = LogMerger(fold=plan.world_size > 1)
-        self._usage = UsageLog(self.folder.usage, {host.node: host.name for host in plan.hosts})
+        self._usage.begin(plan)
         self._state_at = 0.0
         self.events.begin(job.folder.attempt, plan)
         if self._reader is None:
@@ -123,12 +124,12 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def end_attempt(self) -> None:
         """Write what waits; nothing is live any more."""
         self._write_lines(self._merger.take(time.monotonic(), everything=True))
-        self._usage.write(0.0, everything=True)
+        self._usage.write(time.monotonic(), everything=True)
         with suppress(OSError):
             self.folder.state.unlink(missing_ok=True)
 
-    def finish(self, result: Result) -> None:
-        """Write how an attempt ended: the traceback, the results, and one last line."""
+    def write_result(self, result: Result) -> None:
+        """Write how an attempt has ended: the traceback, the results, and one last line."""
         if result.traceback:
             self.note(result.traceback.rstrip())
         for name, value in (*summary(result), *next_commands(result, self.plan)):
@@ -141,38 +142,25 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         self._is_done = result.verdict == "done"
         self.events.end(result.exit_code)
 
-    def _write_lines(self, shown: list[Shown]) -> None:
-        for item in shown:
-            who = line_prefix(self.plan, item.sources)
+    def _write_lines(self, lines: list[Line]) -> None:
+        for line in lines:
+            who = line_prefix(self.plan, line.sources)
             start = f"{who} | " if who else ""
-            if isinstance(item, Line):
-                self._write(f"{start}{item.text}\n")
-            elif item.clean:
-                self._write_bytes(_with_prefix(item.data, start.encode()))
-            else:
-                self._write("".join(f"{start}{line}\n" for line in item.lines()))
+            text = line.text.replace("\n", f"\n{start}") if start else line.text
+            self._write(f"{start}{text}\n")
 
     def _write(self, text: str) -> None:
-        self._write_bytes(text.encode("utf-8", "replace"))
-
-    def _write_bytes(self, data: bytes) -> None:
-        size = 0 if self._refused else os.fstat(self._file).st_size
-        try:
-            written = 0 if self._refused else os.write(self._file, data)
-        except OSError:
-            written = 0
-        if written < len(data):
-            if not self._refused:
-                self._refused = True
-                with suppress(OSError):  # half a line
-                    os.ftruncate(self._file, size)
+        data = text.encode("utf-8", "replace")
+        if not self._refused:
+            size = os.fstat(self._file).st_size
             with suppress(OSError):
-                os.write(2 if data.startswith(NOTE.encode()) else 1, data)
-
-
-def _with_prefix(lines: bytes, start: bytes) -> bytes:
-    # whole lines; without a prefix the same bytes, and no copy of a flood
-    return start + lines[:-1].replace(b"\n", b"\n" + start) + b"\n" if start else lines
+                if os.write(self._file, data) == len(data):
+                    return
+            self._refused = True
+            with suppress(OSError):  # half a line
+                os.ftruncate(self._file, size)
+        with suppress(OSError):
+            os.write(2 if text.startswith(NOTE) else 1, data)
 
 
 def _replace(path: Path, content: bytes) -> None:

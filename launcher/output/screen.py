@@ -12,14 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import BinaryIO, Protocol
+from contextlib import nullcontext, suppress
+from typing import BinaryIO
 
 from rackrun.contract import variables
 from rackrun.launcher.output.console import NOTE, progress_words, write_all
-from rackrun.launcher.output.merge import is_clean, readable
+from rackrun.launcher.output.dashboard import Dashboard
+from rackrun.launcher.output.merge import readable_lines
 from rackrun.launcher.output.run_output import Show
-from rackrun.launcher.output.run_view import RunView, read_view
+from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.run.job import Job
 from rackrun.run_folder import RunFolder
 from rackrun.units import data_size
@@ -30,16 +31,6 @@ LOOK_SECONDS = 0.1
 PROGRESS_SECONDS = 15.0  # between two lines of progress
 DRAW_SECONDS = 0.5
 STALL_SECONDS = 1.0  # for a reader who takes nothing, at the end of a run that has failed
-
-
-class Board(Protocol):
-    """Draws on a terminal that can redraw: lines, and the dashboard below them."""
-
-    def show_lines(self, data: bytes) -> None:
-        """Print whole lines above the board."""
-
-    def draw(self, run: RunView) -> None:
-        """Draw the board anew."""
 
 
 class Screen:
@@ -54,12 +45,12 @@ class Screen:
         self._plain = plain or not sys.stdout.isatty() or wants_lines(os.environ)
         self._read = 0
         """Bytes of output.log that have been read."""
-        self._board: Board | None = None
+        self._board: Dashboard | None = None
         self._next_at = time.monotonic() + (PROGRESS_SECONDS if self._plain else 0.0)
 
     def follow(self, pause: Callable[[], bool]) -> None:
         """Show the run until its end; `pause` waits a moment, and is True once the run is over."""
-        with self._drawing() as self._board:
+        with nullcontext() if self._plain else Dashboard() as self._board:
             while True:
                 is_over = pause()  # asked first: what is written in between is read below
                 for lines in self.new_lines(everything=is_over):
@@ -95,31 +86,24 @@ class Screen:
             self._read = file.tell()
             self._show(left_out.encode())
 
-    def _drawing(self) -> AbstractContextManager[Board | None]:
-        if self._plain:
-            return nullcontext()
-        from rackrun.launcher.output.dashboard import Dashboard  # rich takes its time to import
-
-        return Dashboard()
-
-    def _show(self, lines: bytes) -> None:
-        if not is_clean(lines):  # ranks may write into the folder, too
-            lines = b"".join(readable(line).encode() + b"\n" for line in lines.splitlines())
-        self.shown_bytes += len(lines)
+    def _show(self, data: bytes) -> None:
+        self.shown_bytes += len(data)
+        end = "\n" if data.endswith(b"\n") else ""
+        text = readable_lines(data.removesuffix(b"\n")) + end  # ranks may write into it, too
         if self._board is not None:
             with suppress(OSError):  # a terminal that has hung up, of which a signal tells
-                self._board.show_lines(lines)
-        elif not (lines.startswith(NOTE.encode()) or b"\n" + NOTE.encode() in lines):
-            self._write(1, lines)
+                self._board.show_lines(text)
+        elif not (text.startswith(NOTE) or f"\n{NOTE}" in text):
+            self._write(1, text)
         else:
-            for line in lines.splitlines(keepends=True):
-                self._write(2 if line.startswith(NOTE.encode()) else 1, line)
+            for line in text.splitlines(keepends=True):
+                self._write(2 if line.startswith(NOTE) else 1, line)
 
-    def _write(self, descriptor: int, data: bytes) -> None:
+    def _write(self, descriptor: int, text: str) -> None:
         if descriptor == 1 and self.closed:
             return
         try:
-            write_all(descriptor, data)
+            write_all(descriptor, text.encode("utf-8", "replace"))
         except BrokenPipeError:
             self.closed = self.closed or descriptor == 1
         except OSError:  # a terminal that has hung up, of which a signal tells
@@ -136,7 +120,7 @@ class Screen:
             with suppress(OSError):
                 self._board.draw(run)
         elif parts := list(progress_words(run)):
-            self._write(2, f"{NOTE}{time.strftime('%H:%M:%S')} {', '.join(parts)}\n".encode())
+            self._write(2, f"{NOTE}{time.strftime('%H:%M:%S')} {', '.join(parts)}\n")
 
 
 class ScreenThread:

@@ -4,20 +4,17 @@ import random
 
 import pytest
 
-from rackrun.launcher.output.merge import FLOOD_BYTES, Flood, Line, LogMerger, LogSource, readable
+from rackrun.launcher.output.merge import FLOOD_BYTES, Line, LogMerger, readable, readable_lines
 from rackrun.launcher.run.events import Output
 from rackrun.terminal import clean
-
-OUT = LogSource(0, 0, "out")
 
 
 def feed(merger: LogMerger, data: bytes, rank: int = 0, stream: str = "out", node: int = 0) -> None:
     merger.feed(Output(node, rank, stream, data))
 
 
-def texts(shown: list[Line | Flood]) -> list[tuple[str, int]]:
-    assert all(isinstance(item, Line) for item in shown)
-    return [(item.text, len(item.sources)) for item in shown if isinstance(item, Line)]
+def texts(shown: list[Line]) -> list[tuple[str, int]]:
+    return [(item.text, len(item.sources)) for item in shown]
 
 
 def test_lines_are_the_same_however_the_bytes_are_cut():
@@ -57,7 +54,7 @@ def test_a_line_waits_for_its_equals_a_moment_only():
 def test_a_progress_bar_is_shown_now_and_then():
     """tqdm writes nothing but \\r for minutes: its newest state, every 10 s, and its end."""
     merger = LogMerger(fold=False)
-    shown: list[Line | Flood] = []
+    shown: list[Line] = []
     for second in range(40):
         feed(merger, b"\rstep %d/40" % second, stream="err")
         shown += merger.take(float(second))
@@ -78,23 +75,21 @@ def test_repeated_lines_of_one_rank_all_stay():
     for second in range(3):
         feed(merger, b"tick\n")
         shown += merger.take(second * 0.2)
-    assert texts(shown) == [("tick", 1)]
+    assert texts(shown) == [("tick", 1)] * 3
     feed(merger, b"tick\n")
     shown += merger.take(0.6) + merger.take(9.0)
     assert texts(shown) == [("tick", 1)] * 4
 
 
-def test_a_flood_costs_the_same_however_many_lines():
-    """More than a person reads at once comes as one block, after what was waiting before it."""
+def test_a_flood_comes_as_one_block():
+    """More than a person reads at once is not cut, and comes after what was waiting before it."""
     merger = LogMerger(fold=True)
     feed(merger, b"before\n")
     merger.take(0.0)
     feed(merger, b"x\n" * FLOOD_BYTES + b"rest")
     before, flood = merger.take(0.1)
     assert texts([before]) == [("before", 1)]
-    assert isinstance(flood, Flood)
-    assert flood.count == FLOOD_BYTES
-    assert flood.clean
+    assert flood.text.split("\n") == ["x"] * FLOOD_BYTES
     assert texts(merger.take(1.0, everything=True)) == [("rest", 1)]
 
 
@@ -103,9 +98,9 @@ def test_a_flood_costs_the_same_however_many_lines():
 )
 def test_a_flood_with_control_characters_is_not_passed_on_as_it_is(nasty):
     """A block may go to the terminal unchanged only if nothing in it is obeyed there."""
-    flood = Flood(b"plain\n" * 10 + nasty + b"\n", (OUT,))
-    assert not flood.clean
-    assert not any(character in "".join(flood.lines()) for character in "\x1b\x07\r\u202e\x9b")
+    text = readable_lines(b"plain\n" * 10 + nasty)
+    assert text.startswith("plain\n" * 10)
+    assert not any(character in text for character in "\x1b\x07\r\u202e\x9b")
 
 
 def test_every_control_character_becomes_visible():
@@ -133,10 +128,8 @@ def test_a_line_without_an_end_is_cut():
     merger = LogMerger(fold=False)
     for _ in range(1000):
         feed(merger, b"x" * 1000)
-        for item in merger.take(0.0):
-            assert isinstance(item, Line)
-            assert len(item.text) < 8300
-    assert sum(map(len, merger.rest.values())) < 10_000
+        assert all(len(item.text) < 8300 for item in merger.take(0.0))
+    assert sum(len(item.text) for item in merger.take(0.0, everything=True)) < 10_000
 
 
 def test_the_traceback_of_a_rank_that_dies_is_held_back():

@@ -1,5 +1,6 @@
 """The use of hosts: measured on this machine, and kept in a file that stays small."""
 
+import itertools
 import json
 import os
 import selectors
@@ -9,13 +10,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rackrun.launcher.output import usage_log
 from rackrun.launcher.output.usage_log import UsageLog
 from rackrun.launcher.remote.agent import usage
 from rackrun.launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from rackrun.launcher.run.events import Gpu, Usage
+from rackrun.launcher.run.job import Command, Job
+from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import read_usage
 from rackrun.shapes import shaped
 
@@ -26,11 +28,19 @@ def lines(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def usage_log_of(path: Path, *hosts: str) -> UsageLog:
+    job = Job(Command(("true",)), RunFolder(path.parent))
+    facts = [PlannedHost(host, "127.0.0.1", 1, "python", "/", "/x") for host in hosts]
+    log = UsageLog(path)
+    log.begin(make_plan(job, facts, 1))
+    return log
+
+
 def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
-    """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly, as means."""
+    """Two hosts report 5,000 times each: a few hundred lines cover all of it evenly."""
     monkeypatch.setattr(usage_log, "MOST_LINES", 300)
     path, moments = tmp_path / "usage.jsonl", 5000
-    log = UsageLog(path, {0: "gpu01", 1: "gpu02"})
+    log = usage_log_of(path, "gpu01", "gpu02")
     for moment in range(moments):
         for node in (0, 1):
             gpus = (Gpu(100 * (moment % 2), 10, 80), Gpu(50, 20, 80))
@@ -43,22 +53,24 @@ def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
     result = [line for line in lines(path) if line["host"] == "gpu02"]
     assert 60 < len(result) <= 152
     assert result[0]["time"] == 0
-    steps = {b["time"] - a["time"] for a, b in zip(result[:-2], result[1:-1], strict=True)}
-    assert max(steps) <= 2 * moments * SECOND / len(result)
+    (step,) = {b["time"] - a["time"] for a, b in itertools.pairwise(result)}
+    assert step <= 2 * moments * SECOND / len(result)
     middle = result[len(result) // 2]
-    assert abs(middle["gpus"][0][0] - 50) <= 2
     assert middle["gpus"][1] == [50, 20, 80]
     assert (middle["cpu"], middle["received"], middle["sent"]) == (0.5, 100, 200)
-    assert middle["memory"] == pytest.approx(2 * middle["time"] / SECOND, rel=0.1)
+    assert middle["memory"] == 2 * middle["time"] / SECOND
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path):
-    """Where the file cannot be written nothing is raised, and nothing gathers in memory."""
-    log = UsageLog(tmp_path / "missing" / "usage.jsonl", {0: "gpu01"})
-    for moment in range(4):
-        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
-        log.write(moment * SECOND, everything=True)
-    assert not log.waiting
+    """Where the file cannot be written nothing is raised, and it is not tried again."""
+    folder = tmp_path / "missing"
+    log = usage_log_of(folder / "usage.jsonl", "gpu01")
+    log.add(Usage(0, 0.5, 1, 2), 0.0)
+    log.write(0.0, everything=True)
+    folder.mkdir()
+    log.add(Usage(0, 0.5, 1, 2), SECOND)
+    log.write(SECOND, everything=True)
+    assert not list(folder.iterdir())
 
 
 SMI = """\
@@ -99,48 +111,6 @@ def test_heat_and_power_of_gpus(tmp_path, monkeypatch):
     os.waitpid(pid, 0)
     assert meter.measure(1.0)["gpus"] == [HOT, COLD]
     shaped({"node": 0, **meter.measure(2.0)}, Usage)
-
-
-INFINITE = b"""\
-{"host": "gpu01", "time": 0, "gpus": [], "cpu": 0, "memory": Infinity, "received": 0, "sent": 0}
-"""
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(b"mine\n", b"5\n", b"{}\n", b'{"host": "gpu01"}\n', b"\xff\n"),
-        b"[" * 100_000 + b"\n",
-        INFINITE,
-    ],
-    ids=range(7),
-)
-def test_what_a_rank_writes_to_the_file_ends_no_run(text, tmp_path, monkeypatch):
-    """The folder is the ranks' as well; the file is left as it is then."""
-    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
-    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
-    path = tmp_path / "usage.jsonl"
-    path.write_bytes(text)
-    log = UsageLog(path, {0: "gpu01"})
-    for moment in range(20):
-        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
-        log.write(moment * SECOND, everything=True)
-    assert path.read_bytes().startswith(text)
-    assert log.refused and not log.waiting
-
-
-def test_a_file_that_ranks_let_grow_is_not_read(tmp_path, monkeypatch):
-    """To join its lines, the launcher would hold all of it."""
-    monkeypatch.setattr(usage_log, "MOST_LINES", 4)
-    monkeypatch.setattr(usage_log, "FEWEST_LINES", 1)
-    path = tmp_path / "usage.jsonl"
-    path.touch()
-    os.truncate(path, 1 << 40)  # of zeros, which take no space
-    log = UsageLog(path, {0: "gpu01"})
-    for moment in range(20):
-        log.add(Usage(0, 0.5, 1, 2), moment * SECOND)
-        log.write(moment * SECOND, everything=True)
-    assert log.refused and not log.waiting
 
 
 def test_traffic_on_a_device_is_measured():
