@@ -35,62 +35,36 @@ class PeerConnection:
 
         `seconds` are for all of it, however it drips.
         """
-        line = self._line_within(seconds)
-        return None if line is None else self._parsed(line)
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while b"\n" not in self.rest and len(self.rest) <= self.most_bytes:
+            data = self._read_some(deadline)
+            if not data:
+                return None
+            self.rest += data
+        line, _, self.rest = self.rest.partition(b"\n")
+        if len(line) > self.most_bytes:
+            raise Misshapen(f"a line of more than {self.most_bytes} bytes")
+        return parsed(bytes(line), dict[str, Any], self.most_bytes)
 
-    def read_some(self) -> bool:
-        """Take in what has come; False at the end. TimeoutError passes."""
+    def _read_some(self, deadline: float | None) -> bytes:
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            raise TimeoutError
         try:
-            data = self.stream.recv(READ_BYTES)
-        except BlockingIOError:
-            return True
+            self.stream.settimeout(left)
+            return self.stream.recv(READ_BYTES)
         except TimeoutError:
+            if deadline is None:
+                return b""  # the other machine is silent
             raise
-        except OSError:
-            return False
-        self.rest += data
-        return bool(data)
-
-    def message(self) -> dict[str, Any] | None:
-        """Return the next object received; None while it is incomplete."""
-        line = self._line()
-        return None if line is None else self._parsed(line)
+        except OSError:  # reset, or we have closed it ourselves
+            return b""
 
     def close(self) -> None:
         """Close both directions, which wakes a blocked receiver."""
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
         self.stream.close()
-
-    def _parsed(self, line: bytes) -> dict[str, Any]:
-        return parsed(line, dict[str, Any], self.most_bytes)
-
-    def _line(self) -> bytes | None:
-        line, end, rest = self.rest.partition(b"\n")
-        if len(line) > self.most_bytes:
-            raise Misshapen(f"a line of more than {self.most_bytes} bytes")
-        if not end:
-            return None
-        self.rest = rest
-        return bytes(line)
-
-    def _line_within(self, seconds: float | None) -> bytes | None:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while (line := self._line()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                raise TimeoutError
-            try:
-                self.stream.settimeout(left)
-                if not self.read_some():
-                    return None
-            except TimeoutError:
-                if seconds is None:
-                    return None  # the other machine is silent
-                raise
-            except OSError:  # we have closed it ourselves
-                return None
-        return line
 
 
 def keep_alive(connection: socket.socket) -> None:

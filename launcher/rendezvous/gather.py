@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import selectors
+import queue
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,8 +44,6 @@ TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
 HELLO_SECONDS = 5.0  # from a connection to its whole hello, which a stranger may send byte by byte
 REST_SECONDS = 0.1
-MOST_CALLERS = 512
-
 MOST_WORDS = 4096  # of a command
 
 Slots = Annotated[int, between(1, MOST_SLOTS)]
@@ -109,6 +108,9 @@ class RendezvousOutcome(Shape, frozen=True):
     code: Literal[64, 65, 69, 70, 74, 75, 77, 78] = 69
 
 
+Callers: TypeAlias = "queue.SimpleQueue[tuple[PeerConnection, NodeInfo]]"
+
+
 @dataclass(frozen=True)
 class Rendezvous:
     """The connections of a node once all have arrived."""
@@ -132,9 +134,9 @@ def gather(
     """Wait for all others as node 0, agree, and send them the agreement."""
     members = {0: this_node}
     connections: dict[int, PeerConnection] = {}
-    with _listening(port) as listener, PendingCallers(listener) as callers:
+    with _callers(port) as callers:
         try:
-            for connection, member in _callers(callers, this_node, members, wait_seconds, say):
+            for connection, member in _in_time(callers, this_node, members, wait_seconds, say):
                 _admit(connection, member, members, connections)
             address = plain_address(next(iter(connections.values())).stream.getsockname()[0])
             agreement = agree([members[node] for node in range(this_node.nodes)], address)
@@ -149,7 +151,8 @@ def gather(
 
 
 @contextlib.contextmanager
-def _listening(port: int) -> Iterator[socket.socket]:
+def _callers(port: int) -> Iterator[Callers]:
+    """Yield a queue of those who call at a port and say who they are."""
     # On all addresses, as torchrun's own socket will be.
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -160,12 +163,43 @@ def _listening(port: int) -> Iterator[socket.socket]:
     except OSError as error:
         taken = f"port {port} of this node: {error.strerror}"
         raise PreflightRefused(f"{taken}; type: --port N, the same on every node") from error
+    callers: Callers = queue.SimpleQueue()
+    thread = threading.Thread(target=_accept_all, args=(listener, callers), daemon=True)
     with listener:
-        yield listener
+        thread.start()
+        try:
+            yield callers
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            thread.join()
 
 
-def _callers(
-    callers: PendingCallers,
+def _accept_all(listener: socket.socket, callers: Callers) -> None:
+    """Hear every caller on a thread of its own, until the listener is shut down."""
+    while True:
+        try:
+            stream, _ = listener.accept()
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                return
+            time.sleep(REST_SECONDS)  # no descriptor is free, until the silent ones have had theirs
+        else:
+            threading.Thread(target=_hear, args=(stream, callers), daemon=True).start()
+
+
+def _hear(stream: socket.socket, callers: Callers) -> None:
+    """Queue a caller that says who it is; hang up on any other."""
+    connection = PeerConnection(stream)
+    try:
+        hello: NodeHello = shaped(connection.receive(HELLO_SECONDS), NodeHello)
+    except (Misshapen, TimeoutError):
+        connection.close()
+    else:
+        callers.put((connection, hello.hello))
+
+
+def _in_time(
+    callers: Callers,
     this_node: NodeInfo,
     members: dict[int, NodeInfo],
     wait_seconds: float,
@@ -184,7 +218,8 @@ def _callers(
             news_at = now + NEWS_SECONDS
             waiting = f"waiting for {_nodes_text(missing)}"
             say(f"{len(members)} of {this_node.nodes} nodes are here; {waiting}")
-        yield from callers.introduced(min(news_at, deadline) - now + 0.01)
+        with contextlib.suppress(queue.Empty):
+            yield callers.get(timeout=max(0.0, min(news_at, deadline) - now) + 0.01)
 
 
 def _admit(
@@ -221,76 +256,6 @@ def _is_open(connection: PeerConnection) -> bool:
         return True
     except OSError:
         return False
-
-
-class PendingCallers:
-    """Callers that have not identified themselves yet, read concurrently."""
-
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
-        self.waiting: dict[PeerConnection, float] = {}  # the oldest first
-        self.selector = selectors.DefaultSelector()
-        self.selector.register(listener, selectors.EVENT_READ)
-
-    def __enter__(self) -> PendingCallers:
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._keep_newest(0)
-        self.selector.close()
-
-    def introduced(self, seconds: float) -> Iterator[tuple[PeerConnection, NodeInfo]]:
-        """Yield, within that many seconds, each caller that sends a valid hello."""
-        for ready, _ in self.selector.select(min(seconds, 1.0)):
-            if ready.fileobj is self.listener:
-                self._accept()
-            # One of the same batch may have been closed while another one was let in.
-            elif (connection := ready.data) in self.waiting and (member := self._hello(connection)):
-                yield connection, member
-        late = time.monotonic() - HELLO_SECONDS
-        in_time = sum(since > late for since in self.waiting.values())
-        self._keep_newest(min(in_time, MOST_CALLERS))
-
-    def _accept(self) -> None:
-        try:
-            stream, _ = self.listener.accept()
-            stream.setblocking(False)
-            connection = PeerConnection(stream)
-        except OSError as error:
-            if error.errno in (errno.EMFILE, errno.ENFILE):
-                self._keep_newest(len(self.waiting) // 2)
-                time.sleep(REST_SECONDS)  # there may be no caller to close
-            return
-        self.waiting[connection] = time.monotonic()
-        self.selector.register(stream, selectors.EVENT_READ, connection)
-
-    def _hello(self, connection: PeerConnection) -> NodeInfo | None:
-        try:
-            is_open = connection.read_some()
-            fields = connection.message()
-            if fields is None:
-                if not is_open:
-                    self._drop(connection)
-                return None
-            hello: NodeHello = shaped(fields, NodeHello)
-        except (Misshapen, TimeoutError):
-            self._drop(connection)
-            return None
-        self._forget(connection)
-        connection.stream.setblocking(True)
-        return hello.hello
-
-    def _keep_newest(self, left: int) -> None:
-        for connection in list(self.waiting)[: max(0, len(self.waiting) - left)]:
-            self._drop(connection)
-
-    def _drop(self, connection: PeerConnection) -> None:
-        self._forget(connection)
-        connection.close()
-
-    def _forget(self, connection: PeerConnection) -> None:
-        del self.waiting[connection]
-        self.selector.unregister(connection.stream)
 
 
 def join(this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: Say) -> Rendezvous:
