@@ -13,7 +13,6 @@ from PIL import Image
 from rackrun.atomic import write_whole
 from rackrun.convert.doctor.images import DROP, PROBLEMS, RELABEL, Finding, Images
 from rackrun.run_report.template import data_url, rendered
-from rackrun.terminal import one_line
 
 MOST_SHOWN = 60  # findings of a problem; doctor.csv has them all
 PICTURE = 160  # pixels of the longer side
@@ -33,16 +32,18 @@ def write_page(path: Path, images: Images, findings: Sequence[Finding], table: P
     splits = ", ".join(split.name for split in manifest.splits)
     page = rendered(
         "doctor.html",
-        name=one_line(images.source.location),
-        headlines=[
-            (f"{len(images):,}", f"images in {splits}"),
-            (f"{len(manifest.classes):,}", "classes"),
-            (f"{sum(each.action == DROP for each in findings):,}", "to drop"),
-            (f"{sum(each.action == RELABEL for each in findings):,}", "to relabel"),
-        ],
-        sections=sections,
-        table=one_line(table.name),
-        digest=sha256(table.read_bytes()).hexdigest(),
+        {
+            "name": images.source.location,
+            "headlines": [
+                (f"{len(images):,}", f"images in {splits}"),
+                (f"{len(manifest.classes):,}", "classes"),
+                (f"{sum(each.action == DROP for each in findings):,}", "to drop"),
+                (f"{sum(each.action == RELABEL for each in findings):,}", "to relabel"),
+            ],
+            "sections": sections,
+            "table": table.name,
+            "digest": sha256(table.read_bytes()).hexdigest(),
+        },
     )
     write_whole(path, page.encode())
 
@@ -52,9 +53,9 @@ def _shown(images: Images, finding: Finding) -> dict[str, Any]:
     name = images.source.manifest.classes[images.label(finding.image)]
     return {
         "pictures": [_picture(images, each) for each in both if each not in images.damaged],
-        "class": one_line(name),
-        "where": one_line(f"{images.split(finding.image)}: {images.key(finding.image)}"),
-        "reason": one_line(finding.reason),
+        "class": name,
+        "where": f"{images.split(finding.image)}: {images.key(finding.image)}",
+        "reason": finding.reason,
         "score": f"{finding.score:.3f}" if finding.score < 1 else "",
         "action": finding.action,
     }

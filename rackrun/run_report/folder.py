@@ -1,33 +1,30 @@
 """What a run folder holds, read and checked: nothing in it is believed.
 
-metrics.jsonl, config.json, predictions.npz, plan.json, result.json, usage.jsonl, run.toml -> Story
+metrics.jsonl, config.json, plan.json, result.json, usage.jsonl, run.toml, grids of images -> Story
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 import tomllib
-import zlib
-from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rackrun import npy
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.run_folder import RunFolder
-from rackrun.run_history import (
-    LINE_BYTES,
-    MOST_USAGE_BYTES,
-    HostUsage,
-    usage_line,
+from rackrun.run_history import LINE_BYTES, MOST_USAGE_BYTES, HostUsage, usage_line
+from rackrun.run_report.grids import (
+    Predictions,
+    TrainingImages,
+    read_predictions,
+    read_training_images,
 )
 from rackrun.shapes import Excerpt, Misshapen, Real, Whole, at_most, between, parsed_file, shaped
 from rackrun.terminal import one_line, say
@@ -41,62 +38,15 @@ FIELDS = {  # fields of a line of metrics.jsonl, by its kind
 }
 WHOLE = ("step", "samples")
 LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
-PLANNED, ENDED, SETTINGS = "the plan of a run", "the result of a run", "the settings of a run"
-METRICS = "metrics"
+SETTINGS = "the settings of a run"
 MOST_JSON_BYTES = 1 << 25
 MOST_SETTINGS_BYTES = 1 << 20
-MOST_TRAINING_IMAGES = 64
-MOST_ARCHIVE_BYTES = 1 << 25  # compressed, of predictions
-MOST_PREDICTION_BYTES = 1 << 28
-WHOLE_NUMBERS, FRACTIONS = ("<i8", "<i4"), ("<f4", "<f8", "<f2")
-TEXTS = re.compile(rb"'descr': '(<U\d{1,4})'")
-DAMAGE = (  # what a damaged archive, or one that was made to harm, makes of zipfile
-    *(ValueError, KeyError, OSError, EOFError, RuntimeError, OverflowError, TypeError),
-    *(MemoryError, BadZipFile, zlib.error),
-)
-
 MOST_RANKS = 1 << 12
 Images = Annotated[int, between(0, 2**31)]
 PLAIN = (str, int, float, type(None))
 Line = dict[str, Any]
 Values = NDArray[np.float64]
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """Validation images and the model's answers."""
-
-    images: NDArray[np.uint8]  # (N, height, width, channels)
-    labels: NDArray[np.int64]
-    predicted: NDArray[np.int64]
-    probability: NDArray[np.float32]
-    keys: list[str]
-    """The names of the images in their shards."""
-    classes: list[str]
-    confusion: NDArray[np.int64] | None = None
-    """(classes, classes): validation images by label and by prediction."""
-
-    def check(self) -> None:
-        """Raise ValueError unless the parts fit together."""
-        count, classes = len(self.images), range(len(self.classes))
-        if self.images.ndim != 4 or self.images.shape[3] not in (1, 3):
-            raise ValueError(f"images of shape {self.images.shape}")
-        predictions: tuple[Sized, ...] = (self.labels, self.predicted, self.probability, self.keys)
-        if {len(one) for one in predictions} != {count}:
-            raise ValueError(f"not as many answers as there are images ({count})")
-        if not all(int(label) in classes for label in (*self.labels, *self.predicted)):
-            raise ValueError(f"a label outside the {len(classes)} classes")
-        if self.confusion is not None and self.confusion.shape != (len(classes), len(classes)):
-            raise ValueError(f"a confusion matrix of shape {self.confusion.shape}")
-
-
-@dataclass(frozen=True)
-class TrainingImages:
-    """Images of the first batch, augmented and mixed, with their classes."""
-
-    images: NDArray[np.uint8]  # (N, height, width, channels)
-    captions: list[str]
 
 
 class RunHost(Excerpt, frozen=True):
@@ -175,23 +125,33 @@ class Story:
     parts: list[RunSegment] = field(default_factory=list)
     """More than one of a run that was resumed."""
     shares: list[Line] = field(default_factory=list)
-    """When ranks got other numbers of images of a step (--balance auto)."""
+    """When ranks got other numbers of images of a step (--balance auto); none if always even."""
     begun: float = 0.0
     """The time of the first line that was written."""
 
     @property
     def seconds(self) -> float:
         """Return how long all parts together took; of the last one, from start to end."""
-        *earlier, last = self.parts or [RunSegment(0, 0.0, 0.0, [])]
-        return sum(part.seconds for part in earlier) + (self.end.seconds or last.seconds)
+        return sum(part.seconds for part in self.parts) or self.end.seconds
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of training."""
+        return {name: value for name, value in self.config.items() if name != "resolved"}
+
+    @property
+    def best(self) -> Line | None:
+        """Return its best evaluation; None without one, and for noise."""
+        of_images = () if self.config.get("synthetic") else self.validation
+        return max(of_images, key=lambda line: float(line["top1"]), default=None)
 
     @property
     def accuracy(self) -> float | None:
         """Return the best accuracy of its evaluations, or what it has reported; None for noise."""
         if self.config.get("synthetic"):
             return None
-        if self.validation:
-            return max(float(line["top1"]) for line in self.validation)
+        if self.best:
+            return float(self.best["top1"])
         best = self.end.number("best")
         return self.end.number("accuracy") if best is None else best
 
@@ -215,35 +175,49 @@ def read(folder: Path) -> Story:
     if not any(path.exists() for path in needed):
         missing = "{}, {} and {} are missing".format(*(path.name for path in needed))
         raise UsageError(f"{folder}: not the folder of a run: {missing}")
-    lines, usage = list(_lines(files.metrics, _metric_line, METRICS)), read_usage(folder)
+    lines, usage = list(_lines(files.metrics, _metric_line, "metrics")), read_usage(folder)
+    end = _document(files.result, RunEnd, "the result of a run")
     times = [line["time"] for line in lines if "time" in line]
     return Story(
         name=folder.absolute().name,
-        config=read_settings(folder),
+        config=_document(files.config, dict[str, Any], SETTINGS),
         typed=_typed(files.settings),
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
         predictions=read_predictions(files.predictions),
         hardest=read_predictions(files.hardest),
-        first_batch=_archived(files.first_batch, _training_images, "training images"),
-        plan=_document(files.plan, RunPlan, PLANNED),
-        end=_document(files.result, RunEnd, ENDED),
+        first_batch=read_training_images(files.first_batch),
+        plan=_document(files.plan, RunPlan, "the plan of a run"),
+        end=end,
         usage=usage,
-        parts=list(_parts(lines)),
-        shares=[line for line in lines if line["kind"] == "shares"],
+        parts=_parts(lines, end.seconds),
+        shares=_uneven([line for line in lines if line["kind"] == "shares"]),
         begun=min([*times, *(line.time for line in usage)], default=0.0),
     )
 
 
-def _parts(lines: Sequence[Line]) -> Iterator[RunSegment]:
-    """Yield the parts of a run in which it took steps; a part ends with its last line."""
+def _parts(lines: Sequence[Line], last_seconds: float) -> list[RunSegment]:
+    """Return the parts of a run in which it took steps; a part ends with its last line.
+
+    How long the last one took, its launcher knows best, if it has ended.
+    """
+    parts = []
     starts = [number for number, line in enumerate(lines) if line["kind"] == "start"]
     for first, after in itertools.pairwise([*starts, len(lines)]):
         start, train = lines[first], [one for one in lines[first:after] if one["kind"] == "train"]
         if train:
             ended = lines[after - 1].get("time", 0.0)
             seconds = max(0.0, ended - start.get("time", ended))
-            yield RunSegment(start["step"], start["epoch"], seconds, train)
+            parts.append(RunSegment(start["step"], start["epoch"], seconds, train))
+    if parts and last_seconds:
+        parts[-1] = replace(parts[-1], seconds=last_seconds)
+    return parts
+
+
+def _uneven(shares: list[Line]) -> list[Line]:
+    """Return the lines about shares of a step; none where all ranks always had the same."""
+    uneven = any(max(ones := line["images"].values()) > min(ones) + 1 for line in shares)
+    return shares if uneven else []
 
 
 def _typed(path: Path) -> tuple[str, ...]:
@@ -257,11 +231,6 @@ def _typed(path: Path) -> tuple[str, ...]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not {SETTINGS}: {one_line(str(error))[:200]}") from None
     return typed
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return config.json, an empty one where it is missing; DataError for what is none."""
-    return _document(RunFolder(folder).config, dict[str, Any], SETTINGS)
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
@@ -328,73 +297,6 @@ def _document(path: Path, shape: type[T], kind: str) -> T:
         return parsed_file(path, shape, MOST_JSON_BYTES)
     except Misshapen as error:
         raise DataError(f"{path}: not {kind}: {error}") from None
-
-
-def read_predictions(path: Path) -> Predictions | None:
-    """Return the images with answers, or None where there are none; DataError for damage."""
-    predictions = _archived(path, _predictions, "predictions")
-    return predictions if predictions and len(predictions.images) else None
-
-
-def _predictions(archive: ZipFile) -> Predictions:
-    predictions = Predictions(
-        images=_array(archive, "images", "|u1"),
-        labels=_array(archive, "labels", *WHOLE_NUMBERS),
-        predicted=_array(archive, "predicted", *WHOLE_NUMBERS),
-        probability=_array(archive, "probability", *FRACTIONS),
-        keys=_texts(archive, "keys"),
-        classes=_texts(archive, "classes"),
-        confusion=_array(archive, "confusion", *WHOLE_NUMBERS)
-        if "confusion.npy" in archive.namelist()
-        else None,
-    )
-    predictions.check()
-    return predictions
-
-
-def _training_images(archive: ZipFile) -> TrainingImages:
-    images, captions = _array(archive, "images", "|u1"), _texts(archive, "captions")
-    if images.ndim != 4 or images.shape[3] not in (1, 3) or 0 in images.shape:
-        raise ValueError(f"images of shape {images.shape}")
-    if not len(captions) == len(images) <= MOST_TRAINING_IMAGES:
-        raise ValueError(f"{len(images)} images with {len(captions)} captions")
-    return TrainingImages(images, captions)
-
-
-def _archived(path: Path, read: Callable[[ZipFile], T], what: str) -> T | None:
-    """Return what is read from an archive of numpy's; DataError for damage, None without a file."""
-    if not path.exists():
-        return None
-    try:
-        if path.stat().st_size > MOST_ARCHIVE_BYTES:
-            raise ValueError(f"more than {MOST_ARCHIVE_BYTES} bytes")
-        with ZipFile(path) as archive:
-            if sum(part.file_size for part in archive.infolist()) > MOST_PREDICTION_BYTES:
-                raise ValueError(f"more than {MOST_PREDICTION_BYTES} bytes")
-            return read(archive)
-    except DAMAGE as error:
-        why = one_line(str(error))[:200]
-        raise DataError(f"{path}: not a grid of {what}: {why}") from None
-
-
-def _array(archive: ZipFile, name: str, *descrs: str) -> NDArray[Any]:
-    return npy.array(_content(archive, name), *descrs)
-
-
-def _texts(archive: ZipFile, name: str) -> list[str]:
-    """Return an array of text, whose type has the length of the longest."""
-    data = _content(archive, name)
-    if not (descr := TEXTS.search(data, 0, npy.LONGEST_HEADER)):
-        raise ValueError(f"{name} is no text")
-    texts: list[str] = shaped(npy.array(data, descr[1].decode()).tolist(), list[str], name)
-    return texts
-
-
-def _content(archive: ZipFile, name: str) -> bytes:
-    entry = archive.getinfo(f"{name}.npy")
-    if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED):
-        raise ValueError(f"{name} is compressed in another way than by numpy")
-    return archive.read(entry)
 
 
 def values(lines: Sequence[Line], name: str) -> Values:

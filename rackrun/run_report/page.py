@@ -8,7 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -19,19 +19,8 @@ from rackrun.contract import variables
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import HostUsage
 from rackrun.run_report.chart import COLOURS, Series, chart
-from rackrun.run_report.classes import by_class, confusions, matrix
-from rackrun.run_report.folder import (
-    Line,
-    Predictions,
-    Story,
-    TrainingImages,
-    mean_speed,
-    read,
-    smoothed,
-    values,
-)
-from rackrun.run_report.template import data_url, rendered
-from rackrun.terminal import clean_lines, one_line
+from rackrun.run_report.folder import RunHost, Story, mean_speed, read, smoothed, values
+from rackrun.run_report.template import percent, rendered, shown
 from rackrun.units import data_size, duration, form, plural
 
 FACTS = (
@@ -41,19 +30,12 @@ FACTS = (
 """The fields of `resolved` in config.json that describe where a run was."""
 LEARNED = ("loss", "accuracy")
 """Curves that mean nothing where the images were noise (--synthetic)."""
-COMPARED = (
-    *("best accuracy", "after epoch", "last accuracy", "last loss", "epochs", "images/s"),
-    *("time", "end"),
-)
-MOST_NAMED = 16
-"""Ranks whose images a line of the page lists."""
 PRIVATE = ("--env", "--on-event")
 """Options of the launcher whose values may be secrets."""
-UsageQuantity = tuple[
-    str, Callable[[HostUsage], float | None], Callable[[float], str], tuple[float, float] | None
-]
-"""Title, what a line has of it, how it is written, the range of y; None: that of its values."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
+
+Use = tuple[float | None, Callable[[float], str]]
+"""What a host has used of something, None where that is not known, and how it is written."""
 
 
 def write(folder: Path, out: Path | None = None, reload_seconds: int = 0) -> Path:
@@ -62,152 +44,128 @@ def write(folder: Path, out: Path | None = None, reload_seconds: int = 0) -> Pat
     A browser loads it again after `reload_seconds`, if they are not 0. Raises DataError for a
     damaged file of the run.
     """
-    page = out or RunFolder(folder).report
-    content = run_page(read(folder), folder)
-    write_whole(page, rendered("run.html", **content, reload_seconds=reload_seconds).encode())
+    page, run = out or RunFolder(folder).report, read(folder)
+    batch, predictions = run.first_batch, run.predictions
+    content = {
+        "run": run,
+        "reload_seconds": reload_seconds,
+        "resume": resume_command(run, folder),
+        "headlines": list(headlines(run)),
+        "charts": list(charts([run])),
+        "first_batch": list(zip(batch.images, batch.captions, strict=True)) if batch else [],
+        "by_class": predictions.by_class() if predictions else [],
+        "confusions": predictions.confusions() if predictions else [],
+        "shares": shares_over_time(run) if run.shares else None,
+        "hosts": list(hosts(run)),
+        "usage": list(_usage_charts(run.usage)),
+        "facts": list(facts(run)),
+    }
+    write_whole(page, rendered("run.html", content).encode())
     return page
 
 
 def write_comparison(folders: Sequence[Path], page: Path) -> Path:
     """Draw one page that compares runs, and return its path; DataError for a damaged file."""
-    stories = [read(folder) for folder in folders]
-    write_whole(page, rendered("compare.html", **comparison(stories)).encode())
+    write_whole(page, rendered("compare.html", comparison(list(map(read, folders)))).encode())
     return page
 
 
-def run_page(story: Story, folder: Path) -> dict[str, Any]:
-    """Return what the template of a run shows."""
-    return {
-        "name": one_line(story.name),
-        "verdict": one_line(story.end.verdict or "not ended"),
-        "cause": one_line(story.end.cause),
-        "advice": one_line(story.end.advice),
-        "resume": resume_command(story, folder),
-        "traceback": clean_lines(story.end.traceback),
-        "parts": list(parts(story)) if len(story.parts) > 1 else [],
-        "headlines": list(headlines(story)),
-        "facts": list(facts(story)),
-        "judged_by": story.judged_by,
-        "charts": [(title, drawing) for title, drawing in charts([story])],
-        "first_batch": first_batch(story.first_batch) if story.first_batch else [],
-        "grid": grid(story.predictions) if story.predictions else [],
-        "hardest": grid(story.hardest) if story.hardest else [],
-        "classes": by_class(story.predictions) if story.predictions else None,
-        "matrix": matrix(story.predictions) if story.predictions else "",
-        "confusions": confusions(story.predictions) if story.predictions else [],
-        "share_rows": list(share_rows(story)),
-        "shares_over_time": shares_over_time(story),
-        "hosts": list(hosts(story)),
-        "usage": list(_usage_charts(story.usage)),
-        "settings": sorted((one_line(key), setting(value)) for key, value in settings_of(story)),
-    }
-
-
-def comparison(stories: Sequence[Story]) -> dict[str, Any]:
+def comparison(runs: Sequence[Story]) -> dict[str, Any]:
     """Return what the template of a comparison shows: runs by accuracy, the best first; curves."""
     # A run without an accuracy, such as one on noise, comes last.
     ordered = sorted(
-        stories, key=lambda story: -1.0 if story.accuracy is None else story.accuracy, reverse=True
+        runs, key=lambda run: -1.0 if run.accuracy is None else run.accuracy, reverse=True
     )
     highest = ordered[0].accuracy
-    settings = [dict(settings_of(story)) for story in ordered]
-    names = sorted({name for one in settings for name in one})
-    rows = [(name, [setting(one.get(name, "")) for one in settings]) for name in names]
-    recorded = [bool(one) for one in settings]  # not of a command of the user's own
+    names = sorted({name for run in ordered for name in run.settings})
+    settings = {name: [shown(run.settings.get(name)) for run in ordered] for name in names}
+    recorded = [bool(run.settings) for run in ordered]  # not of a command of the user's own
     differing = {
-        name: cells for name, cells in rows if len(set(itertools.compress(cells, recorded))) > 1
+        name: cells
+        for name, cells in settings.items()
+        if len(set(itertools.compress(cells, recorded))) > 1
     }
-    judged_on = {
-        _judged_on(one)
-        for story, one in zip(ordered, settings, strict=True)
-        if story.accuracy is not None
-    }
-    comparable = len(judged_on) == 1
-    numbers = zip(COMPARED, *map(_compared, ordered), strict=True)
+    comparable = len({_judged_on(run) for run in ordered if run.accuracy is not None}) == 1
+    rows = list(map(_compared, ordered))
     return {
-        "runs": [one_line(story.name) for story in ordered],
-        "best": [comparable and story.accuracy == highest for story in ordered],
+        "runs": ordered,
+        "best": [comparable and run.accuracy == highest for run in ordered],
         "comparable": comparable or highest is None,
-        "numbers": [column for column in numbers if any(column[1:])],
-        "settings": [(one_line(name), *cells) for name, cells in differing.items()],
+        "columns": [name for name in rows[0] if any(row[name] for row in rows)],
+        "rows": rows,
+        "settings": differing,
         "charts": list(charts(ordered)),
-        "same": plural(len(rows) - len(differing), "setting"),
+        "same": plural(len(settings) - len(differing), "setting"),
     }
 
 
-def _judged_on(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def _judged_on(run: Story) -> tuple[str, ...]:
     """Return what decides which images accuracy is measured on: those of the folder of --data.
 
     Which of its training images are used, or which other folders, makes no difference.
     """
-    versions = settings.get("data_versions")
+    versions, settings = run.settings.get("data_versions"), run.settings
     first = next(iter(versions.values()), "") if isinstance(versions, dict) else ""
-    data = first or settings.get("data_sha256", "")
-    return tuple(map(setting, (data, settings.get("eval_split", ""), settings.get("task", ""))))
+    data = first or settings.get("data_sha256")
+    return tuple(map(shown, (data, settings.get("eval_split"), settings.get("task"))))
 
 
-def _compared(story: Story) -> tuple[str, ...]:
-    accuracy, speed = story.accuracy, story.speed
-    evaluations = [] if story.config.get("synthetic") else story.validation
-    best = max(evaluations, key=lambda line: float(line["top1"]), default=None)
-    return (
-        "" if accuracy is None else percent(accuracy),
-        f"{best['epoch']:g}" if best else "",
-        percent(evaluations[-1]["top1"]) if evaluations else "",
-        f"{evaluations[-1]['loss']:.3f}" if evaluations else "",
-        f"{story.train[-1]['epoch']:g}" if story.train else "",
-        "" if speed is None else f"{speed:,.0f}",
-        duration(story.seconds) if story.seconds else "",
-        one_line(story.end.verdict or "not ended"),
-    )
+def _compared(run: Story) -> dict[str, str]:
+    best, last = run.best, run.validation[-1] if run.best else None
+    return {
+        "best accuracy": "" if run.accuracy is None else percent(run.accuracy),
+        "after epoch": f"{best['epoch']:g}" if best else "",
+        "last accuracy": percent(last["top1"]) if last else "",
+        "last loss": f"{last['loss']:.3f}" if last else "",
+        "epochs": f"{run.train[-1]['epoch']:g}" if run.train else "",
+        "images/s": "" if run.speed is None else f"{run.speed:,.0f}",
+        "time": duration(run.seconds) if run.seconds else "",
+        "end": run.end.verdict or "not ended",
+    }
 
 
-def headlines(story: Story) -> Iterator[tuple[str, str]]:
+def headlines(run: Story) -> Iterator[tuple[str, str]]:
     """Yield the numbers to remember, and what each of them is."""
-    train, validation = story.train, story.validation
-    over_parts = f"over {len(story.parts)} parts" if len(story.parts) > 1 else ""
-    if validation and not story.config.get("synthetic"):
-        last, best = validation[-1], max(validation, key=lambda line: float(line["top1"]))
-        yield percent(last["top1"]), f"of {last['samples']:,} {story.judged_by} images correct"
+    over_parts = f"over {len(run.parts)} parts" if len(run.parts) > 1 else ""
+    if best := run.best:
+        last = run.validation[-1]
+        yield percent(last["top1"]), f"of {last['samples']:,} {run.judged_by} images correct"
         if best["top1"] > last["top1"]:
             yield percent(best["top1"]), f"at best, after epoch {best['epoch']:g}"
-        yield f"{last['loss']:.3f}", f"{story.judged_by} loss"
-    if train:
-        speed = mean_speed(train)
-        yield f"{speed:,.0f}", f"images/s {over_parts}".rstrip()
-        epoch, step = train[-1]["epoch"], train[-1]["step"]
+        yield f"{last['loss']:.3f}", f"{run.judged_by} loss"
+    if run.train:
+        yield f"{mean_speed(run.train):,.0f}", f"images/s {over_parts}".rstrip()
+        epoch, step = run.train[-1]["epoch"], run.train[-1]["step"]
         yield f"{epoch:g}", f"{form(epoch, 'epoch')}, {plural(step, 'step')}"
-    if story.seconds:
-        yield duration(story.seconds), over_parts or "from start to end"
+    if run.seconds:
+        yield duration(run.seconds), over_parts or "from start to end"
 
 
-def facts(story: Story) -> Iterator[tuple[str, str]]:
+def facts(run: Story) -> Iterator[tuple[str, object]]:
     """Yield where and how the run was made."""
-    plan = story.plan
+    plan = run.plan
     if plan.run_id:
-        yield "run", one_line(plan.run_id)
+        yield "run", plan.run_id
         yield "ranks", f"{plan.world_size} on {plural(len(plan.hosts), 'host')}"
     if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
-        yield "GPUs", one_line(", ".join(models))
+        yield "GPUs", list(models)
     if plan.hosts:
-        typed = shlex.join(_without_values(story.typed) or plan.hosts[0].command)
-        yield "command", one_line(typed)
+        yield "command", shlex.join(_without_values(run.typed) or plan.hosts[0].command)
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
-            yield "environment variables", one_line(", ".join(given))  # values may be private
-    recorded = story.config.get("resolved")
-    resolved = recorded if isinstance(recorded, dict) else {}
+            yield "environment variables", given  # values may be private
+    resolved = run.config.get("resolved")
     for name in FACTS:
-        if resolved.get(name):
-            yield name.replace("_", " "), setting(resolved[name])
-    if moments := [line["time"] for line in (*story.train, *story.validation) if "time" in line]:
+        if value := resolved.get(name) if isinstance(resolved, dict) else None:
+            yield name.replace("_", " "), value
+    if moments := [line["time"] for line in (*run.train, *run.validation) if "time" in line]:
         first, last = (
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
             for seconds in (min(moments), max(moments))
         )
         yield "first and last step", f"{first} to {last}"
-    if story.end.exit_code is not None:
-        yield "exit code", str(story.end.exit_code)
+    if run.end.exit_code is not None:
+        yield "exit code", run.end.exit_code
 
 
 def _without_values(typed: Sequence[str]) -> list[str]:
@@ -223,40 +181,20 @@ def _without_values(typed: Sequence[str]) -> list[str]:
     return args
 
 
-def resume_command(story: Story, folder: Path) -> str:
+def resume_command(run: Story, folder: Path) -> str:
     """Return what continues a run that has not reached its end; nothing where it cannot.
 
     No content of a file is in it: a user is going to run it.
     """
-    has_ended_early = story.end.verdict not in ("", "done")
-    if not (has_ended_early and story.end.saved and story.typed):
+    has_ended_early = run.end.verdict not in ("", "done")
+    if not (has_ended_early and run.end.saved and run.typed):
         return ""
     path = folder.absolute()
-    run = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{called('rerun')} {shlex.quote(str(run))} --resume {shlex.quote(str(run))}"
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{called('rerun')} {shlex.quote(str(path))} --resume {shlex.quote(str(path))}"
 
 
-def parts(story: Story) -> Iterator[tuple[str, ...]]:
-    """Yield a row per part of a run that was resumed: where it began and ended, and how fast."""
-    for number, part in enumerate(story.parts, start=1):
-        last = part.train[-1]
-        is_last = number == len(story.parts)
-        seconds = (is_last and story.end.seconds) or part.seconds
-        yield (
-            str(number),
-            f"{part.step + 1:,} to {last['step']:,}",
-            f"{part.epoch:g} to {last['epoch']:g}",
-            f"{part.speed:,.0f}",
-            duration(seconds),
-        )
-
-
-def settings_of(story: Story) -> Iterator[tuple[str, Any]]:
-    """Yield the settings of training."""
-    return ((name, value) for name, value in story.config.items() if name != "resolved")
-
-
-def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
+def charts(runs: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
     """Yield the curves of training, of one run or of several."""
     for title, of_train, of_validation, write_value in (
         ("loss", "loss", "loss", plain),
@@ -266,63 +204,48 @@ def charts(stories: Sequence[Story]) -> Iterator[tuple[str, Markup]]:
     ):
         curves = [
             curve
-            for number, story in enumerate(stories)
-            if title not in LEARNED or not story.config.get("synthetic")
-            for curve in _story_curves(story, number, len(stories), of_train, of_validation)
+            for number, run in enumerate(runs)
+            if title not in LEARNED or not run.config.get("synthetic")
+            for curve in _curves(run, number, len(runs) > 1, of_train, of_validation)
         ]
         if any(len(curve.x) for curve in curves):
             yield title, chart(curves, write_value)
 
 
-def _story_curves(
-    story: Story, number: int, count: int, of_train: str, of_validation: str
+def _curves(
+    run: Story, number: int, several: bool, of_train: str, of_validation: str
 ) -> Iterator[Series]:
-    several = count > 1
-    name = f"{story.name}: " if several else ""
-    x, y = values(story.train, "epoch"), values(story.train, of_train)
+    name = f"{run.name}: " if several else ""
+    x, y = values(run.train, "epoch"), values(run.train, of_train)
     if len(x) > 1 and of_train != "rate":
         if not several:  # the points themselves, faint behind their course
             yield Series(f"{name}training", x, y, number, faint=True)
         y = smoothed(y)
-    if not (several and of_validation and story.validation):
+    is_judged = of_validation and run.validation
+    if not (several and is_judged):
         yield Series(f"{name}training", x, y, number)
-    if of_validation and story.validation:
-        x, y = values(story.validation, "epoch"), values(story.validation, of_validation)
-        yield Series(f"{name}{story.judged_by}", x, y, number if several else 1, dots=True)
+    if is_judged:
+        x, y = values(run.validation, "epoch"), values(run.validation, of_validation)
+        yield Series(f"{name}{run.judged_by}", x, y, number if several else 1, dots=True)
 
 
-def share_rows(story: Story) -> Iterator[tuple[str, str, str]]:
-    """Yield the changes of the ranks' shares of a step: time, step, images by rank.
+class Shares(NamedTuple):
+    """A drawing of the images of a step by rank, or by host where ranks are many; its legend."""
 
-    None where all shares are even.
-    """
-    for line in _uneven_shares(story):
-        counts = list(line["images"].values())
-        shown = ", ".join(map(str, counts[:MOST_NAMED])) + ("…" if len(counts) > MOST_NAMED else "")
-        yield duration(line["time"] - story.begun), f"{line['step']:,}", shown
+    drawing: Markup
+    labels: list[str]
 
 
-def _uneven_shares(story: Story) -> list[Line]:
-    """Return the lines about shares; none where all ranks always had the same."""
-    uneven = any(max(ones := line["images"].values()) > min(ones) + 1 for line in story.shares)
-    return story.shares if uneven else []
-
-
-def shares_over_time(story: Story) -> tuple[Markup, list[str]] | None:
-    """Return a drawing of the images of a step by rank, by host where ranks are many; its legend.
-
-    None where all ranks always had the same.
-    """
-    lines = _uneven_shares(story)
-    if not lines:
-        return None
-    hosts = [one_line(host.name) for host in story.plan.hosts for _ in range(host.processes)]
+def shares_over_time(run: Story) -> Shares:
+    """Return the images of a step by rank, in a run that divides them by speed."""
+    lines = run.shares
+    hosts = [host.name for host in run.plan.hosts for _ in range(host.processes)]
     ranks = sorted({rank for line in lines for rank in line["images"]})
     names = {rank: hosts[rank] if rank < len(hosts) else "" for rank in ranks}
     if len(ranks) <= COLOURS or not any(names.values()):
         names = {rank: f"rank {rank}{name and f' on {name}'}" for rank, name in names.items()}
-    begins = [(line["time"] - story.begun) / 60 for line in lines]
-    last = max(story.end.seconds / 60, begins[-1])
+    begins = [(line["time"] - run.begun) / 60 for line in lines]
+    last = max(run.end.seconds / 60, begins[-1])
     minutes = np.array([at for pair in itertools.pairwise([*begins, last]) for at in pair])
     labels = list(dict.fromkeys(names.values()))
     curves = []
@@ -332,28 +255,38 @@ def shares_over_time(story: Story) -> tuple[Markup, list[str]] | None:
         curves.append(Series(label, minutes, np.repeat(sums, 2), number))
     highest = max(float(curve.y.max()) for curve in curves)
     drawing = chart(curves, lambda count: f"{count:g}", "minutes", (0.0, 1.05 * highest))
-    return drawing, labels if len(labels) <= COLOURS else []
+    return Shares(drawing, labels if len(labels) <= COLOURS else [])
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:
-    by_host = _by_host(usage)
+    by_host = sorted(_by_host(usage).items())
     begun = min((line.time for line in usage), default=0.0)
-    quantities: tuple[UsageQuantity, ...] = (
-        ("GPU", lambda line: line.gpu, percent, (0.0, 1.0)),
-        ("CPU", lambda line: line.cpu, percent, (0.0, 1.0)),
-        ("memory", lambda line: line.memory / max(1, line.memory_total), percent, (0.0, 1.0)),
-        ("received per second", lambda line: line.received, data_size, None),
-        ("sent per second", lambda line: line.sent, data_size, None),
-    )
-    for title, read_value, write_value, y_range in quantities:
+    minutes = [np.array([(line.time - begun) / 60 for line in lines]) for _, lines in by_host]
+
+    def drawn(
+        read_value: Callable[[HostUsage], float | None],
+        write_value: Callable[[float], str],
+        y_range: tuple[float, float] | None = None,
+    ) -> Markup | None:
         curves = []
-        for number, (host, lines) in enumerate(sorted(by_host.items())):
-            values_read = [(line.time, read_value(line)) for line in lines]
-            samples = [sample for sample in values_read if sample[1] is not None]
-            points = np.array(samples, dtype=np.float64).reshape(-1, 2)
-            curves.append(Series(host, (points[:, 0] - begun) / 60, points[:, 1], number))
-        if any(np.nanmax(curve.y, initial=0.0) > 0 for curve in curves):
-            yield title, chart(curves, write_value, "minutes", y_range)
+        for number, (host, lines) in enumerate(by_host):
+            y = np.array([read_value(line) for line in lines], dtype=np.float64)  # None is NaN
+            curves.append(Series(host, minutes[number], y, number))
+        is_used = any(np.nanmax(curve.y, initial=0.0) > 0 for curve in curves)
+        return chart(curves, write_value, "minutes", y_range) if is_used else None
+
+    for title, drawing in (
+        ("GPU", drawn(lambda line: line.gpu, percent, (0.0, 1.0))),
+        ("CPU", drawn(lambda line: line.cpu, percent, (0.0, 1.0))),
+        (
+            "memory",
+            drawn(lambda line: line.memory / max(1, line.memory_total), percent, (0.0, 1.0)),
+        ),
+        ("received per second", drawn(lambda line: line.received, data_size)),
+        ("sent per second", drawn(lambda line: line.sent, data_size)),
+    ):
+        if drawing:
+            yield title, drawing
 
 
 def _by_host(usage: Sequence[HostUsage]) -> Mapping[str, list[HostUsage]]:
@@ -363,61 +296,25 @@ def _by_host(usage: Sequence[HostUsage]) -> Mapping[str, list[HostUsage]]:
     return by_host
 
 
-def hosts(story: Story) -> Iterator[dict[str, Any]]:
-    """Yield a row per host: how it ended, its ranks, and its mean use."""
-    by_host = _by_host(story.usage)
-    for host in story.plan.hosts:
+def hosts(run: Story) -> Iterator[tuple[RunHost, list[Use]]]:
+    """Yield each host and what it has used: GPUs and CPU on average, memory at most, network."""
+    by_host = _by_host(run.usage)
+    for host in run.plan.hosts:
         lines = by_host.get(host.name, [])
         busy = [line.gpu for line in lines if line.gpu is not None]
-        received = float(np.mean([line.received for line in lines])) if lines else 0.0
-        yield {
-            "name": one_line(host.name),
-            "ranks": str(host.processes),
-            "end": one_line(story.end.hosts.get(host.name, "not known")),
-            "gpu": percent(np.mean(busy)) if busy else "–",
-            "cpu": percent(np.mean([line.cpu for line in lines])) if lines else "–",
-            "memory": data_size(max(line.memory for line in lines)) if lines else "–",
-            "received": data_size(received) if lines else "–",
-        }
+        yield (
+            host,
+            [
+                (_mean(busy), percent),
+                (_mean([line.cpu for line in lines]), percent),
+                (max((line.memory for line in lines), default=None), data_size),
+                (_mean([line.received for line in lines]), data_size),
+            ],
+        )
 
 
-def first_batch(shown: TrainingImages) -> list[tuple[str, str]]:
-    """Return training images with their classes."""
-    return [
-        (data_url(image), one_line(caption))
-        for image, caption in zip(shown.images, shown.captions, strict=True)
-    ]
-
-
-def grid(predictions: Predictions) -> list[dict[str, Any]]:
-    """Return the images with the model's answer to each."""
-    return [
-        {
-            "source": data_url(predictions.images[number]),
-            "key": one_line(predictions.keys[number]),
-            "right": bool(predictions.labels[number] == predictions.predicted[number]),
-            "predicted": _short_class(predictions.classes[int(predictions.predicted[number])]),
-            "label": _short_class(predictions.classes[int(predictions.labels[number])]),
-            "probability": percent(predictions.probability[number]),
-        }
-        for number in range(len(predictions.images))
-    ]
-
-
-def _short_class(name: object) -> str:
-    return one_line(str(name).split(",")[0])
-
-
-def setting(value: object) -> str:
-    """Return the value of a setting as people read it."""
-    if isinstance(value, list):
-        return one_line(", ".join(map(str, value)))
-    return one_line(str(value))
-
-
-def percent(value: Any) -> str:
-    """Return a share as a percentage."""
-    return f"{round(100 * float(value), 1):g}%"
+def _mean(numbers: Sequence[float]) -> float | None:
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def plain(value: float) -> str:

@@ -66,12 +66,12 @@ def libraries(kind: str) -> list[str]:
 def rehearse_a_rank() -> None:
     """Do what each rank does, for what it imports and keeps on the way."""
     from rackrun.catdog.recipes import RECIPES
-    from rackrun.run_report.template import _engine
+    from rackrun.run_report.template import engine
     from rackrun.training.config import from_command_line
 
     from_command_line(RECIPES, "catdog", ["--synthetic"])
     for template in ("run.html", "compare.html"):
-        _engine().get_template(template)
+        engine().get_template(template)
 
 
 def rehearse_a_launch() -> None:

@@ -20,7 +20,8 @@ from rackrun.errors import DataError
 from rackrun.launcher.output.log_files import write_run_page
 from rackrun.run_report import __main__ as report
 from rackrun.run_report.chart import Series, chart, ticks
-from rackrun.run_report.folder import read, read_predictions, smoothed
+from rackrun.run_report.folder import read, smoothed
+from rackrun.run_report.grids import read_predictions
 from rackrun.run_report.page import charts, write, write_comparison
 from tests.lab.needs import need
 from tests.lab.waiting import until

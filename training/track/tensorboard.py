@@ -29,7 +29,7 @@ class TensorBoard:
         """Add settings and images, and bring everything to the files."""
         from torch.utils.tensorboard.summary import hparams
 
-        from rackrun.run_report.folder import read_predictions
+        from rackrun.run_report.grids import read_predictions
 
         of_result = {f"hparam/{name}": value for name, value in result.items()}
         assert self._events.file_writer
