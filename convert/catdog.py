@@ -114,9 +114,3 @@ def _key_of(name: str, label: int) -> str:
     number = re.fullmatch(r"(?:(?:cat|dog)s?[._ -]?)?([0-9]+)", stem, re.IGNORECASE)
     tail = number[1].lstrip("0").zfill(5) if number else stem
     return safe_key(f"{CLASSES[label]}_{tail}")
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("catdog")

@@ -1,7 +1,5 @@
 """The commands of `rackrun convert`; a class of settings is imported only when it is called."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple, Protocol
@@ -10,7 +8,6 @@ from rackrun.commandline.help_page import Head, show
 from rackrun.commandline.options import HELP
 from rackrun.commandline.parser import parse, unknown_command
 from rackrun.commands import called
-from rackrun.convert.signals import while_importing
 from rackrun.errors import UsageError
 
 
@@ -22,7 +19,7 @@ class Runnable(Protocol):
 
 
 class Subcommand(NamedTuple):
-    """A command: its group and line in the help, and where the class of its settings is."""
+    """A command: its group and line in the help, its module here, the class of its settings."""
 
     group: str
     help: str
@@ -30,64 +27,37 @@ class Subcommand(NamedTuple):
     settings: str
 
     def load(self) -> type[Runnable]:
-        """Import the class of the settings; a signal meanwhile ends the process at once."""
-        with while_importing():
-            loaded: type[Runnable] = getattr(import_module(self.module), self.settings)
+        """Import the class of the settings."""
+        module = import_module(f"rackrun.convert.{self.module}")
+        loaded: type[Runnable] = getattr(module, self.settings)
         return loaded
 
 
 RAW, SHARDS = "From raw data to shards", "Folders of shards"
 VERSIONS = "Versions of a folder of shards"
+FOLDER = ("folder", "FolderOfClasses")
+EDIT, PACK = "versions.edit", "packing.pack"
 
 COMMANDS = {
-    "catdog": Subcommand(
-        RAW, "Kaggle's or Microsoft's cats and dogs.", "rackrun.convert.catdog", "Catdog"
-    ),
+    "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "catdog", "Catdog"),
     "imagenet": Subcommand(
-        RAW, "ImageNet-1k, in any of its usual layouts.", "rackrun.convert.imagenet", "Imagenet"
+        RAW, "ImageNet-1k, in any of its usual layouts.", "imagenet", "Imagenet"
     ),
-    "mnist": Subcommand(RAW, "MNIST, from its four files.", "rackrun.convert.mnist", "MnistFiles"),
-    "folder": Subcommand(
-        RAW, "One folder of images per class.", "rackrun.convert.folder", "FolderOfClasses"
-    ),
-    "imagefolder": Subcommand(
-        RAW,
-        "The same as folder: torchvision's name for it.",
-        "rackrun.convert.folder",
-        "FolderOfClasses",
-    ),
-    "csv": Subcommand(
-        RAW, "A CSV or Parquet file of paths and labels.", "rackrun.convert.table", "ImageTable"
-    ),
-    "hf": Subcommand(
-        RAW, "A Hugging Face data set on this machine.", "rackrun.convert.hf", "HuggingFace"
-    ),
+    "mnist": Subcommand(RAW, "MNIST, from its four files.", "mnist", "MnistFiles"),
+    "folder": Subcommand(RAW, "One folder of images per class.", *FOLDER),
+    "imagefolder": Subcommand(RAW, "The same as folder: torchvision's name for it.", *FOLDER),
+    "csv": Subcommand(RAW, "A CSV or Parquet file of paths and labels.", "table", "ImageTable"),
+    "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "hf", "HuggingFace"),
     "index": Subcommand(
-        RAW,
-        "An index for tars in WebDataset's layout.",
-        "rackrun.convert.indexing.command",
-        "Index",
+        RAW, "An index for tars in WebDataset's layout.", "indexing.command", "Index"
     ),
-    "append": Subcommand(VERSIONS, "Add images.", "rackrun.convert.versions.append", "Append"),
-    "drop": Subcommand(VERSIONS, "Take samples out.", "rackrun.convert.versions.edit", "Drop"),
-    "relabel": Subcommand(
-        VERSIONS, "Give samples another class.", "rackrun.convert.versions.edit", "Relabel"
-    ),
-    "shards": Subcommand(
-        VERSIONS, "Write a version as a plain new folder.", "rackrun.convert.shards", "Shards"
-    ),
-    "finish": Subcommand(
-        SHARDS,
-        "Complete the shards of an array job.",
-        "rackrun.convert.packing.pack",
-        "Finish",
-    ),
-    "summary": Subcommand(
-        SHARDS, "Print counts, bytes and classes.", "rackrun.convert.summary", "Summary"
-    ),
-    "verify": Subcommand(
-        SHARDS, "Read everything again and check every byte.", "rackrun.convert.verify", "Verify"
-    ),
+    "append": Subcommand(VERSIONS, "Add images.", "versions.append", "Append"),
+    "drop": Subcommand(VERSIONS, "Take samples out.", EDIT, "Drop"),
+    "relabel": Subcommand(VERSIONS, "Give samples another class.", EDIT, "Relabel"),
+    "shards": Subcommand(VERSIONS, "Write a version as a plain new folder.", "shards", "Shards"),
+    "finish": Subcommand(SHARDS, "Complete the shards of an array job.", PACK, "Finish"),
+    "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "summary", "Summary"),
+    "verify": Subcommand(SHARDS, "Read everything again and check every byte.", "verify", "Verify"),
 }
 """A line here adds a command; its module is imported only when it is called."""
 

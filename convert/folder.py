@@ -17,7 +17,6 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.packing.plan import SPLITS, TEST, TRAIN, VAL
 from rackrun.convert.readers.archives import open_images
 from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.directories import Folder
@@ -26,6 +25,10 @@ from rackrun.convert.readers.records import (
     HELD_OUT,
     HIDDEN,
     IMAGE_SUFFIXES,
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
     ImageDefect,
     Record,
     RecordListing,
@@ -304,9 +307,3 @@ def _records(
     if empty:
         suffixes = ", ".join(IMAGE_SUFFIXES)
         raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({suffixes})")
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("folder")

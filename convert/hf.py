@@ -15,7 +15,6 @@ from typing import Any, ClassVar, NamedTuple
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
 from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.directories import ListedFiles
 from rackrun.convert.readers.names import (
@@ -30,6 +29,9 @@ from rackrun.convert.readers.records import (
     IMAGE_SUFFIXES,
     MAX_IMAGE_BYTES,
     REENCODED_SUFFIXES,
+    SPLITS,
+    TRAIN,
+    VAL,
     Defect,
     ImageDefect,
     Record,
@@ -335,9 +337,3 @@ class ArrowImages:
                 "that holds all images"
             )
         return self._files.find(row.path, where)
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("hf")

@@ -343,9 +343,3 @@ def _counted(
         f"validation images; ImageNet-1k has {OFFICIAL_CLASSES:,}, {OFFICIAL['train']:,} and "
         f"{OFFICIAL['val']:,}, of each class 732 to 1,300 and 50; if a part is meant, add --subset"
     )
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("imagenet")

@@ -16,9 +16,8 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.packing.plan import TEST
 from rackrun.convert.readers.idx import ANEW, SIDES, idx
-from rackrun.convert.readers.records import HELD_OUT, Record, RecordListing, as_text
+from rackrun.convert.readers.records import HELD_OUT, TEST, Record, RecordListing, as_text
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
 from rackrun.terminal import say
@@ -119,9 +118,3 @@ class IdxPair:
         stored = io.BytesIO()
         Image.fromarray(self._pixels[record.offset]).save(stored, "PNG")
         return stored.getvalue()
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("mnist")

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -15,32 +15,23 @@ METERED = 1000  # records between two readings of the clock
 _Record = TypeVar("_Record")
 
 
-class Progress(NamedTuple):
-    """Work done since the last report."""
-
-    images: int
-    bytes: int = 0
-
-
 class Meter:
-    """Counts what is done, and writes a line about it every few seconds."""
+    """Writes a line every few seconds about the images that are done."""
 
-    def __init__(self, verb: str, total: int | None, what: str) -> None:
-        self._verb, self._total, self._what = verb, total, what
-        self._images = self._bytes = 0
+    def __init__(self, verb: str, total: int | None) -> None:
+        self._verb, self._total, self._images = verb, total, 0
         self._start = self._shown = time.monotonic()
 
-    def advance(self, progress: Progress) -> None:
-        """Add work that has been done."""
-        self._images += progress.images
-        self._bytes += progress.bytes
+    def show(self, images: int) -> None:
+        """Show that so many are done by now."""
+        self._images = images
         now = time.monotonic()
         if now - self._shown < LINE_SECONDS:
             return
         self._shown = now
-        count, left = f"{self._images:,}", ""
+        count, left = f"{images:,}", ""
         if self._total is not None:
-            seconds = (self._total - self._images) * (now - self._start) / max(1, self._images)
+            seconds = (self._total - images) * (now - self._start) / max(1, images)
             count, left = f"{count} of {self._total:,}", f", {seconds:,.0f} s left"
         self._write(count, left)
 
@@ -48,36 +39,34 @@ class Meter:
         """Write the last line."""
         self._write(f"{self._images:,}", f" in {time.monotonic() - self._start:.1f} s")
 
-    def _write(self, count: str, end: str) -> None:
-        sys.stderr.write(f"{self._verb} {count} {self._what}, {self._rate(', ')}{end}\n")
-        sys.stderr.flush()
+    @property
+    def rate(self) -> str:
+        """Images per second."""
+        return f"{self._images / max(time.monotonic() - self._start, 1e-3):,.0f}/s"
 
-    def _rate(self, separator: str) -> str:
-        seconds = max(time.monotonic() - self._start, 1e-3)
-        rate = f"{self._images / seconds:,.0f}/s"
-        # Work that reads no images, such as comparing hashes, reports no bytes.
-        return f"{rate}{separator}{self._bytes / seconds / 1e6:,.0f} MB/s" if self._bytes else rate
+    def _write(self, count: str, end: str) -> None:
+        sys.stderr.write(f"{self._verb} {count} images, {self.rate}{end}\n")
+        sys.stderr.flush()
 
 
 class _BarMeter(Meter):
     """Moves a bar of rich instead, which redraws itself."""
 
     def __init__(self, bar: "Bar", verb: str, total: int | None) -> None:
-        super().__init__(verb, total, "")
+        super().__init__(verb, total)
         self._bar, self._task = bar, bar.add_task(verb, total=total, rate="")
 
-    def advance(self, progress: Progress) -> None:
-        """Count, and move the bar."""
-        self._images += progress.images
-        self._bytes += progress.bytes
-        self._bar.update(self._task, completed=self._images, rate=self._rate(" "))
+    def show(self, images: int) -> None:
+        """Move the bar."""
+        self._images = images
+        self._bar.update(self._task, completed=images, rate=self.rate)
 
 
 @contextmanager
-def meter(verb: str, total: int | None, what: str = "images") -> Iterator[Meter]:
+def meter(verb: str, total: int | None) -> Iterator[Meter]:
     """Show a meter for `total` images, None if it is not known; `verb` is what happens to them."""
     if not sys.stderr.isatty():
-        lines = Meter(verb, total, what)
+        lines = Meter(verb, total)
         yield lines
         lines.end()
         return
@@ -103,5 +92,5 @@ def metered(records: Iterable[_Record], verb: str) -> Iterator[_Record]:
         for count, record in enumerate(records, start=1):
             yield record
             if not count % METERED:
-                shown.advance(Progress(METERED))
-        shown.advance(Progress(count % METERED))
+                shown.show(count)
+        shown.show(count)

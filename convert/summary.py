@@ -86,9 +86,3 @@ def _split_lines(source: Source, split: Split) -> list[str]:
         f"  {samples}, {size:,} bytes in {shards} of {per_shard}",
         f"  {per_class}",
     ]
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("summary")

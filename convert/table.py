@@ -15,7 +15,6 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.packing.plan import SPLITS, TRAIN, VAL
 from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.csv_rows import csv_rows
 from rackrun.convert.readers.directories import ListedFiles, MissingFile
@@ -31,6 +30,9 @@ from rackrun.convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
     REENCODED_SUFFIXES,
+    SPLITS,
+    TRAIN,
+    VAL,
     ImageDefect,
     Record,
     RecordListing,
@@ -246,9 +248,3 @@ def _of_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield from enumerate(rows, 1)
     except (OSError, pyarrow.ArrowException) as error:
         raise UsageError(f"{path}: cannot be read as Parquet: {error}") from None
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("csv")

@@ -6,18 +6,20 @@ rows of the earlier ones, with other classes at most.
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.packing.copies import SplitRows, copies
-from rackrun.convert.packing.output_folder import shard_files
+from rackrun.convert.packing.output_folder import Target, shard_files
 from rackrun.convert.packing.quality_report import report_lines
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
-from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
-from rackrun.convert.progress import Progress
+from rackrun.convert.packing.workers import in_parallel, working_on
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.machine import core_count
 from rackrun.shard_folder import folder_and_version
@@ -50,64 +52,57 @@ class Verify:
         if self.workers < 0:
             raise UsageError("--workers cannot be negative")
         versions = list(sources_of(self.location))
-        manifest = versions[0].manifest
-        jobs, faults = _jobs(versions)
-        faults += strangers(versions)
-        total = sum(stored.shard.samples for stored in jobs)
+        newest = versions[0]
+        shards, faults = _readable(versions)
+        samples = sum(stored.shard.samples for stored in shards)
+        faults += _strangers(self.location, versions)
         workers = self.workers or core_count()
-        for shard_faults in in_parallel(jobs, _verify_shard, workers, "checked", total):
-            faults += shard_faults
+        faults += chain(*in_parallel(shards, _verify_shard, workers, "checked", samples))
         duplicates = list[str]()
         if not faults:
             splits = [
-                SplitRows(split.name, split.shards, versions[0].index(split.name))
-                for split in manifest.splits
+                SplitRows(split.name, split.shards, newest.index(split.name))
+                for split in newest.manifest.splits
             ]
-            duplicates = report_lines([*copies(splits, manifest.classes, versions[0].read)])
+            duplicates = report_lines([*copies(splits, newest.manifest.classes, newest.read)])
         faults = sorted(map(clean, faults))
-        self._print(versions, total, len(jobs), faults, duplicates)
-        if faults:
-            count = plural(len(faults), "fault") + (", first" if len(faults) > 1 else "")
-            raise DataError(f"{self.location}: {count}: {faults[0]}; convert or copy it again")
-
-    def _print(
-        self,
-        versions: Sequence[Source],
-        samples: int,
-        shards: int,
-        faults: list[str],
-        duplicates: list[str],
-    ) -> None:
         if self.json:
-            numbers = [version.manifest.number for version in versions]
-            report: dict[str, object] = {"location": self.location, "versions": numbers}
-            report |= {"samples": samples, "shards": shards}
-            report |= {"faults": faults, "copies": [line.strip() for line in duplicates]}
+            report = {
+                "location": self.location,
+                "versions": [version.manifest.number for version in versions],
+                "samples": samples,
+                "shards": len(shards),
+                "faults": faults,
+                "copies": [line.strip() for line in duplicates],
+            }
             lines = [json.dumps(report, indent=2)]
         elif faults:
             lines = faults
         else:
-            what = f"{plural(samples, 'sample')} in {plural(shards, 'shard')}"
-            lines = [f"{self.location}: {what}, all as it should be"]
-            lines += [*_chain_lines(self.location, versions), *duplicates]
+            what = f"{plural(samples, 'sample')} in {plural(len(shards), 'shard')}"
+            of = f" of {plural(len(versions), 'version')}" if len(versions) > 1 else ""
+            lines = [f"{self.location}: {what}{of}, all as it should be", *duplicates]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
+        if faults:
+            count = plural(len(faults), "fault") + (", first" if len(faults) > 1 else "")
+            raise DataError(f"{self.location}: {count}: {faults[0]}; convert or copy it again")
 
 
-def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
+def _readable(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
     """Return each shard once, as the oldest version has it, and the faults of the indexes."""
     shards, faults = dict[str, StoredShard](), list[str]()
     for source in reversed(versions):
-        readable = set[str]()
+        damaged = set[str]()
         for split in source.manifest.splits:
             try:
                 source.index(split.name)  # read before the fork, so that all workers have it
-                readable.add(split.name)
             except Unavailable:
                 raise
             except DataError as fault:
                 faults.append(str(fault))
+                damaged.add(split.name)
         for stored in shards_of(source):
-            if stored.split not in readable:
+            if stored.split in damaged:
                 continue
             older = shards.setdefault(stored.shard.name, stored)
             if not _follows(stored, older):
@@ -119,8 +114,6 @@ def _jobs(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
 
 def _follows(newer: StoredShard, older: StoredShard) -> bool:
     """Return True if a version has rows of an older one, with other classes at most."""
-    import numpy as np
-
     rows, before = newer.rows.copy(), older.rows
     places = np.searchsorted(before["offset"], rows["offset"])
     if newer.shard.sha256 != older.shard.sha256 or np.any(places >= len(before)):
@@ -130,30 +123,20 @@ def _follows(newer: StoredShard, older: StoredShard) -> bool:
     return np.array_equal(rows, before[places])
 
 
-def strangers(versions: Sequence[Source]) -> Iterator[str]:
-    """Yield shards and indexes in a local folder that no version lists."""
-    location, only = folder_and_version(versions[0].location)
-    if "://" in location or only:
-        return
-    folder, dataset = Path(location), versions[0].manifest.dataset
-    listed = set[str]().union(*(version.manifest.files() for version in versions))
-    for name in sorted(shard_files(folder, dataset) - listed):
-        yield f"{folder / name}: not a part of this data set"
-
-
-def _chain_lines(location: str, versions: Sequence[Source]) -> list[str]:
-    newest = versions[0].manifest.number
-    if newest == 1 or folder_and_version(location)[1]:
+def _strangers(location: str, versions: Sequence[Source]) -> list[str]:
+    """Return shards and indexes in a local folder that no version lists."""
+    if "://" in location or folder_and_version(location)[1]:
         return []
-    numbers = [source.manifest.number for source in versions]
-    missing = sorted(set(range(1, newest + 1)) - set(numbers))
-    pruned = f"; not here any more: {', '.join(map(str, missing))}" if missing else ""
-    return [f"{plural(len(versions), 'version')}, each by the digest in the newest{pruned}"]
+    folder, dataset = Path(location), versions[0].manifest.dataset
+    listed = Target(folder).planned()  # of an append that was interrupted
+    listed = listed.union(*(version.manifest.files() for version in versions))
+    strangers = sorted(shard_files(folder, dataset) - listed)
+    return [f"{folder / name}: not a part of this data set" for name in strangers]
 
 
-def _verify_shard(stored: StoredShard, report: ReportProgress) -> list[str]:
+def _verify_shard(stored: StoredShard) -> list[str]:
     source, shard, faults = stored.source, stored.shard, list[str]()
-    working_on(stored.where)
+    working_on(stored.where, images=0)
     try:
         for row, data in stored_samples(source, stored.split, stored.number):
             working_on(f"{stored.where}: the sample at byte {row['offset']}")
@@ -163,11 +146,4 @@ def _verify_shard(stored: StoredShard, report: ReportProgress) -> list[str]:
                 faults.append(str(fault))
     except DataError as fault:  # the rest of the shard cannot be read, or its digest is wrong
         faults.append(str(fault))
-    report(Progress(shard.samples, shard.bytes))
     return faults
-
-
-if __name__ == "__main__":
-    from rackrun.convert.__main__ import run_script
-
-    run_script("verify")

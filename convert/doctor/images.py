@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from rackrun.convert.packing.plan import TRAIN
+from rackrun.convert.readers.records import TRAIN
 from rackrun.errors import DataError, Unavailable
 from rackrun.shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
 from rackrun.shards.index import Shard

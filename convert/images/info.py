@@ -105,11 +105,12 @@ def reason(error: Exception) -> str:
     return "not recognized" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
-def findings(name: str, info: ImageInfo) -> list[ImageDefect]:
-    """Return the lines that a usable image adds to the quality report."""
+def findings(name: str, info: ImageInfo, usual: Sequence[str] = ()) -> list[ImageDefect]:
+    """Return the lines that a usable image adds to the quality report, but for `usual` kinds."""
     return [
         ImageDefect(name, kind, f"is {info.extension}" if kind == "other format" else "")
         for kind in info.oddities
+        if kind not in usual
     ]
 
 

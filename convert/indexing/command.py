@@ -9,7 +9,7 @@ No byte of the tars is changed. They may lie on a server that is only read.
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,25 +20,24 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.indexing.split_index import (
-    Splits,
-    by_split,
-    copies_in,
+    IndexedTar,
     hold_out,
     link,
+    named_tars,
+    parts_of,
     refuse_duplicates,
-    rows_of,
+    refuse_losses,
 )
 from rackrun.convert.indexing.tar_index import classes_of, index_tars
-from rackrun.convert.indexing.tar_listing import TarListing, list_tars
-from rackrun.convert.packing.copies import leaks_refused
-from rackrun.convert.packing.finalize import may_be_lost, print_use, write_split
+from rackrun.convert.indexing.tar_listing import list_tars
+from rackrun.convert.packing.copies import ReadRange, copies, leaks_refused, local_files
+from rackrun.convert.packing.finalize import print_use, write_split
 from rackrun.convert.packing.output_folder import REPORT_NAME
 from rackrun.convert.packing.plan import say_missing_classes
 from rackrun.convert.packing.quality_report import print_report, save_report
 from rackrun.convert.readers.class_order import classes_in
 from rackrun.convert.readers.names import refuse_unique_labels
-from rackrun.convert.readers.records import ImageDefect
-from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
+from rackrun.convert.readers.webdataset_tars import LABEL_FIELD, Label
 from rackrun.errors import DataError, UsageError
 from rackrun.machine import core_count
 from rackrun.shards.index import Manifest
@@ -88,55 +87,47 @@ class Index:
         if self.val_percent:
             listing = hold_out(listing, indexed, self.val_percent)
         classes, numbers = classes_of(indexed, class_names, "similar-classes" in self.allow)
-        counts = sum((each.counts() for each in indexed), Counter[int | str]())
+        counts = sum((each.counts() for each in indexed), Counter[Label]())
         if "unique-labels" not in self.allow:
             refuse_unique_labels({str(label): count for label, count in counts.items()})
         refuse_duplicates(listing, indexed)
         findings = sorted(chain.from_iterable(each.findings for each in indexed))
-        stored = sum(each.samples for each in indexed)
-        save_report(folder / REPORT_NAME, findings, stored)
-        self._check_losses(findings, stored, folder)
-        splits = by_split(listing, indexed, folder)
-        rows = {split: rows_of(tars, numbers) for split, tars in splits.items()}
+        stored = sum(len(each.rows) for each in indexed)
+        report = folder / REPORT_NAME
+        save_report(report, findings, stored)
+        advice = f"all names: {report}; if they are to be left out, add --force"
+        refuse_losses(folder, findings, stored, self.allow_left_out, advice)
+        if not stored:
+            raise DataError(
+                f"{folder}: no sample in the tars has an image and a class; a sample's key ends at "
+                "the first dot of a name; its class is read from .cls, from the field of .json that"
+                " --label-field names, or from .txt"
+            )
+        tars = named_tars(listing, indexed, folder)
+        parts = parts_of(tars, numbers)
         say_missing_classes(
-            {
-                split: {numbers[label] for tar in tars for label in tar.contents.labels}
-                for split, tars in splits.items()
-            },
-            classes,
+            {part.split: set(part.rows["label"].tolist()) for part in parts}, classes
         )
-        findings += copies_in(splits, rows, classes, listing.url)
-        save_report(folder / REPORT_NAME, findings, stored)
+        findings += copies(parts, classes, _read_range(listing.url, tars))
+        save_report(report, findings, stored)
         if "leaks" not in self.allow and (leaks := leaks_refused(findings)):
             raise DataError(
                 f"{folder}: {leaks}; write the tars again without them, or add --force --allow "
-                f"leaks; all names: {folder / REPORT_NAME}"
+                f"leaks; all names: {report}"
             )
         if not listing.url:
-            link(splits, folder)
-        self._write(folder, listing, classes, splits, rows, findings)
-        print_report(folder / REPORT_NAME, findings, stored)
-        print_use(folder, listing.dataset)
-
-    def _write(
-        self,
-        folder: Path,
-        listing: TarListing,
-        classes: tuple[str, ...],
-        splits: Splits,
-        rows: Mapping[str, bytes],
-        findings: Sequence[ImageDefect],
-    ) -> None:
-        """Write indexes and manifest."""
-        parts = []
-        for name, tars in splits.items():
-            shards = tuple(tar.shard for tar in tars)
-            parts.append(write_split(folder, listing.dataset, name, rows[name], shards))
-        report = dict(sorted(Counter(finding.kind for finding in findings).items()))
+            link(tars, folder)
         manifest = Manifest(
-            listing.dataset, classes, tuple(parts), report=report, adopted=True, tars=listing.url
+            listing.dataset,
+            classes,
+            tuple(write_split(folder, listing.dataset, part) for part in parts),
+            report=dict(sorted(Counter(finding.kind for finding in findings).items())),
+            adopted=True,
+            tars=listing.url,
         )
         write_whole(folder / MANIFEST_NAME, manifest.serialise())
+        print_report(report, findings, stored)
+        print_use(folder, listing.dataset)
 
     def _folder(self, beside: Path | None) -> Path:
         folder = self.out or beside
@@ -155,19 +146,10 @@ class Index:
                 )
         return folder
 
-    def _check_losses(self, findings: list[ImageDefect], stored: int, folder: Path) -> None:
-        lost = sum(finding.is_loss for finding in findings)
-        limit = self.allow_left_out
-        limit = may_be_lost(stored + lost) if limit is None else limit
-        if lost > limit:
-            raise DataError(
-                f"{folder}: {lost:,} of {stored + lost:,} images cannot be used, and {limit:,} may "
-                f"be missing; all names: {folder / REPORT_NAME}; if they are to be left out, add "
-                f"--force --allow-left-out {lost}"
-            )
-        if not stored:
-            raise DataError(
-                f"{folder}: no sample in the tars has an image and a class; a sample's key ends at "
-                "the first dot of a name; its class is read from .cls, from the field of .json that"
-                " --label-field names, or from .txt"
-            )
+
+def _read_range(url: str, tars: Sequence[IndexedTar]) -> ReadRange:
+    if not url:
+        return local_files({tar.name: tar.path for tar in tars}.__getitem__)
+    from rackrun.shards.http_source import HttpSource
+
+    return HttpSource(url).read

@@ -1,22 +1,24 @@
-"""The splits of indexed tars: the names by which the tars are read, rows, copies of images."""
+"""The splits of indexed tars: the names by which tars are read, and the rows of their images."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from rackrun.atomic import translated_os_errors
 from rackrun.convert.indexing.tar_index import TarIndex
 from rackrun.convert.indexing.tar_listing import TarListing
-from rackrun.convert.packing.copies import SplitRows, copies, local_files
-from rackrun.convert.packing.plan import TRAIN, VAL
-from rackrun.convert.readers.records import ImageDefect
+from rackrun.convert.packing.copies import SplitRows
+from rackrun.convert.packing.finalize import may_be_lost
+from rackrun.convert.readers.records import TRAIN, VAL, ImageDefect
 from rackrun.convert.readers.webdataset_tars import Label
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import INDEX_FIELDS, PACKED_ROW, Row, Shard, pack_rows, shard_name
+from rackrun.shards.index import Shard, shard_name
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
@@ -26,15 +28,8 @@ class IndexedTar(NamedTuple):
 
     path: Path
     name: str
+    split: str
     contents: TarIndex
-
-    @property
-    def shard(self) -> Shard:
-        """Its entry of the manifest."""
-        return Shard(self.name, self.contents.samples, self.contents.size, self.contents.sha256)
-
-
-Splits = Mapping[str, Sequence[IndexedTar]]
 
 
 def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -> TarListing:
@@ -43,7 +38,7 @@ def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -
     Whole tars, because the rows of an index cover a tar without a gap: thus every byte is verified.
     """
     contents = dict(zip(listing.tars, indexed, strict=True))
-    train = [tar for tar in listing.tars if tar.split == TRAIN and contents[tar].samples]
+    train = [tar for tar in listing.tars if tar.split == TRAIN and len(contents[tar].rows)]
     if any(tar.split == VAL for tar in listing.tars):
         raise UsageError("--val-percent: the tars have a split val; leave the option out")
     if len(train) < 2:
@@ -52,23 +47,21 @@ def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -
             "samples; give more tars, or leave the option out"
         )
     train.sort(key=lambda tar: sha256(f"{VAL}:{tar.name}".encode()).digest())
-    samples = [contents[tar].samples for tar in train]
-    totals = list(accumulate(samples))
+    totals = list(accumulate(len(contents[tar].rows) for tar in train))
     enough = next(n for n, total in enumerate(totals, 1) if total >= totals[-1] * percent / 100)
     enough = min(enough, len(train) - 1)
-    val, rest = train[:enough], train[enough:]
+    held_out, rest = train[:enough], train[enough:]
     remaining = set[Label]().union(*(contents[tar].labels for tar in rest))
-    for tar in val:
+    for tar in held_out:
         if missing := sorted(map(str, set(contents[tar].labels) - remaining)):
             raise DataError(
                 f"{tar.path}: would be held out as val, and no tar that stays in train has class "
                 f"{missing[0]}; shuffle the samples over the tars, or leave out --val-percent"
             )
     say(
-        f"{len(val)} of {plural(len(train), 'tar')} with {totals[enough - 1]:,} of "
+        f"{enough} of {plural(len(train), 'tar')} with {totals[enough - 1]:,} of "
         f"{plural(totals[-1], 'image')} are held out as val"
     )
-    held_out = set(val)
     tars = (tar._replace(split=VAL) if tar in held_out else tar for tar in listing.tars)
     return replace(listing, tars=tuple(tars))
 
@@ -85,60 +78,64 @@ def refuse_duplicates(listing: TarListing, indexed: Sequence[TarIndex]) -> None:
                 )
 
 
-def by_split(
+def refuse_losses(
+    folder: Path, findings: Sequence[ImageDefect], stored: int, allowed: int | None, advice: str
+) -> None:
+    """Raise DataError if more images are left out than may be; `advice` leads to the option."""
+    lost = sum(finding.is_loss for finding in findings)
+    limit = may_be_lost(stored + lost) if allowed is None else allowed
+    if lost > limit:
+        raise DataError(
+            f"{folder}: {lost:,} of {stored + lost:,} images cannot be used, and {limit:,} may be "
+            f"missing; {advice} --allow-left-out {lost}"
+        )
+
+
+def named_tars(
     listing: TarListing,
     indexed: Sequence[TarIndex],
     folder: Path,
     numbers: Mapping[str, int] | None = None,
-) -> Splits:
-    """Return the tars of each split that have samples, in order.
+) -> list[IndexedTar]:
+    """Return the tars that have samples, in order.
 
-    `numbers` has, by split, the first one that is free for the name of a link.
+    Tars elsewhere than in the folder get names for links there; `numbers` has, by split, the first
+    one that is free.
     """
-    splits: dict[str, list[IndexedTar]] = {}
-    names = _names(listing, folder, numbers or {})
-    for tar, name, index in zip(listing.tars, names, indexed, strict=True):
-        if index.samples:
-            splits.setdefault(tar.split, []).append(IndexedTar(tar.path, name, index))
+    parents = {tar.path.parent.resolve() for tar in listing.tars}
+    keep_names = bool(listing.url) or parents == {folder.resolve()}
+    counts, tars = Counter(numbers or {}), list[IndexedTar]()
+    for tar, contents in zip(listing.tars, indexed, strict=True):
+        name = tar.name if keep_names else shard_name(listing.dataset, tar.split, counts[tar.split])
+        counts[tar.split] += 1
+        if len(contents.rows):
+            tars.append(IndexedTar(tar.path, name, tar.split, contents))
         else:
             say(f"{tar.name}: no samples in it: left out")
-    return dict(sorted(splits.items()))
+    return tars
 
 
-def rows_of(tars: Sequence[IndexedTar], numbers: Mapping[int | str, int], first: int = 0) -> bytes:
-    """Return the rows of the index of a split, the numbers of its tars counted from `first`.
-
-    `numbers` are those of the classes.
-    """
-    return pack_rows(
-        row._replace(shard=number, label=numbers[tar.contents.labels[row.label]])
-        for number, tar in enumerate(tars, first)
-        for row in map(Row._make, PACKED_ROW.iter_unpack(tar.contents.rows))
-    )
-
-
-def copies_in(
-    splits: Splits, rows: Mapping[str, bytes], classes: Sequence[str], url: str
-) -> Iterator[ImageDefect]:
-    """Yield the exact copies among the images of tars of this machine, or of those at a URL."""
-    import numpy as np
-
-    paths = {tar.name: tar.path for tar in chain.from_iterable(splits.values())}
-    read = local_files(paths.__getitem__)
-    if url:
-        from rackrun.shards.http_source import HttpSource
-
-        read = HttpSource(url).read
-    parts = [
-        SplitRows(split, [tar.shard for tar in tars], np.frombuffer(rows[split], INDEX_FIELDS))
-        for split, tars in splits.items()
-    ]
-    return copies(parts, classes, read)
+def parts_of(tars: Sequence[IndexedTar], numbers: Mapping[Label, int]) -> list[SplitRows]:
+    """Return shards and rows of each split; `numbers` are those of the classes."""
+    by_split = defaultdict[str, list[IndexedTar]](list)
+    for tar in tars:
+        by_split[tar.split].append(tar)
+    parts = []
+    for split, of_split in sorted(by_split.items()):
+        shards, tables = [], []
+        for number, (_, name, _, contents) in enumerate(of_split):
+            rows = contents.rows.copy()
+            rows["shard"] = number
+            rows["label"] = np.array([numbers[each] for each in contents.labels])[rows["label"]]
+            tables.append(rows)
+            shards.append(Shard(name, len(rows), contents.size, contents.sha256))
+        parts.append(SplitRows(split, shards, np.concatenate(tables)))
+    return parts
 
 
-def link(splits: Splits, folder: Path) -> None:
+def link(tars: Sequence[IndexedTar], folder: Path) -> None:
     """Make links in a folder to the tars of this machine that do not lie there."""
-    for tar in chain.from_iterable(splits.values()):
+    for tar in tars:
         path = folder.resolve() / tar.name
         if path == tar.path.parent.resolve() / tar.path.name:
             continue
@@ -146,14 +143,3 @@ def link(splits: Splits, folder: Path) -> None:
             if path.is_symlink():
                 path.unlink()
             path.symlink_to(tar.path.resolve())
-
-
-def _names(listing: TarListing, folder: Path, numbers: Mapping[str, int]) -> list[str]:
-    if listing.url or all(tar.path.parent.resolve() == folder.resolve() for tar in listing.tars):
-        return [tar.name for tar in listing.tars]
-    counts = Counter(numbers)
-    names = []
-    for tar in listing.tars:
-        names.append(shard_name(listing.dataset, tar.split, counts[tar.split]))
-        counts[tar.split] += 1
-    return names

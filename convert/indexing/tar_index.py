@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, file_digest
 from pathlib import Path, PurePosixPath
 
+import numpy as np
+
 from rackrun.atomic import translated_os_errors
 from rackrun.convert.images.info import findings, inspect
 from rackrun.convert.indexing.tar_listing import ListedTar, TarListing
-from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
-from rackrun.convert.progress import Progress
+from rackrun.convert.packing.workers import in_parallel, working_on
 from rackrun.convert.readers.names import refuse_similar
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
@@ -25,7 +26,7 @@ from rackrun.convert.readers.records import (
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import Label, label_of, samples_in
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import PACKED_ROW, Row
+from rackrun.shards.index import INDEX_FIELDS, Row
 
 LARGEST_TAR = 1 << 38  # bytes of a tar on a server
 LARGEST_SAMPLE = 1 << 32  # bytes with all other members: the index has 32 bits for it
@@ -38,8 +39,7 @@ class TarIndex:
     size: int
     """In bytes."""
     sha256: str = ""
-    samples: int = 0
-    rows: bytes = b""
+    rows: np.ndarray = field(default_factory=lambda: np.empty(0, INDEX_FIELDS))
     """As in the index, but that a label is a number in `labels`."""
     labels: list[Label] = field(default_factory=list)
     keys: dict[bytes, str] = field(default_factory=dict)
@@ -48,8 +48,8 @@ class TarIndex:
 
     def counts(self) -> Counter[Label]:
         """Return the number of samples of each label."""
-        rows = map(Row._make, PACKED_ROW.iter_unpack(self.rows))
-        return Counter(self.labels[row.label] for row in rows)
+        counts = np.bincount(self.rows["label"], minlength=len(self.labels)).tolist()
+        return Counter(dict(zip(self.labels, counts, strict=True)))
 
 
 def index_tars(
@@ -60,25 +60,23 @@ def index_tars(
     Tars of a server are copied into the folder `scratch`, one at a time and without a name.
     """
 
-    def index(tar: ListedTar, report: ReportProgress) -> TarIndex:
-        working_on(str(tar.path))
+    def index(tar: ListedTar) -> TarIndex:
+        working_on(str(tar.path), images=0)
         copy = _copied(listing.url, tar.name, scratch) if listing.url else open_archive(tar.path)
         with reading(tar.path), os.fdopen(copy, "rb") as file:
             archive = Tar(Path(tar.name) if listing.url else tar.path, copy)
             contents = _indexed(archive, os.fstat(copy).st_size, label_field)
-            working_on(str(tar.path))
+            working_on(str(tar.path), images=0)
             file.seek(0)
             contents.sha256 = file_digest(file, "sha256").hexdigest()
-        report(Progress(1, contents.size))
         return contents
 
-    tars = listing.tars
-    return in_parallel(tars, index, workers, "indexed", len(tars), "tars")
+    return in_parallel(listing.tars, index, workers, "indexed", None)
 
 
 def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
     """Read a tar to its end; DataError for a sample that is there twice."""
-    contents, rows, numbers = TarIndex(size), bytearray(), dict[Label, int]()
+    contents, rows, numbers = TarIndex(size), list[Row](), dict[Label, int]()
     end = 0  # of the last sample: what lies between two samples belongs to the later one
     for sample in samples_in(tar):
         mark = blake2b(sample.key.encode(), digest_size=8).digest()
@@ -106,11 +104,9 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
         contents.findings += findings(name, info)
         extents = (end, sample.end - end, image.offset, image.size)
         facts = (info.width, info.height, zlib.crc32(data), info.extension.encode())
-        number = numbers.setdefault(label, len(numbers))
-        rows += PACKED_ROW.pack(*Row(0, *extents, number, *facts))
-        contents.samples += 1
+        rows.append(Row(0, *extents, numbers.setdefault(label, len(numbers)), *facts))
         end = sample.end
-    contents.rows, contents.labels = bytes(rows), list(numbers)
+    contents.rows, contents.labels = np.array(rows, INDEX_FIELDS), list(numbers)
     return contents
 
 
@@ -126,9 +122,9 @@ def _copied(url: str, name: str, scratch: Path) -> int:
 
 def classes_of(
     indexed: Sequence[TarIndex], names: tuple[str, ...] | None, may_be_similar: bool
-) -> tuple[tuple[str, ...], dict[int | str, int]]:
+) -> tuple[tuple[str, ...], dict[Label, int]]:
     """Return the class table, and the number of each label in it."""
-    labels = set[int | str]().union(*(each.labels for each in indexed))
+    labels = set[Label]().union(*(each.labels for each in indexed))
     texts = sorted(label for label in labels if isinstance(label, str))
     numbers = [label for label in labels if isinstance(label, int)]
     if texts and numbers:

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from rackrun.convert.packing.plan import SPLITS, TEST, TRAIN, VAL
+from rackrun.convert.readers.records import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
 from rackrun.shapes import LARGEST_NUMBER
 from rackrun.shards.index import ADOPTED_NAME

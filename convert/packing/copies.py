@@ -5,23 +5,20 @@ image, sorted, they give the candidates. Only candidates are read again and comp
 that two images whose checksums collide by chance are never taken for copies.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
-from rackrun.convert.packing.plan import TRAIN
-from rackrun.convert.readers.records import ImageDefect, pread_exactly, reading
+import numpy as np
+
+from rackrun.convert.readers.records import TRAIN, ImageDefect, pread_exactly, reading
 from rackrun.shards.index import Shard
+from rackrun.shards.samples import NAME_BYTES, key_of
 from rackrun.shards.source import Stored
 from rackrun.shards.writer import BLOCK
 from rackrun.units import first_few
-
-if TYPE_CHECKING:
-    import numpy as np
 
 LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
 NAMED = 3  # leaks that a message names
@@ -50,15 +47,15 @@ class NamedImage(NamedTuple):
 ReadRange = Callable[[Shard, int, int], Stored]
 """Returns the bytes of a shard, from an offset on."""
 
-NameImage = Callable[[str, Shard, str], str]
-"""Returns the name of an image for the report, by its split, shard and key."""
+NameImage = Callable[[Shard, str], str]
+"""Returns the name of an image for the report, by its shard and key."""
 
 
 def copies(
     splits: Sequence[SplitRows],
     classes: Sequence[str],
     read: ReadRange,
-    name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
+    name_image: NameImage = lambda shard, key: f"{shard.name}/{key}",
     new_from: Mapping[str, int] | None = None,
 ) -> Iterator[ImageDefect]:
     """Yield a finding for each image that is a copy of one before it, in train if there is one.
@@ -87,11 +84,9 @@ def copies(
 def groups_of_copies(
     splits: Sequence[SplitRows],
     read: ReadRange,
-    name_image: NameImage = lambda split, shard, key: f"{shard.name}/{key}",
+    name_image: NameImage = lambda shard, key: f"{shard.name}/{key}",
 ) -> Iterator[list[NamedImage]]:
     """Yield the images that have the same bytes, in the order of the rows."""
-    import numpy as np
-
     marks = np.sort(np.concatenate([image_marks(each.rows) for each in splits]))
     repeated = np.unique(marks[1:][marks[1:] == marks[:-1]])
     groups = defaultdict[bytes, list[NamedImage]](list)
@@ -101,7 +96,8 @@ def groups_of_copies(
             # The header in front of the image has its key.
             start, length = int(row["image_offset"]), int(row["image_length"])
             data = memoryview(read(shard, start - BLOCK, BLOCK + length))
-            name = name_image(split, shard, _key(bytes(data[:BLOCK])))
+            header = bytes(data[:NAME_BYTES]).rstrip(b"\0")
+            name = name_image(shard, key_of(header.decode("utf-8", "backslashreplace")))
             image = NamedImage(name, split, int(row["shard"]), number, int(row["label"]))
             groups[sha256(data[BLOCK:]).digest()].append(image)
     return (group for group in groups.values() if len(group) > 1)
@@ -131,13 +127,5 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
 
 def image_marks(rows: np.ndarray) -> np.ndarray:
     """Return CRC-32 and length of each row's image as one number."""
-    import numpy as np
-
-    marks: Any = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
-    return marks  # type: ignore[no-any-return]
-
-
-def _key(header: bytes) -> str:
-    name = header[:100].rstrip(b"\0").decode("utf-8", "backslashreplace")
-    folder, slash, file = name.rpartition("/")
-    return folder + slash + file.partition(".")[0]
+    marks: np.ndarray = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+    return marks

@@ -2,29 +2,32 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import sha256
-from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
 
 from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.convert.images.info import LEFT_OUT
-from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused, local_files
-from rackrun.convert.packing.output_folder import ShardResult, Target
-from rackrun.convert.packing.plan import ShardPlan, records_of
+from rackrun.convert.packing.copies import (
+    NameImage,
+    SplitRows,
+    copies,
+    leaks_refused,
+    local_files,
+)
+from rackrun.convert.packing.output_folder import ShardResult, Target, report_name
+from rackrun.convert.packing.plan import ShardPlan
 from rackrun.convert.packing.quality_report import print_report, save_report
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError
 from rackrun.shards.index import (
-    INDEX_FIELDS,
-    PACKED_ROW,
     Manifest,
-    Row,
     Shard,
     Split,
     index_name,
@@ -33,70 +36,77 @@ from rackrun.shards.index import (
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
-LABEL = Row._fields.index("label")
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
+
+FindCopies = Callable[[Sequence[SplitRows], NameImage], Sequence[ImageDefect]]
+"""Returns the copies among the images of some splits."""
 
 
 def close_folder(
     target: Target, plan: ShardPlan, allowed: int | None, allow: Sequence[str] = ()
 ) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
-    results = list[ShardResult]()
-    for shard in plan.shards:
-        if not (result := target.result(plan, shard)):
-            raise DataError(f"{target.folder}: {shard.name} has vanished; run it again")
-        results.append(result)
-    findings = [*plan.findings, *(finding for each in results for finding in each.findings)]
-    stored = sum(each.shard.samples for each in results)
-    wrong = objection(target, plan, results, allowed)
-    parts = _parts(plan, results)
-    if not wrong:
-        duplicates = list(_copies(target, plan, parts))
-        findings += duplicates
-        # Nobody can mend a published set, and its accuracy is compared as it is.
-        if "leaks" not in allow and not plan.as_published and (leaks := leaks_refused(duplicates)):
-            wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
-    report = target.report()
-    save_report(report, findings, stored)
-    if wrong:
-        raise DataError(f"{target.folder}: {wrong}; all names: {report}")
-    counts = Counter(finding.kind for finding in findings)
-    write_whole(target.manifest, _manifest(target, plan, parts, counts).serialise())
-    target.clear_work()
-    print_report(report, findings, stored)
-    if not plan.joins:
-        _say_what_is_lacking(parts, plan.classes)
-        print_use(target.folder, plan.dataset)
 
+    def find(parts: Sequence[SplitRows], name_image: NameImage) -> list[ImageDefect]:
+        return [*copies(parts, plan.classes, local_files(target.tar), name_image)]
 
-def _manifest(
-    target: Target, plan: ShardPlan, parts: Sequence["_Part"], counts: Counter[str]
-) -> Manifest:
-    """Write the indexes; return the manifest."""
-    splits = [
-        write_split(target.folder, plan.dataset, name, rows, shards) for name, shards, rows in parts
-    ]
-    return Manifest(
+    # Nobody can mend a published set, and its accuracy is compared as it is.
+    may_leak = "leaks" in allow or plan.as_published
+    parts, found = checked_parts(target, plan, allowed, may_leak, find)
+    manifest = Manifest(
         dataset=plan.dataset,
         classes=plan.classes,
-        splits=tuple(splits),
+        splits=tuple(write_split(target.folder, plan.dataset, part) for part in parts),
         seed=plan.seed,
         preset=asdict(plan.preset),
         # Of a published set, no orientation is applied, and yet photos to predict are turned.
         upright=plan.upright or plan.as_published,
         sources=plan.origins,
-        report=dict(sorted(counts.items())),
+        report=dict(sorted(Counter(finding.kind for finding in found).items())),
         plan_sha256=plan.digest,
     )
-
-
-def _say_what_is_lacking(parts: Sequence["_Part"], classes: Sequence[str]) -> None:
+    write_whole(target.manifest, manifest.serialise())
+    target.clear_work()
     for part in parts:
-        labels = {row[LABEL] for row in PACKED_ROW.iter_unpack(part.rows)}
-        names = [name for label, name in enumerate(classes) if label not in labels]
-        if names:
+        labels = set(part.rows["label"].tolist())
+        if names := [name for label, name in enumerate(plan.classes) if label not in labels]:
             which = f"{plural(len(names), 'class', 'classes')}: {first_few(names, 5)}"
-            say(clean(f"{part.name} has no images of {which}"))
+            say(clean(f"{part.split} has no images of {which}"))
+    print_use(target.folder, plan.dataset)
+
+
+def checked_parts(
+    target: Target,
+    plan: ShardPlan,
+    allowed: int | None,
+    may_leak: bool,
+    find: FindCopies,
+    version: int = 1,
+) -> tuple[list[SplitRows], list[ImageDefect]]:
+    """Return what was converted, by split, and all findings; the report is saved and printed.
+
+    DataError where too many images are left out, or one leaks.
+    """
+    results = list[ShardResult]()
+    for shard in plan.shards:
+        if not (result := target.result(plan, shard)):
+            raise DataError(f"{target.folder}: {shard.name} has vanished; run it again")
+        results.append(result)
+    found = [*plan.findings, *(finding for each in results for finding in each.findings)]
+    stored = sum(each.shard.samples for each in results)
+    wrong = objection(plan, results, allowed)
+    parts = _parts(plan, results)
+    if not wrong:
+        duplicates = find(parts, _names(target, plan))
+        found += duplicates
+        if not may_leak and (leaks := leaks_refused(duplicates)):
+            wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
+    report = target.folder / report_name(version)
+    save_report(report, found, stored)
+    if wrong:
+        raise DataError(f"{target.folder}: {wrong}; all names: {report}")
+    print_report(report, found, stored)
+    return parts, found
 
 
 def print_use(folder: Path, dataset: str) -> None:
@@ -105,9 +115,7 @@ def print_use(folder: Path, dataset: str) -> None:
     say(f"to train on it, type: {called('local')} {task} --data {shlex.quote(str(folder))}")
 
 
-def objection(
-    target: Target, plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None
-) -> str:
+def objection(plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None) -> str:
     """Return why these shards may not become a data set; empty if they may.
 
     So much is missing that the source has failed rather than a few images, or all of a class is:
@@ -115,8 +123,9 @@ def objection(
     """
     lost = [finding for finding in plan.findings if finding.is_loss]
     lost += [finding for each in results for finding in each.findings if finding.is_loss]
-    usual = 0 if plan.needs_all else may_be_lost(plan.images)
-    limit = usual if allowed is None else allowed
+    limit = allowed
+    if limit is None:
+        limit = 0 if plan.needs_all else may_be_lost(plan.images)
     if len(lost) > limit:
         kinds = Counter(finding.kind for finding in lost).most_common()
         reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in kinds)
@@ -125,14 +134,9 @@ def objection(
             f"{limit:,} may be missing: if the source has failed, run the same command when it is "
             f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
         )
-    labels = {row[LABEL] for each in results for row in PACKED_ROW.iter_unpack(each.rows)}
-    missing = [label for label in range(len(plan.classes)) if label not in labels]
-    if missing and lost:
-        records = chain.from_iterable(records_of(target.plan, shard) for shard in plan.shards)
-        planned = {record.label for record in records}
-        missing = [label for label in missing if label in planned]  # a table may name others
-        return f"class {plan.classes[missing[0]]}: no image of it is whole" if missing else ""
-    return ""
+    labels = {*plan.unused}.union(*(each.rows["label"].tolist() for each in results))
+    missing = [name for label, name in enumerate(plan.classes) if label not in labels]
+    return f"class {missing[0]}: no image of it is whole" if missing else ""
 
 
 def may_be_lost(images: int) -> int:
@@ -143,53 +147,35 @@ def may_be_lost(images: int) -> int:
     return max(images // 100, min(images // 10, MANY), FEW)
 
 
-class _Part(NamedTuple):
-    """A split of the data set that is being closed."""
+def write_split(folder: Path, dataset: str, part: SplitRows, version: int = 1) -> Split:
+    """Write the index of a split; return its entry of the manifest."""
+    index = serialise_index(part.rows.tobytes())
+    name = index_name(dataset, part.split, version)
+    write_whole(folder / name, index)
+    samples = sum(shard.samples for shard in part.shards)
+    return Split(part.split, samples, name, sha256(index).hexdigest(), tuple(part.shards))
 
-    name: str
-    shards: tuple[Shard, ...]
-    rows: bytes
 
-
-def _parts(plan: ShardPlan, results: Sequence[ShardResult]) -> list[_Part]:
-    results_by_split = defaultdict[str, list[ShardResult]](list)
+def _parts(plan: ShardPlan, results: Sequence[ShardResult]) -> list[SplitRows]:
+    by_split = defaultdict[str, list[ShardResult]](list)
     for shard, result in zip(plan.shards, results, strict=True):
-        results_by_split[shard.split].append(result)
+        by_split[shard.split].append(result)
     return [
-        _Part(name, tuple(each.shard for each in made), b"".join(each.rows for each in made))
-        for name, made in sorted(results_by_split.items())
+        SplitRows(
+            split,
+            [each.shard for each in made],
+            np.concatenate([each.rows for each in made]),
+        )
+        for split, made in sorted(by_split.items())
     ]
 
 
-def _copies(target: Target, plan: ShardPlan, parts: Sequence[_Part]) -> Iterator[ImageDefect]:
-    """Yield the exact copies among the images of finished shards, by their names in the source."""
-    import numpy as np
+def _names(target: Target, plan: ShardPlan) -> NameImage:
+    """Return what names the images of the plan's shards as the source does."""
+    planned = {shard.name for shard in plan.shards}
+    names = lru_cache(1)(target.names)  # copies are named shard by shard
 
-    planned = {shard.name: shard for shard in plan.shards}
+    def name_image(shard: Shard, key: str) -> str:
+        return names(shard.name)[key] if shard.name in planned else f"{shard.name}/{key}"
 
-    @lru_cache(1)  # copies are named shard by shard
-    def names(shard: str) -> dict[str, str]:
-        return {record.key: record.name for record in records_of(target.plan, planned[shard])}
-
-    def name_image(split: str, shard: Shard, key: str) -> str:
-        return names(shard.name)[key]
-
-    return copies(
-        [
-            SplitRows(part.name, part.shards, np.frombuffer(part.rows, INDEX_FIELDS))
-            for part in parts
-        ],
-        plan.classes,
-        local_files(target.tar),
-        name_image,
-    )
-
-
-def write_split(
-    folder: Path, dataset: str, split: str, rows: bytes, shards: tuple[Shard, ...], version: int = 1
-) -> Split:
-    """Write the index of a split; return its entry of the manifest."""
-    index, name = serialise_index(rows), index_name(dataset, split, version)
-    write_whole(folder / name, index)
-    samples = sum(shard.samples for shard in shards)
-    return Split(split, samples, name, sha256(index).hexdigest(), shards)
+    return name_image

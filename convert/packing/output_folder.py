@@ -2,7 +2,7 @@
 
 OUT/cats-train-000000.tar …  appear one by one, each whole
 OUT/.converting/plan         the plan, until the conversion is complete
-OUT/.converting/*.done       the result of each shard: digest, rows, findings
+OUT/.converting/*.done       the result of each shard: digest, rows, findings, names
 OUT/report.json              the quality report
 OUT/*.index.npy, dataset.json  at the end: a folder with a manifest is complete
 
@@ -21,13 +21,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
 from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
-from rackrun.convert.packing.plan import PlannedShard, ShardPlan, head_of, load_plan
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.index import Manifest, Shard, manifest_name, read_version
+from rackrun.shards.index import INDEX_FIELDS, Manifest, Shard, manifest_name, read_version
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"
@@ -41,18 +43,12 @@ def report_name(version: int) -> str:
     return REPORT_NAME if version == 1 else f"report.v{version}.json"
 
 
-def shard_files(folder: Path, dataset: str) -> set[str]:
-    """Return the names of the shards and indexes of a data set that lie in a folder."""
-    pattern = re.compile(f"{re.escape(dataset)}{SHARD_FILE}")
-    return {path.name for path in folder.iterdir() if pattern.fullmatch(path.name)}
-
-
 @dataclass
 class ShardResult:
     """A written shard, its rows of the index and its lines of the quality report."""
 
     shard: Shard
-    rows: bytes
+    rows: np.ndarray
     findings: list[ImageDefect] = field(default_factory=list)
 
     @property
@@ -72,10 +68,6 @@ class Target:
         """The data set manifest."""
         return self.folder / MANIFEST_NAME
 
-    def report(self, version: int = 1) -> Path:
-        """Return the quality report of the conversion that has made a version."""
-        return self.folder / report_name(version)
-
     @property
     def work(self) -> Path:
         """The folder of an unfinished conversion."""
@@ -94,17 +86,19 @@ class Target:
         """Return the path of a finished shard's result."""
         return self.work / f"{name}{DONE}"
 
-    def save_result(self, plan: ShardPlan, result: ShardResult) -> None:
+    def save_result(self, plan: ShardPlan, result: ShardResult, names: dict[str, str]) -> None:
         """Keep the result of a shard until the folder is complete.
 
-        Its file is a line of JSON, then the rows as the index has them.
+        Its file is a line of JSON, then the rows as the index has them; `names` are those of the
+        images in the source, by key.
         """
         head = {
             "plan": plan.digest,
             "shard": asdict(result.shard),
             "findings": result.findings,
+            "names": names,
         }
-        data = json.dumps(head).encode() + b"\n" + result.rows
+        data = json.dumps(head).encode() + b"\n" + result.rows.tobytes()
         write_whole(self.done(result.shard.name), data)
 
     def result(self, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
@@ -118,9 +112,18 @@ class Target:
             written = Shard(**fields["shard"])
             findings = [ImageDefect(*finding) for finding in fields["findings"]]
             is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
+            if not is_whole:
+                return None
+            return ShardResult(written, np.frombuffer(rows, INDEX_FIELDS), findings)
         except (ValueError, KeyError, TypeError):
             return None
-        return ShardResult(written, rows, findings) if is_whole else None
+
+    def names(self, shard: str) -> dict[str, str]:
+        """Return the names in the source of the images of a finished shard, by key."""
+        names: dict[str, str] = json.loads(self.done(shard).read_bytes().partition(b"\n")[0])[
+            "names"
+        ]
+        return names
 
     @contextlib.contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
@@ -146,7 +149,7 @@ class Target:
             finally:
                 file.truncate(0)
 
-    def adopt(self, plan: ShardPlan, force: bool) -> bool:
+    def begin(self, plan: ShardPlan, force: bool) -> bool:
         """Make the folder ready for a plan: True to convert, False if that is done already.
 
         What an interrupted conversion of the same plan has finished is kept; anything else in the
@@ -154,41 +157,69 @@ class Target:
         not say what that is.
         """
         try:
-            return self._adopt(plan, force)
+            if force:
+                self._clear()
+            elif self.manifest.exists():
+                manifest = self.read()
+                if manifest.plan_sha256 == plan.digest:
+                    self.clear_work()
+                    return False
+                self._refuse(
+                    f"holds a finished data set ({manifest.dataset}) from different input or "
+                    "options"
+                )
+            elif self.plan.exists():
+                if self.plan.read_bytes() != plan.serialise():
+                    self._refuse("holds an unfinished conversion of different input or options")
+                return True
         except DataError as error:
             hint = (
                 "what it lists is not known to be ours: name another folder, or move this one away"
             )
             raise DataError(f"{error}; {hint}") from None
-
-    def _adopt(self, plan: ShardPlan, force: bool) -> bool:
-        if force:
-            self.clear()
-            # What is still here is listed by no manifest and no plan, so it may not be ours.
-            for name in sorted(plan.files() | {REPORT_NAME}):
-                if (self.folder / name).exists():
-                    raise UsageError(
-                        f"{self.folder / name}: no conversion here has made it; move it elsewhere"
-                    )
-        elif self.manifest.exists():
-            manifest = self.read()
-            if manifest.plan_sha256 == plan.digest:
-                self.clear_work()
-                return False
-            self._refuse(
-                f"holds a finished data set ({manifest.dataset}) from different input or options"
-            )
-        elif self.plan.exists():
-            if head_of(self.plan) != plan.head():
-                self._refuse("holds an unfinished conversion of different input or options")
-        elif foreign := sorted(e.name for e in self.folder.iterdir() if OURS.fullmatch(e.name)):
-            raise UsageError(
-                f"{self.folder / foreign[0]}: no conversion here has made it; choose another"
-                " folder, or move it elsewhere"
-            )
-        with translated_os_errors(self.work):
-            self.work.mkdir(exist_ok=True)
+        # What is still here is listed by no manifest and no plan, so it may not be ours.
+        planned = plan.files() | {REPORT_NAME}
+        here = sorted(path.name for path in self.folder.iterdir())
+        for name in here:
+            if name in planned or (OURS.fullmatch(name) and not force):
+                self.refuse_foreign(name)
+        self._save_plan(plan)
         return True
+
+    def begin_append(self, plan: ShardPlan) -> None:
+        """Make a finished folder ready for shards that join it.
+
+        What an interrupted append of the same plan has finished is kept; another one is refused.
+        """
+        if self.plan.exists():
+            if self.plan.read_bytes() != plan.serialise():
+                raise UsageError(
+                    f"{self.folder}: holds an unfinished append of different input or options; "
+                    "type that command again, or add --force to give it up"
+                )
+            return
+        for shard in plan.shards:
+            if self.tar(shard.name).exists():
+                self.refuse_foreign(shard.name)
+        self._save_plan(plan)
+
+    def give_up_append(self) -> None:
+        """Remove what an unfinished append has made."""
+        names = self.planned() - self.read().files() | {report_name(self.read().number + 1)}
+        for name in names:
+            (self.folder / name).unlink(missing_ok=True)
+        self._clear_work(names)
+
+    def refuse_foreign(self, name: str) -> None:
+        """Raise UsageError for a file in the way."""
+        raise UsageError(
+            f"{self.folder / name}: no conversion here has made it; choose another folder, or move"
+            " it elsewhere"
+        )
+
+    def planned(self) -> set[str]:
+        """Return the names of the files that an unfinished conversion makes; none without one."""
+        return ShardPlan.load(self.plan).files() if self.plan.exists() else set()
 
     def versions(self) -> Iterator[Manifest]:
         """Yield the manifests of all versions that are here, the newest first."""
@@ -197,14 +228,6 @@ class Target:
         for number in range(newest.number - 1, 0, -1):
             if (self.folder / manifest_name(number)).exists():
                 yield read_version(newest, number, self._source.read_file, str(self.folder))
-
-    def clear(self) -> None:
-        """Remove what the manifests or the plan list, the manifest first; the rest stays."""
-        names = self._listed()
-        # Without its manifest the folder is no data set, so that none ever lacks shards.
-        for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
-            (self.folder / name).unlink(missing_ok=True)
-        self._clear_work(names)
 
     def clear_partials(self, shards: Iterable[PlannedShard]) -> None:
         """Remove what processes that have ended left half written of these shards."""
@@ -217,6 +240,24 @@ class Target:
         """Remove what only an unfinished conversion needs."""
         self._clear_work(self._listed())
 
+    def read(self) -> Manifest:
+        """Return the manifest of the finished folder."""
+        text = self._source.read_file(MANIFEST_NAME, LARGEST_MANIFEST)
+        return Manifest.parse(text, str(self.manifest))
+
+    def _save_plan(self, plan: ShardPlan) -> None:
+        with translated_os_errors(self.work):
+            self.work.mkdir(exist_ok=True)
+        write_whole(self.plan, plan.serialise())
+
+    def _clear(self) -> None:
+        """Remove what the manifests and the plan list, the manifest first; the rest stays."""
+        names = self._listed() | self.planned()
+        # Without its manifest the folder is no data set, so that none ever lacks shards.
+        for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
+            (self.folder / name).unlink(missing_ok=True)
+        self._clear_work(names)
+
     def _clear_work(self, names: set[str]) -> None:
         for path in partials(self.folder):
             if written_for(path) in names:
@@ -224,25 +265,17 @@ class Target:
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _listed(self) -> set[str]:
+        if not self.manifest.exists():
+            return {MANIFEST_NAME, REPORT_NAME} if self.plan.exists() else set()
         names = {MANIFEST_NAME, REPORT_NAME}
-        if self.manifest.exists():
-            for manifest in self.versions():
-                names |= {manifest_name(manifest.number), report_name(manifest.number)}
-                files = manifest.files()
-                if manifest.adopted:  # the tars are other programs', only links to them are ours
-                    links = {name for name in files if (self.folder / name).is_symlink()}
-                    files = links | {split.index for split in manifest.splits}
-                names |= files
-        elif self.plan.exists():
-            names |= load_plan(self.plan).files()
-        else:
-            return set()
+        for manifest in self.versions():
+            names |= {manifest_name(manifest.number), report_name(manifest.number)}
+            files = manifest.files()
+            if manifest.adopted:  # the tars are other programs', only links to them are ours
+                links = {name for name in files if (self.folder / name).is_symlink()}
+                files = links | {split.index for split in manifest.splits}
+            names |= files
         return {name for name in names if OURS.fullmatch(name)}
-
-    def read(self) -> Manifest:
-        """Return the manifest of the finished folder."""
-        text = self._source.read_file(MANIFEST_NAME, LARGEST_MANIFEST)
-        return Manifest.parse(text, str(self.manifest))
 
     @property
     def _source(self) -> FolderSource:
@@ -251,6 +284,12 @@ class Target:
 
     def _refuse(self, what: str) -> None:
         raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")
+
+
+def shard_files(folder: Path, dataset: str) -> set[str]:
+    """Return the names of the shards and indexes of a data set that lie in a folder."""
+    pattern = re.compile(f"{re.escape(dataset)}{SHARD_FILE}")
+    return {path.name for path in folder.iterdir() if pattern.fullmatch(path.name)}
 
 
 def _locked_in_time(descriptor: int, kind: int) -> bool:

@@ -12,19 +12,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.program import Stopped
 from rackrun.commands import called
+from rackrun.convert.images.info import LEFT_OUT, findings
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.finalize import close_folder, objection, print_use
-from rackrun.convert.packing.output_folder import Target
-from rackrun.convert.packing.plan import PlannedShard, ShardPlan, load_plan, make_plan, save_plan
-from rackrun.convert.packing.shard_job import write_one
-from rackrun.convert.packing.workers import ReportProgress, in_parallel
+from rackrun.convert.packing.output_folder import ShardResult, Target
+from rackrun.convert.packing.plan import PlannedShard, ShardPlan, make_plan
+from rackrun.convert.packing.record_table import RecordTable
+from rackrun.convert.packing.workers import in_parallel, working_on
 from rackrun.convert.progress import metered
 from rackrun.convert.readers.directories import Folder
-from rackrun.convert.readers.records import Container, RecordListing
+from rackrun.convert.readers.records import Container, Defect, ImageDefect, RecordListing
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.index import INDEX_FIELDS, Row
+from rackrun.shards.writer import write_shard
 from rackrun.terminal import say
 from rackrun.units import first_few
 
@@ -40,21 +45,14 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     with target.locked(shared=is_share):
         say(f"{out}: listing the images of {listing.dataset}")
         counted = replace(listing, records=metered(listing.records, "listed"))
-        plan, lines = make_plan(counted, packing)
-        if target.adopt(plan, packing.force):
-            # An interrupted conversion left the same plan: what it has finished is kept.
-            if not target.plan.exists():
-                save_plan(target.plan, plan, lines)
-            # Hundreds of megabytes for a large set, which workers would be forked with.
-            del lines
-            write_shards(target, plan, listing.containers, packing)
-            if not is_share:
-                close_folder(target, plan, packing.allow_left_out, packing.allow)
-        else:
+        plan, table = make_plan(counted, packing)
+        if not target.begin(plan, packing.force):
             say(f"{out}: holds this data set already")
-            if not plan.joins:
-                print_use(out, plan.dataset)
-            is_share = False
+            print_use(out, plan.dataset)
+            return
+        write_shards(target, plan, table, listing.containers, packing)
+        if not is_share:
+            close_folder(target, plan, packing.allow_left_out, packing.allow)
     if is_share:
         close = f"{called('convert')} finish {shlex.quote(str(out))}"
         say(f"{out}: when all {packing.task_count} tasks have ended, type: {close}")
@@ -81,15 +79,13 @@ class Finish:
         if not out.is_dir():
             raise UsageError(f"{out}: there is no such folder")
         with target.locked():
-            if target.manifest.exists():  # a folder that is finished already stays as it is
+            if target.manifest.exists():
                 say(f"{out}: is finished already")
-                if target.plan.exists():
-                    target.clear_work()
                 print_use(out, target.read().dataset)
                 return
             if not target.plan.exists():
                 raise UsageError(f"{out}: no conversion has been begun here")
-            plan = load_plan(target.plan)
+            plan = ShardPlan.load(target.plan)
             missing = [shard.name for shard in plan.shards if not target.result(plan, shard)]
             if missing:
                 raise DataError(
@@ -99,7 +95,7 @@ class Finish:
             close_folder(target, plan, self.allow_left_out, self.allow)
 
 
-def refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
+def refuse_inside(out: Path, containers: Sequence[Container]) -> None:
     """Refuse an output folder inside the source: its shards would be listed the next time."""
     for container in containers:
         if isinstance(container, Folder) and out.resolve().is_relative_to(container.root.resolve()):
@@ -107,7 +103,11 @@ def refuse_inside(out: Path, containers: tuple[Container, ...]) -> None:
 
 
 def write_shards(
-    target: Target, plan: ShardPlan, containers: tuple[Container, ...], packing: Packing
+    target: Target,
+    plan: ShardPlan,
+    table: RecordTable,
+    containers: Sequence[Container],
+    packing: Packing,
 ) -> None:
     """Write those of this task's shards that are not there yet."""
     # Every n-th shard: each task of an array job gets a part of every split.
@@ -116,8 +116,8 @@ def write_shards(
     if len(jobs) < len(mine):
         say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
 
-    def work(shard: PlannedShard, report: ReportProgress) -> None:
-        write_one(target, plan, shard, containers, report)
+    def work(shard: PlannedShard) -> None:
+        _write(target, plan, shard, table, containers)
 
     try:
         in_parallel(jobs, work, packing.processes, "converted", sum(job.images for job in jobs))
@@ -136,7 +136,7 @@ def _unfinished(
 ) -> list[PlannedShard]:
     results = {shard.name: target.result(plan, shard) for shard in plan.shards}
     existing = [result for result in results.values() if result]
-    if len(existing) < len(plan.shards) or not objection(target, plan, existing, allowed):
+    if len(existing) < len(plan.shards) or not objection(plan, existing, allowed):
         return [shard for shard in mine if not results[shard.name]]
     # Too many images are missing: a source that had failed may be complete by now, so the shards
     # that lack some are made again.
@@ -146,3 +146,52 @@ def _unfinished(
             # Without its result the shard counts as missing, and is written again.
             target.done(shard.name).unlink(missing_ok=True)
     return [shard for shard in mine if shard.name in short]
+
+
+def _write(
+    target: Target,
+    plan: ShardPlan,
+    shard: PlannedShard,
+    table: RecordTable,
+    containers: Sequence[Container],
+) -> None:
+    """Write one tar, and its result beside the plan."""
+    rows, found, names = list[Row](), list[ImageDefect](), dict[str, str]()
+    working_on(shard.name, images=0)
+    with write_shard(target.tar(shard.name)) as writer:
+        for number in range(shard.start, shard.start + shard.images):
+            record = table[number]
+            working_on(f"{shard.name}: {record.name}")
+            try:
+                image = plan.treatment.stored(record, containers[record.container])
+            except Defect as defect:
+                found.append(ImageDefect(record.name, defect.kind, defect.detail))
+                continue
+            found += findings(record.name, image.info, plan.usual)
+            position = writer.add(record.key, record.label, image.data)
+            names[record.key] = record.name
+            rows.append(
+                Row(
+                    shard=shard.number,
+                    offset=position.offset,
+                    length=position.length,
+                    image_offset=position.image_offset,
+                    image_length=len(image.data),
+                    label=record.label,
+                    width=image.info.width,
+                    height=image.info.height,
+                    crc=image.crc,
+                    format=image.info.extension.encode(),
+                )
+            )
+        working_on(shard.name, images=0)
+        if not rows:
+            first = found[0]
+            raise DataError(
+                f"{shard.name}: no image in it is whole; the first, {first.name}, is "
+                f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is"
+                " back; else ask for fewer --shards"
+            )
+        written = writer.close()
+    # The tar is whole before its result is there: a result is what says that a shard is done.
+    target.save_result(plan, ShardResult(written, np.array(rows, INDEX_FIELDS), found), names)

@@ -2,27 +2,31 @@
 
 The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
 key alone; so neither depends on how the archive was listed, nor on the number of processes. The
-plan is a text file, its head and one line per image, from which every worker reads its part:
-1.3 million images take 300 MB while they are listed, and next to nothing afterwards.
+plan itself, without its records, is written to the folder: it says what an interrupted conversion
+was to become.
 """
 
-import heapq
 import json
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
-from rackrun.atomic import atomic_write, translated_os_errors
+import numpy as np
+
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
+from rackrun.convert.packing.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
 from rackrun.convert.readers.records import (
     HELD_OUT,
+    TEST,
+    TRAIN,
+    VAL,
     ImageDefect,
     Record,
     RecordListing,
@@ -33,21 +37,11 @@ from rackrun.shards.index import Origin, index_name, shard_name
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
-TRAIN, VAL, TEST = "train", "val", "test"
-SPLITS = {  # as they are called in names of folders, tars and tables
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation"), VAL),
-    **dict.fromkeys(("test", "testing"), TEST),
-}
-HASH_BYTES = 8  # two of 1.3 million keys share them once in 20 million plans: keys decide then
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
+FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 MOST_HELD = 1.5  # times the share of images that is to be held out in whole groups
 NAMED = 5  # classes that a line names
-FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
-
-Parts = dict[str, list[bytes]]
-"""Per split, entries: the hash that gives the order, then the record's line."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +51,8 @@ class PlannedShard:
     name: str
     split: str
     number: int  # within its split
+    start: int  # number of its first record
     images: int
-    start: int  # of its lines in the plan file, in bytes
-    length: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +61,8 @@ class ShardPlan:
 
     dataset: str
     classes: tuple[str, ...]
+    unused: tuple[int, ...]
+    """Classes of which no image was listed, as a table of names may have them."""
     seed: int
     preset: Preset
     needs_all: bool
@@ -77,14 +72,12 @@ class ShardPlan:
     origins: tuple[Origin, ...]
     findings: tuple[ImageDefect, ...]
     shards: tuple[PlannedShard, ...]
-    lines_sha256: str
-    joins: bool = False
-    """True for images that join a finished folder, and need not have all its classes and splits."""
+    records_sha256: str
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of the head, which identifies the plan."""
-        return sha256(self.head()).hexdigest()
+        """The SHA-256 of all that the plan says, which identifies it."""
+        return sha256(self.serialise()).hexdigest()
 
     @property
     def treatment(self) -> Treatment:
@@ -96,20 +89,21 @@ class ShardPlan:
         """Return the number of images to convert."""
         return sum(shard.images for shard in self.shards)
 
-    def head(self) -> bytes:
-        """Return the plan but for its lines, as the first line of the file."""
+    def serialise(self) -> bytes:
+        """Return the plan as its file has it."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def parse(cls, head: bytes) -> "ShardPlan":
-        """Parse the first line of a plan file; raise DataError if it is none."""
+    def parse(cls, text: bytes) -> "ShardPlan":
+        """Parse the content of a plan file; raise DataError if it is none."""
         try:
-            fields = json.loads(head)
+            fields = json.loads(text)
             return cls(
                 **fields
                 | {
                     "preset": Preset(**fields["preset"]),
                     "classes": tuple(fields["classes"]),
+                    "unused": tuple(fields["unused"]),
                     "usual": tuple(fields["usual"]),
                     "origins": tuple(Origin(**origin) for origin in fields["origins"]),
                     "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
@@ -121,39 +115,47 @@ class ShardPlan:
                 "not the plan of a conversion; empty the folder and convert again"
             ) from None
 
+    @classmethod
+    def load(cls, path: Path) -> "ShardPlan":
+        """Read the plan in a file; raise DataError if it has none."""
+        try:
+            return cls.parse(path.read_bytes())
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from None
+
     def files(self) -> set[str]:
         """Return the names of all shards and indexes."""
         indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
         return indexes | {shard.name for shard in self.shards}
 
 
-def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list[bytes]]:
-    """Return the plan, and the lines of its records in the order of the shards."""
+def make_plan(
+    listing: RecordListing, packing: Packing, numbers: Mapping[str, int] | None = None
+) -> tuple[ShardPlan, RecordTable]:
+    """Return the plan, and its records in the order of the shards.
+
+    For images that join a finished folder, `numbers` has by split the first that its shards get;
+    they need not have all its classes and splits.
+    """
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
-    if listing.group_of:
-        grouped = _held_out_by_group(listing.records, listing.group_of, packing)
-        listing = replace(listing, records=grouped)
-    parts, mean_bytes = _parts(listing, packing)
-    _refuse_duplicates(parts)
-    if VAL not in parts and packing.val_percent and not listing.joins:
-        why = "all images are of one group" if listing.group_of else "no class has two images"
-        what = listing.no_val or f"{why}, so none can be held out"
-        raise UsageError(
-            f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
-        )
-    if TEST not in parts and packing.test_percent:
-        raise UsageError(
-            "--test-percent: there is nothing to hold out for testing: the splits are given, or no "
-            "class has three images"
-        )
-    shards, lines = _shards(listing, parts, mean_bytes, packing)
-    digest = sha256()
-    for block in lines:
-        digest.update(block)
+    table = RecordTable(listing.records)
+    if not len(table):
+        raise DataError(f"{listing.containers[0].origin().name}: no images in it")
+    hashes = table.hashes(packing.seed)
+    _refuse_duplicates(table, hashes)
+    counts = np.bincount(table.rows["label"], minlength=len(listing.classes))
+    if numbers is None and not listing.as_published and "unique-labels" not in packing.allow:
+        present = np.flatnonzero(counts).tolist()
+        refuse_unique_labels({listing.classes[label]: int(counts[label]) for label in present})
+    _set_splits(table, listing, packing, joins=numbers is not None)
+    if numbers is None and not listing.as_published:
+        _say_missing(table, listing.classes)
+    table.reorder(np.lexsort((hashes, table.rows["split"])))
     plan = ShardPlan(
         dataset=listing.dataset,
         classes=listing.classes,
+        unused=tuple(np.flatnonzero(counts == 0).tolist()),
         seed=packing.seed,
         preset=packing.preset,
         needs_all=listing.needs_all,
@@ -162,94 +164,98 @@ def make_plan(listing: RecordListing, packing: Packing) -> tuple[ShardPlan, list
         as_published=listing.as_published,
         origins=tuple(container.origin() for container in listing.containers),
         findings=tuple(sorted(listing.findings)),
-        shards=tuple(shards),
-        lines_sha256=digest.hexdigest(),
-        joins=listing.joins,
+        shards=tuple(_shards(table, listing.dataset, packing, numbers)),
+        records_sha256=table.sha256,
     )
-    return plan, lines
+    return plan, table
 
 
-def save_plan(path: Path, plan: ShardPlan, lines: list[bytes]) -> None:
-    """Write the plan file."""
-    with atomic_write(path) as file, translated_os_errors(path):
-        file.write(plan.head())
-        file.writelines(lines)
+def _refuse_duplicates(table: RecordTable, hashes: np.ndarray) -> None:
+    order = np.argsort(hashes, kind="stable")  # equal keys are neighbours
+    for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]):
+        first, second = table[order[at]], table[order[at + 1]]
+        if first.key == second.key:
+            raise DataError(
+                f"{first.name} and {second.name} would both be called {first.key}; rename one"
+            )
 
 
-def load_plan(path: Path) -> ShardPlan:
-    """Read the plan in a file, without its lines."""
-    try:
-        return ShardPlan.parse(head_of(path))
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
-
-
-def head_of(path: Path) -> bytes:
-    """Return the first line of a plan file, which identifies the plan."""
-    with path.open("rb") as file:
-        return file.readline()
-
-
-def records_of(path: Path, shard: PlannedShard) -> Iterator[Record]:
-    """Yield the records of one shard, in order."""
-    with path.open("rb") as file:
-        head_length = len(file.readline())
-        file.seek(head_length + shard.start)
-        for _ in range(shard.images):
-            yield Record.parse(file.readline())
-
-
-def _parts(listing: RecordListing, packing: Packing) -> tuple[Parts, float]:
-    groups: dict[tuple[str, int], list[bytes]] = defaultdict(list)
-    total = 0
-    for record in listing.records:
-        total += record.size
-        # The hash goes first, so that sorting the entries as bytes shuffles the images. Bytes, not
-        # objects: there may be millions of them.
-        entry = _hash(f"{packing.seed}:{record.key}") + record.line().encode() + b"\n"
-        groups[record.split, record.label].append(entry)
-    if not groups:
-        raise DataError(f"{listing.containers[0].origin().name}: no images in it")
-    is_given = not listing.group_of and any(split == TEST for split, _ in groups)
-    if packing.test_percent and is_given:
+def _set_splits(table: RecordTable, listing: RecordListing, packing: Packing, joins: bool) -> None:
+    """Hold out a part of the images without a split; UsageError where none can be."""
+    splits = table.rows["split"]
+    free = np.flatnonzero(splits == SPLIT_NAMES.index(HELD_OUT))
+    if packing.test_percent and SPLIT_NAMES.index(TEST) in splits:
         raise UsageError("--test-percent: the source has a test split; leave the option out")
-    is_new = not (listing.joins or listing.as_published)
-    if is_new and "unique-labels" not in packing.allow:
-        refuse_unique_labels(_images_by_class(groups, listing.classes))
-    parts: Parts = defaultdict(list)
-    labels = defaultdict[str, set[int]](set)
-    for (split, label), entries in groups.items():
-        if split:
-            parts[split] += entries
-            labels[split].add(label)
-        else:
-            # By a hash of the key alone: the same images are held out with another seed, so that
-            # accuracies can be compared.
-            entries.sort(key=lambda entry: _hash(f"{VAL}:{_key(entry)}"))
-            val = _held_out(len(entries), packing.val_percent)
-            test = min(val + _held_out(len(entries), packing.test_percent), len(entries) - 1)
-            parts[VAL] += entries[:val]
-            parts[TEST] += entries[val:test]
-            parts[TRAIN] += entries[test:]
-            labels[TRAIN].add(label)
-            labels[VAL] |= {label} if val else set()
-            labels[TEST] |= {label} if test > val else set()
-    for entries in parts.values():
-        entries.sort()
-    if is_new:
-        present = {split: labels[split] for split in parts if parts[split]}
-        say_missing_classes(present, listing.classes)
-    mean = total / max(sum(len(entries) for entries in parts.values()), 1)
-    return {split: entries for split, entries in parts.items() if entries}, mean
+    if listing.group_of:
+        _hold_out_groups(table, free, listing.group_of, packing)
+    else:
+        _hold_out(table, free, packing)
+    if SPLIT_NAMES.index(VAL) not in splits and packing.val_percent and not joins:
+        why = "all images are of one group" if listing.group_of else "no class has two images"
+        what = listing.no_val or f"{why}, so none can be held out"
+        raise UsageError(
+            f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
+        )
+    if SPLIT_NAMES.index(TEST) not in splits and packing.test_percent:
+        raise UsageError(
+            "--test-percent: there is nothing to hold out for testing: the splits are given, or no "
+            "class has three images"
+        )
 
 
-def _images_by_class(
-    groups: Mapping[tuple[str, int], Sequence[bytes]], classes: Sequence[str]
-) -> Counter[str]:
-    images = Counter[str]()
-    for (_, label), entries in groups.items():
-        images[classes[label]] += len(entries)
-    return images
+def _hold_out(table: RecordTable, free: np.ndarray, packing: Packing) -> None:
+    """Draw a part of each class, by a hash of the keys alone.
+
+    With another seed the same images are held out, so that accuracies can be compared.
+    """
+    labels = table.rows["label"][free]
+    order = np.lexsort((table.hashes(VAL)[free], labels))
+    ends = np.flatnonzero(np.diff(labels[order])) + 1
+    for group in np.split(free[order], ends):
+        val = _held_out(len(group), packing.val_percent)
+        test = min(val + _held_out(len(group), packing.test_percent), len(group) - 1)
+        table.rows["split"][group[:val]] = SPLIT_NAMES.index(VAL)
+        table.rows["split"][group[val:test]] = SPLIT_NAMES.index(TEST)
+        table.rows["split"][group[test:]] = SPLIT_NAMES.index(TRAIN)
+
+
+def _held_out(images: int, percent: float) -> int:
+    # At least one of two, unless percent is 0.
+    count = max(round(images * percent / 100), 1) if percent else 0
+    return min(count, images - 1)
+
+
+def _hold_out_groups(
+    table: RecordTable, free: np.ndarray, group_of: Callable[[Record], str], packing: Packing
+) -> None:
+    """Draw whole groups, by a hash of their names, until their images are the percentage asked for.
+
+    A group that would be far too many is passed over, and one group at least stays in train.
+    """
+    if not len(free):
+        raise UsageError("--group-level and --group-column: the splits are given; leave them out")
+    groups = [group_of(table[number]) for number in free]
+    sizes = Counter(groups)
+    order = sorted(sizes, key=lambda group: hash_of(f"{VAL}:{as_text(group)}"))
+    splits = dict[str, str]()
+    for split, percent in ((VAL, packing.val_percent), (TEST, packing.test_percent)):
+        wanted, held = sizes.total() * percent / 100, 0
+        left = [group for group in order if group not in splits]
+        for group in left if wanted else ():
+            if held < wanted and held + sizes[group] <= MOST_HELD * wanted and len(left) > 1:
+                splits[group] = split
+                held += sizes[group]
+        if wanted and not held and len(left) > 1:
+            splits[min(left, key=lambda group: sizes[group])] = split
+    drawn = [SPLIT_NAMES.index(splits.get(group, TRAIN)) for group in groups]
+    table.rows["split"][free] = drawn
+
+
+def _say_missing(table: RecordTable, classes: Sequence[str]) -> None:
+    for number, split in enumerate(SPLIT_NAMES):
+        labels = table.rows["label"][table.rows["split"] == number]
+        if len(labels):
+            say_missing_classes({split: set(labels.tolist())}, classes)
 
 
 def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) -> None:
@@ -261,78 +267,25 @@ def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) 
             say(clean(f"{split} has no image of {count}: {first_few(missing, NAMED)}"))
 
 
-def _held_out_by_group(
-    records: Iterator[Record], group_of: Callable[[Record], str], packing: Packing
-) -> Iterator[Record]:
-    """Yield the records with their splits: the images of a group are all in one.
-
-    Groups are drawn by a hash of their names until their images are the percentage asked for; one
-    that would be far too many is passed over, and one group at least stays in train.
-    """
-    listed = list(records)
-    sizes = Counter(group_of(record) for record in listed if record.split == HELD_OUT)
-    if not sizes:
-        raise UsageError("--group-level and --group-column: the splits are given; leave them out")
-    order = sorted(sizes, key=lambda group: _hash(f"{VAL}:{as_text(group)}"))
-    splits = dict[str, str]()
-    for split, percent in ((VAL, packing.val_percent), (TEST, packing.test_percent)):
-        wanted, held = sizes.total() * percent / 100, 0
-        left = [group for group in order if group not in splits]
-        for group in left if wanted else ():
-            if held < wanted and held + sizes[group] <= MOST_HELD * wanted and len(left) > 1:
-                splits[group] = split
-                held += sizes[group]
-        if wanted and not held and len(left) > 1:
-            splits[min(left, key=lambda group: sizes[group])] = split
-    for record in listed:
-        if record.split == HELD_OUT:
-            record = record._replace(split=splits.get(group_of(record), TRAIN))
-        yield record
-
-
-def _held_out(images: int, percent: float) -> int:
-    # At least one of two, unless percent is 0.
-    count = max(round(images * percent / 100), 1) if percent else 0
-    return min(count, images - 1)
-
-
-def _hash(text: str) -> bytes:
-    return blake2b(text.encode(), digest_size=HASH_BYTES).digest()
-
-
-def _key(entry: bytes) -> str:
-    # The key is the first string in the record's line, and holds no quote.
-    return entry[HASH_BYTES:].split(b'"', 2)[1].decode()
-
-
-def _refuse_duplicates(parts: Parts) -> None:
-    # Equal keys have equal hashes, so in the merged order they are neighbours.
-    for this, following in pairwise(heapq.merge(*parts.values())):
-        if this[:HASH_BYTES] == following[:HASH_BYTES] and _key(this) == _key(following):
-            first, second = (Record.parse(entry[HASH_BYTES:]).name for entry in (this, following))
-            raise DataError(f"{first} and {second} would both be called {_key(this)}; rename one")
-
-
 def _shards(
-    listing: RecordListing, parts: Parts, mean_bytes: float, packing: Packing
-) -> tuple[list[PlannedShard], list[bytes]]:
-    """Return the shards, and the lines of each as one block."""
-    shards, lines, offset = list[PlannedShard](), list[bytes](), 0
-    # Sorted: the plan's bytes are its identity, by which an interrupted conversion is known again.
-    for split in sorted(parts):
-        images = len(parts[split])
-        count = _by_size(images, mean_bytes)
-        if not listing.joins:
-            count = _shard_count(split, images, count, packing)
-        # Runs of images whose lengths differ by one at most.
-        bounds = [shard * images // count for shard in range(count + 1)]
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            block = b"".join(entry[HASH_BYTES:] for entry in parts[split][low:high])
-            name, extent = shard_name(listing.dataset, split, number), (offset, len(block))
-            shards.append(PlannedShard(name, split, number, high - low, *extent))
-            lines.append(block)
-            offset += len(block)
-    return shards, lines
+    table: RecordTable, dataset: str, packing: Packing, numbers: Mapping[str, int] | None
+) -> list[PlannedShard]:
+    """Cut the records of each split into runs whose lengths differ by one at most."""
+    shards = list[PlannedShard]()
+    mean_bytes = float(table.rows["size"].mean())
+    for number, split in enumerate(SPLIT_NAMES):
+        places = np.flatnonzero(table.rows["split"] == number)  # a run: the table is sorted
+        if not len(places):
+            continue
+        count = max(round(len(places) * mean_bytes / SHARD_BYTES), 1)
+        if numbers is None:
+            count = _shard_count(split, len(places), count, packing)
+        first = (numbers or {}).get(split, 0)
+        bounds = [int(places[0]) + shard * len(places) // count for shard in range(count + 1)]
+        for position, (low, high) in enumerate(pairwise(bounds)):
+            name = shard_name(dataset, split, first + position)
+            shards.append(PlannedShard(name, split, position, low, high - low))
+    return shards
 
 
 def _shard_count(split: str, images: int, by_size: int, packing: Packing) -> int:
@@ -341,9 +294,4 @@ def _shard_count(split: str, images: int, by_size: int, packing: Packing) -> int
         raise UsageError(
             f"{plural(asked, 'shard')} for the {plural(images, 'image')} of {split} are too many"
         )
-    fewest = min(FEWEST.get(split, 1), images // FEWEST_SAMPLES)
-    return asked or max(by_size, fewest)
-
-
-def _by_size(images: int, mean_bytes: float) -> int:
-    return max(round(images * mean_bytes / SHARD_BYTES), 1)
+    return asked or max(by_size, min(FEWEST[split], images // FEWEST_SAMPLES))

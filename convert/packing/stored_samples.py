@@ -1,17 +1,14 @@
 """The shards of a version of a folder, and the keys of their samples."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from rackrun.shards.index import Shard
 from rackrun.shards.samples import NAME_BYTES, key_in, sample_of
 from rackrun.shards.source import Source
 from rackrun.shards.writer import BLOCK
-
-if TYPE_CHECKING:
-    import numpy as np
 
 
 class StoredShard(NamedTuple):
@@ -30,8 +27,6 @@ class StoredShard(NamedTuple):
     @property
     def rows(self) -> np.ndarray:
         """The rows of the index that are those of the shard."""
-        import numpy as np
-
         rows = self.source.index(self.split)
         numbers = np.array([self.number, self.number + 1], rows["shard"].dtype)
         low, high = np.searchsorted(rows["shard"], numbers)

@@ -10,53 +10,45 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
-from rackrun.convert.progress import Meter, Progress, meter
+import numpy as np
+
+from rackrun.convert.progress import Meter, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line
 
 SHOWN_SECONDS = 0.2  # between two looks at what is done
 ENDING = (signal.SIGINT, signal.SIGTERM)
-NOTE = [("pid", "i8"), ("images", "i8"), ("bytes", "i8"), ("item", "S1000")]
+NOTE = np.dtype([("pid", "i8"), ("images", "i8"), ("item", "S1000")])
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-
-ReportProgress = Callable[[Progress], None]
-Work = Callable[[Job, ReportProgress], Result]
-"""Does one job, reports progress as often as it likes, and returns what can be pickled.
-
-It raises a Problem if the job fails.
-"""
 
 # A worker killed by SIGKILL sends no message any more: what it works on and what it has done stand
 # in memory that its parent reads, a note for each job. Set in each worker, as it begins.
 _notes: Any = None
 _note: Any = None
 _jobs: Sequence[Any] = ()
-_work: Work[Any, Any]
+_work: Callable[[Any], Any]
 
 
 def in_parallel(
     jobs: Sequence[Job],
-    work: Work[Job, Result],
+    work: Callable[[Job], Result],
     workers: int,
     verb: str,
-    total: int,
-    what: str = "images",
+    total: int | None,
 ) -> list[Result]:
-    """Do all jobs and return their results in the order of the jobs.
+    """Do all jobs and return their results, which are pickled, in the order of the jobs.
 
-    Progress is shown meanwhile: `verb` is what happens to the `total` images or other things. The
-    first Problem of any job ends them all, and so does an interrupt: workers are killed, and have
-    all ended when this returns or raises. What they leave half done, the caller removes.
+    Progress is shown meanwhile: `verb` is what happens to the `total` images that `working_on` is
+    called for. The first Problem of any job ends them all, and so does an interrupt: workers are
+    killed, and have all ended when this returns or raises. What they leave half done, the caller
+    removes.
     """
     if not jobs:
         return []
-    import numpy as np  # only here, so that a wrong line is refused before it is loaded
-
-    note = np.dtype(NOTE)
-    notes = np.frombuffer(mmap.mmap(-1, len(jobs) * note.itemsize), note)
+    notes = np.frombuffer(mmap.mmap(-1, len(jobs) * NOTE.itemsize), NOTE)
     # Forked, so that jobs, open archives and their listings are there without being pickled.
     pool = ProcessPoolExecutor(
         min(workers, len(jobs)),
@@ -76,7 +68,7 @@ def in_parallel(
             crew |= set(multiprocessing.active_children()) - others
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        with meter(verb, total, what) as shown:
+        with meter(verb, total) as shown:
             _wait(futures, notes, shown)
         pool.shutdown()
         return [future.result() for future in futures]
@@ -84,33 +76,27 @@ def in_parallel(
         pool.shutdown()  # the others have been ended, too; now all have exit codes
         raise _death(crew, notes) from None
     finally:
-        _end(crew)  # none is left after a good end
+        for process in crew:  # none is left after a good end
+            process.kill()
+            process.join()
         pool.shutdown(cancel_futures=True)
 
 
-def working_on(item: str) -> None:
-    """Note the file or image that this worker begins, so that its death can be put down to it."""
+def working_on(item: str, images: int = 1) -> None:
+    """Note what this worker begins, so that its death can be put down to it, and count images."""
     if _note is not None:
         _note["item"] = item.encode(errors="replace")
+        _note["images"] += images
 
 
 def _wait(futures: Sequence[Future[Any]], notes: Any, shown: Meter) -> None:
     """Show progress until all jobs are done; raise the Problem of the first that fails."""
-    waiting, images, size = set(futures), 0, 0
+    waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, SHOWN_SECONDS, FIRST_COMPLETED)
-        now = int(notes["images"].sum()), int(notes["bytes"].sum())
-        shown.advance(Progress(now[0] - images, now[1] - size))
-        images, size = now
+        shown.show(int(notes["images"].sum()))
         for future in done:
             future.result()
-
-
-def _end(crew: Iterable[BaseProcess]) -> None:
-    for process in crew:
-        process.kill()
-    for process in crew:
-        process.join()
 
 
 def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
@@ -129,7 +115,7 @@ def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
     return Problem(f"{item}{': ' if item else ''}a worker process died ({reason}); {remedy}")
 
 
-def _begin(parent: int, notes: Any, jobs: Sequence[Any], work: Work[Any, Any]) -> None:
+def _begin(parent: int, notes: Any, jobs: Sequence[Any], work: Callable[[Any], Any]) -> None:
     global _notes, _jobs, _work
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of Ctrl-C the parent alone takes note
@@ -143,11 +129,6 @@ def _do(number: int) -> Any:
     _note = _notes[number]
     _note["pid"] = os.getpid()
     try:
-        return _work(_jobs[number], _report)
+        return _work(_jobs[number])
     finally:
         _note["pid"] = 0  # a worker that is killed between two jobs has none to name
-
-
-def _report(progress: Progress) -> None:
-    _note["images"] += progress.images
-    _note["bytes"] += progress.bytes

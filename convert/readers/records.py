@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import re
 import stat
@@ -50,7 +49,13 @@ LOSSES = {  # kind of defect -> its description in the report
     "too large": "too large, or made to do harm",
 }
 MAX_IMAGE_BYTES = 128 << 20
+TRAIN, VAL, TEST = "train", "val", "test"
 HELD_OUT = ""  # the split of records of which parts are held out
+SPLITS = {  # as they are called in names of folders, tars and tables
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("val", "valid", "validation"), VAL),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
 MAX_RATIO = 200  # of a packed image over 1 MiB: what inflates further is a bomb
 
 
@@ -77,7 +82,7 @@ class ImageDefect(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One image of the raw data set; as a line of JSON it is a line of the plan."""
+    """One image of the raw data set."""
 
     key: str  # its name in the shards: ASCII letters, digits, _ and -
     label: int
@@ -88,15 +93,6 @@ class Record(NamedTuple):
     length: int  # bytes it takes there
     size: int  # bytes of the image itself
     crc: int | None = None  # CRC-32 of the image, if the container knows it
-
-    def line(self) -> str:
-        """Return the record as one line of ASCII."""
-        return json.dumps(self)
-
-    @classmethod
-    def parse(cls, line: str | bytes) -> "Record":
-        """Parse such a line."""
-        return cls(*json.loads(line))
 
 
 class Container(Protocol):
@@ -123,8 +119,6 @@ class RecordListing:
     """True for a published set, of which no image may be missing."""
     as_published: bool = False
     """True for a published set, whose baselines ignore EXIF orientation and keep its copies."""
-    joins: bool = False
-    """True for images that join a finished folder, and need not have all its classes and splits."""
     usual: tuple[str, ...] = ()
     """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""

@@ -1,46 +1,46 @@
 """More images for a finished shard folder, or more tars for a folder of other programs' tars.
 
-    listing -> what no version has yet -> converted into DATA/.appending -> its shards get the next
-    free numbers in DATA -> copies, leaks -> next version
+    listing -> what no version has yet -> converted into DATA, under the next free numbers
+            -> copies, leaks -> next version
 
 No file that a version has is written again.
 """
 
-from __future__ import annotations
-
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from rackrun.atomic import translated_os_errors
 from rackrun.commandline.options import Examples, Positional
-from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.folder import listing as listing_of_folder
 from rackrun.convert.images.resize import Preset
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.copies import image_marks
-from rackrun.convert.packing.output_folder import report_name
-from rackrun.convert.packing.pack import pack, refuse_inside
-from rackrun.convert.packing.plan import VAL
+from rackrun.convert.packing.copies import NameImage, SplitRows, image_marks
+from rackrun.convert.packing.finalize import checked_parts
+from rackrun.convert.packing.pack import refuse_inside, write_shards
+from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
-from rackrun.convert.packing.workers import ReportProgress, in_parallel, working_on
-from rackrun.convert.progress import Progress, metered
+from rackrun.convert.packing.workers import in_parallel, working_on
+from rackrun.convert.progress import metered
 from rackrun.convert.readers.names import free_key
-from rackrun.convert.readers.records import Container, Defect, Record, RecordListing
+from rackrun.convert.readers.records import (
+    VAL,
+    Container,
+    Defect,
+    ImageDefect,
+    Record,
+    RecordListing,
+)
 from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.convert.table import Columns, ImageTable
-from rackrun.convert.versions.append_tars import append_tars, holds_tars, listing_of_tars
-from rackrun.convert.versions.version import NewestVersion, SplitChange
-from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import Manifest, shard_name
-from rackrun.shards.open import open_source
-from rackrun.shards.source import Source
+from rackrun.convert.versions.append_tars import append_tars, holds_tars
+from rackrun.convert.versions.version import NewestVersion
+from rackrun.errors import UsageError
+from rackrun.shards.index import Manifest
 from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import say
 from rackrun.units import plural
@@ -50,7 +50,6 @@ DEFAULT_VAL_PERCENT = 10.0
 OF_IMAGES = ("test_percent", "exif")
 """Options that tars of other programs do not have."""
 COMPARED_AT_ONCE = 64  # images
-WORK = ".appending"  # the folder of a conversion whose shards join DATA at its end
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,8 @@ class Append:
                     option = name.replace("_", "-")
                     raise UsageError(f"--{option}: tars are added as they are; leave it out")
             packing = replace(packing, val_percent=self.val_percent or 0.0)
-            listing = listing_of_tars(newest, self.source, self.split)
-            append_tars(newest, listing, self.label_field, packing, takes_dropped, command)
+            fields = (self.split, self.label_field)
+            append_tars(newest, self.source, *fields, packing, takes_dropped, command)
 
     def _packing(self, manifest: Manifest) -> Packing:
         """Return the options of the conversion that made the folder, with those of this one."""
@@ -151,9 +150,13 @@ def append_images(
 
     `takes_dropped`: also images that an earlier version has dropped.
     """
-    folder, manifest = newest.target.folder, newest.manifest
+    target, manifest, folder = newest.target, newest.manifest, newest.target.folder
     refuse_inside(folder, listing.containers)
-    _tidy_up(folder, manifest)
+    listed = target.planned() & manifest.files()
+    if any(name.endswith(".tar") for name in listed):  # killed after its version was there
+        target.clear_work()
+    if packing.force:
+        target.give_up_append()
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
     records = list(metered(listing.records, "listed"))
@@ -164,39 +167,26 @@ def append_images(
     if not kept:
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
-    merged = _with_classes_of(manifest.classes, listing, kept)
-    pack(replace(merged, dataset=manifest.dataset, joins=True), packing, folder / WORK)
-    added = open_source(str(folder / WORK))
-    changes, moves = _numbered(newest, added)
-    classes, joined = added.manifest.classes, newest.joined(changes)
-    names = {record.key: record.name for record in kept}
-    found = newest.refuse_leaks(joined, classes, packing, moves, names)
-    for name, path in moves.items():
-        _move(path, folder / name)
-    report = Counter(manifest.report) + Counter(added.manifest.report)
-    report.update(finding.kind for finding in found)
-    version = newest.publish(
-        joined,
-        {"added": sum(split.samples for split in added.manifest.splits)},
+    merged = _with_classes_of(manifest, listing, kept)
+    plan, table = make_plan(merged, packing, newest.free_numbers())
+    target.begin_append(plan)
+    write_shards(target, plan, table, listing.containers, packing)
+
+    def find(parts: Sequence[SplitRows], name_image: NameImage) -> list[ImageDefect]:
+        return newest.new_copies(newest.joined(parts), plan.classes, name_image)
+
+    number, may_leak = manifest.number + 1, "leaks" in packing.allow
+    parts, found = checked_parts(target, plan, packing.allow_left_out, may_leak, find, number)
+    report = Counter(manifest.report) + Counter(finding.kind for finding in found)
+    newest.publish(
+        newest.joined(parts),
+        {"added": sum(len(part.rows) for part in parts)},
         command,
-        classes=classes,
-        sources=tuple(dict.fromkeys((*manifest.sources, *added.manifest.sources))),
+        classes=plan.classes,
+        sources=tuple(dict.fromkeys((*manifest.sources, *plan.origins))),
         report=dict(sorted(report.items())),
     )
-    _tidy_up(folder, version)
-    newest.say_added(version)
-
-
-def _tidy_up(folder: Path, version: Manifest) -> None:
-    """Remove the folder of a conversion whose shards a version has, also after a kill."""
-    work = folder / WORK
-    if not (work / MANIFEST_NAME).exists():
-        return
-    listed = {shard.sha256 for split in version.splits for shard in split.shards}
-    if all(stored.shard.sha256 in listed for stored in shards_of(open_source(str(work)))):
-        if (work / report_name(1)).exists():
-            (work / report_name(1)).replace(folder / report_name(version.number))
-        shutil.rmtree(work)
+    target.clear_work()
 
 
 class ImageStatus(Enum):
@@ -220,7 +210,7 @@ def _new_records(
     current = _marks(shards_of(newest.source))
     marks = _marks(newest.earlier_shards()) | current
     doubtful = [record for record in records if record.key.lower() in marks]
-    compared = _marks_of(doubtful, container, packing) if doubtful else []
+    compared = _marks_of(doubtful, container, packing)
     to_store = dict(zip(doubtful, compared, strict=True))
     taken = set(marks)
     kept, counts = list[Record](), Counter[ImageStatus]()
@@ -249,7 +239,7 @@ def _status(
     return ImageStatus.OTHER, marked
 
 
-def _marks(shards: Iterator[StoredShard] | list[StoredShard]) -> dict[str, int]:
+def _marks(shards: Sequence[StoredShard]) -> dict[str, int]:
     """Return checksum and length of each stored sample, as one number, by its key."""
     marks = dict[str, int]()
     for stored in shards:
@@ -265,7 +255,7 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
     """
     treatment = Treatment(packing.preset, packing.exif == "apply")
 
-    def compare(start: int, report: ReportProgress) -> list[int]:
+    def compare(start: int) -> list[int]:
         marks = []
         for record in records[start : start + COMPARED_AT_ONCE]:
             working_on(record.name)
@@ -274,48 +264,19 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
                 marks.append(image.crc << 32 | len(image.data))
             except Defect:
                 marks.append(0)
-            report(Progress(1))
         return marks
 
     jobs, total = range(0, len(records), COMPARED_AT_ONCE), len(records)
-    marks = in_parallel(jobs, compare, packing.processes, "compared", total)
-    return list(chain.from_iterable(marks))
+    return list(chain(*in_parallel(jobs, compare, packing.processes, "compared", total)))
 
 
 def _with_classes_of(
-    classes: tuple[str, ...], listing: RecordListing, records: Sequence[Record]
+    manifest: Manifest, listing: RecordListing, records: Sequence[Record]
 ) -> RecordListing:
     # New classes get numbers after those that are there, and a class without new images gets none.
     used = {record.label for record in records}
     new = [name for label, name in enumerate(listing.classes) if label in used]
-    merged = tuple(dict.fromkeys((*classes, *new)))
+    merged = tuple(dict.fromkeys((*manifest.classes, *new)))
     numbers = {name: number for number, name in enumerate(merged)}
     labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
-    return replace(listing, classes=merged, records=labelled)
-
-
-def _numbered(
-    newest: NewestVersion, added: Source
-) -> tuple[dict[str, SplitChange], dict[str, Path]]:
-    """Return the shards of a converted folder under free names, and by name where they lie."""
-    dataset, numbers = newest.manifest.dataset, newest.free_numbers()
-    changes, moves = dict[str, SplitChange](), dict[str, Path]()
-    for split in added.manifest.splits:
-        shards = []
-        for number, shard in enumerate(split.shards, numbers[split.name]):
-            name = shard_name(dataset, split.name, number)
-            shards.append(replace(shard, name=name))
-            moves[name] = newest.target.folder / WORK / shard.name
-        changes[split.name] = SplitChange(shards, added.index(split.name))
-    return changes, moves
-
-
-def _move(source: Path, target: Path) -> None:
-    """Give a tar its place; an interrupted append may have done so already."""
-    if source.exists() and target.exists():
-        raise UsageError(f"{target}: no conversion here has made it; move it elsewhere")
-    if source.exists():
-        with translated_os_errors(target):
-            source.rename(target)
-    elif not target.exists():
-        raise DataError(f"{source}: has vanished; type the command again with --force")
+    return replace(listing, dataset=manifest.dataset, classes=merged, records=labelled)

@@ -6,7 +6,7 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -15,24 +15,23 @@ from pathlib import Path
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.indexing.split_index import (
-    Splits,
-    by_split,
     hold_out,
     link,
+    named_tars,
+    parts_of,
     refuse_duplicates,
-    rows_of,
+    refuse_losses,
 )
 from rackrun.convert.indexing.tar_index import TarIndex, index_tars
 from rackrun.convert.indexing.tar_listing import TarListing, list_tars
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.finalize import may_be_lost
+from rackrun.convert.packing.copies import leaks_refused
 from rackrun.convert.packing.quality_report import report_lines
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import Label, label_member, samples_in
-from rackrun.convert.versions.version import NewestVersion, SplitChange
+from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import INDEX_FIELDS
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
@@ -51,7 +50,8 @@ def holds_tars(source: Path) -> bool:
 
 def append_tars(
     newest: NewestVersion,
-    listing: TarListing,
+    source: Path,
+    split: str,
     label_field: str,
     packing: Packing,
     takes_dropped: bool,
@@ -59,9 +59,11 @@ def append_tars(
 ) -> None:
     """Make the next version of a folder of other programs' tars, with more of them.
 
-    `takes_dropped`: also samples that an earlier version has dropped.
+    `split`: of all tars, empty: by their names. `takes_dropped`: also samples that an earlier
+    version has dropped. UsageError where the folder has images that were converted.
     """
     folder, manifest = newest.target.folder, newest.manifest
+    listing = _unlisted(newest, source, split)
     indexed = index_tars(listing, folder, label_field, packing.processes)
     # A tar under another name whose bytes the newest version has.
     stored = {shard.sha256 for split in manifest.splits for shard in split.shards}
@@ -76,31 +78,23 @@ def append_tars(
     refuse_duplicates(listing, indexed)
     _refuse_stored_keys(newest, listing, indexed, takes_dropped)
     findings = [finding for each in indexed for finding in each.findings]
-    lost, samples = sum(each.is_loss for each in findings), sum(each.samples for each in indexed)
-    limit = (
-        may_be_lost(samples + lost) if packing.allow_left_out is None else packing.allow_left_out
-    )
-    if lost > limit:
-        raise DataError(
-            f"{folder}: {lost:,} of {samples + lost:,} images cannot be used, and {limit:,} may be"
-            f" missing; if they are to be left out, add --allow-left-out {lost}"
-        )
-    splits = by_split(listing, indexed, folder, newest.free_numbers())
+    samples = sum(len(each.rows) for each in indexed)
+    advice = "if they are to be left out, add"
+    refuse_losses(folder, findings, samples, packing.allow_left_out, advice)
+    tars = named_tars(listing, indexed, folder, newest.free_numbers())
     classes, numbers = _grown_classes(manifest.classes, indexed)
-    link(splits, folder)
-    changes = newest.joined(_added(splits, numbers))
-    newest.refuse_leaks(changes, classes, packing)
+    link(tars, folder)
+    parts = newest.joined(parts_of(tars, numbers))
+    findings += newest.new_copies(parts, classes, lambda shard, key: f"{shard.name}/{key}")
+    if "leaks" not in packing.allow and (leaks := leaks_refused(findings)):
+        raise DataError(f"{folder}: {leaks}; take them out of the source, or add --allow leaks")
     for line in report_lines(findings):
         say(line.strip())
-    version = newest.publish(changes, {"adopted": samples}, command, classes=classes)
-    newest.say_added(version)
+    newest.publish(parts, {"adopted": samples}, command, classes=classes)
 
 
-def listing_of_tars(newest: NewestVersion, source: Path, split: str) -> TarListing:
-    """Return the tars of a source that no version lists; `split`: of all, empty: by their names.
-
-    UsageError where the folder has images that were converted.
-    """
+def _unlisted(newest: NewestVersion, source: Path, split: str) -> TarListing:
+    """Return the tars of a source that no version lists."""
     folder, typed = newest.target.folder, shlex.quote(str(source))
     if not newest.manifest.adopted:
         if (source / MANIFEST_NAME).exists():
@@ -126,17 +120,6 @@ def _kept(newest: NewestVersion, listing: TarListing, is_new: Sequence[bool]) ->
         say(f"{newest.target.folder}: {count}: a version has them already")
     tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
     return replace(listing, tars=tars)
-
-
-def _added(splits: Splits, numbers: Mapping[Label, int]) -> dict[str, SplitChange]:
-    import numpy as np
-
-    return {
-        name: SplitChange(
-            [tar.shard for tar in tars], np.frombuffer(rows_of(tars, numbers), INDEX_FIELDS)
-        )
-        for name, tars in splits.items()
-    }
 
 
 def _refuse_stored_keys(

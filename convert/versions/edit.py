@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+import numpy as np
+
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
+from rackrun.convert.packing.copies import SplitRows
 from rackrun.convert.packing.stored_samples import shards_of
 from rackrun.convert.readers.csv_rows import csv_rows
-from rackrun.convert.versions.version import NewestVersion, SplitChange
+from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import DataError, UsageError
 from rackrun.tables import in_cell
 from rackrun.terminal import clean, say
@@ -81,28 +84,25 @@ def _edited(data: str, requests: Sequence[str], action: str) -> None:
         if not labels:
             say(f"{folder}: nothing to {action}; the newest version is {newest.manifest.number}")
             return
-        changes = newest.split_changes()
+        parts = newest.parts()
         for split, by_row in labels.items():
-            changes[split] = _changed(changes[split], by_row)
+            parts[split] = _changed(parts[split], by_row)
         count = sum(map(len, labels.values()))
         command = (action, data, *requests)
-        version = newest.publish(changes, {DONE[action]: count}, command).number
-        done = f"{plural(count, 'sample')} {DONE[action]}"
-        say(f"{folder}: version {version} is the newest one: {done}")
+        newest.publish([*parts.values()], {DONE[action]: count}, command)
+        say(f"{folder}: {plural(count, 'sample')} {DONE[action]}")
         if others:
             say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
 
 
-def _changed(change: SplitChange, labels: dict[int, int | None]) -> SplitChange:
-    import numpy as np
-
-    rows, stays = change.rows, np.ones(len(change.rows), bool)
+def _changed(part: SplitRows, labels: dict[int, int | None]) -> SplitRows:
+    rows, stays = part.rows, np.ones(len(part.rows), bool)
     for row, label in labels.items():
         if label is None:
             stays[row] = False
         else:
             rows["label"][row] = label
-    return SplitChange(change.shards, rows[stays])
+    return part._replace(rows=rows[stays])
 
 
 @dataclass(frozen=True)

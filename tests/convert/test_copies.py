@@ -170,7 +170,7 @@ def findings(
         splits,
         ("rose", "tulip"),
         lambda shard, offset, length: stored[shard.name][offset : offset + length],
-        lambda split, shard, key: f"{split}:{shard.name}:{key}",
+        lambda shard, key: f"{shard.name.partition('-')[0]}:{shard.name}:{key}",
         new_from,
     )
     return [(each.name, each.kind, each.detail) for each in findings]

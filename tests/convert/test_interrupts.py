@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,6 @@ import pytest
 from rackrun.convert.__main__ import main
 from rackrun.convert.packing.output_folder import Target
 from rackrun.convert.packing.workers import in_parallel
-from rackrun.convert.progress import Progress
 from rackrun.errors import DataError, Problem, UsageError
 from tests.convert.conftest import (
     KILLED_AT,
@@ -248,7 +246,7 @@ def test_a_full_disk(command, train_zip, tmp_path):
 def test_the_first_problem_ends_all_workers(tmp_path):
     """A worker's problem reaches the caller as it was raised, and no worker stays."""
 
-    def work(job: int, report: Callable[[Progress], None]) -> None:
+    def work(job: int) -> None:
         (tmp_path / str(os.getpid())).touch()
         if job == 3:
             raise DataError("three")
@@ -266,7 +264,7 @@ def test_the_first_problem_ends_all_workers(tmp_path):
 def test_a_worker_that_dies_between_two_jobs_is_named():
     """It has no image to name, and its end is told by its signal all the same."""
 
-    def work(job: int, report: Callable[[Progress], None]) -> None:
+    def work(job: int) -> None:
         if job == 2:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -93,37 +92,3 @@ def test_a_file_that_grew_or_shrank_is_not_read(tmp_path, command):
     os.mkfifo(tmp_path / "set" / second.name)
     with pytest.raises(ReadError, match="1.jpg: cannot be read: not a regular file"):
         folder.read(second)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_moment_of_the_start_is_one_line(number):
-    """Ctrl-C or SIGTERM while modules are imported and options parsed: 130 or 143, no traceback.
-
-    Each start is stopped at another import, by the audit hook rather than by a clock.
-    """
-    script = """
-import os, signal, sys
-wanted, number, seen = int(sys.argv.pop(1)), int(sys.argv.pop(1)), 0
-def count(event, args):
-    global seen
-    seen += event == "import"
-    if event == "import" and seen == wanted:
-        os.kill(os.getpid(), number)
-import rackrun.convert.signals
-sys.argv[0] = "convert"
-sys.addaudithook(count)
-import runpy
-runpy.run_module("rackrun.convert", run_name="__main__", alter_sys=True)
-"""
-    codes = set()
-    for moment in (9, 40, 90, 150, 250, 400):
-        ended = subprocess.run(
-            [os.sys.executable, "-c", script, str(moment), str(int(number)), "verify", "nowhere"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in ended.stderr and "Exception" not in ended.stderr
-        assert ended.stderr.count("\n") <= 1
-        codes.add(ended.returncode)
-    assert codes <= {128 + number, 64} and 128 + number in codes

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import shutil
 import tarfile
 import zlib
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.packing.stored_samples import shards_of
-from rackrun.errors import DataError
+from rackrun.errors import DataError, UsageError
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
@@ -220,10 +221,25 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next(data):
 
 
 def test_an_append_that_was_killed_after_its_version_is_no_obstacle(tmp_path, data, monkeypatch):
-    """Its folder goes with the next append, whatever that adds."""
+    """What it left goes with the next append, whatever that adds."""
     with monkeypatch.context() as patch:
-        patch.setattr("rackrun.convert.versions.append.shutil.rmtree", lambda path, **options: None)
+        patch.setattr("rackrun.convert.packing.output_folder.shutil.rmtree", lambda *_, **__: None)
         run("append", photos(tmp_path / "more", range(30, 33)), data)
-    assert (data / ".appending").exists()
+    assert (data / ".converting" / "plan").exists()
     run("append", photos(tmp_path / "others", range(40, 43)), data)
-    assert manifest_of(data).number == 3 and not (data / ".appending").exists()
+    assert manifest_of(data).number == 3 and not (data / ".converting").exists()
+
+
+def test_an_append_that_was_stopped_goes_on_or_is_given_up(tmp_path, data):
+    """Another append is refused or replaces it, and `verify` does not object to its shards."""
+    shutil.copytree(tmp_path / "photos" / "cat", tmp_path / "leak" / "train" / "cat")
+    write(tmp_path / "leak", {"val/cat/x.jpg": drawn("new"), "train/cat/y.jpg": drawn("new")})
+    with pytest.raises(DataError, match="--allow leaks"):
+        run("append", tmp_path / "leak", data)
+    run("verify", data)
+    other = photos(tmp_path / "other", range(50, 53))
+    with pytest.raises(UsageError, match="holds an unfinished append"):
+        run("append", other, data)
+    run("append", other, data, "--force")
+    assert manifest_of(data).change == {"added": 6}
+    run("verify", data)
