@@ -44,6 +44,7 @@ WORKS = [
     "check {hosts}",
     "ssh {hosts} -- true",
     "ssh --dry-run {hosts} catdog --data shards",
+    "local catdog --help",
     "ps",
     "report runs/latest",
 ]

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from safetensors.torch import save_file
 
 from rackrun.errors import MissingPackage, Problem, UsageError
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.models.named import named_model, normalised_for
 from rackrun.training.models.published import downloaded_weights
+from rackrun.training.models.registered import registered
 from rackrun.training.models.weights import load_weights
 from rackrun.training.ranks import Ranks
 
@@ -84,3 +86,16 @@ def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch
     assert torch.equal(model.state_dict()[block], published.state_dict()[block])
     result = normalised_for("timm:test_vit", Transforms(96))
     assert (result.mean, result.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def test_names_in_the_sources_are_those_that_the_libraries_have():
+    """No model that exists is refused."""
+    assert registered("torchvision") == sorted(
+        torchvision.models.list_models(module=torchvision.models)
+    )
+    import timm
+
+    names = registered("timm")
+    assert {name.partition(".")[0] for name in timm.list_models()} <= set(names)
+    assert all(map(timm.is_model, names))
+    assert registered("no_such_library") == []

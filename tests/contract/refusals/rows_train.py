@@ -36,6 +36,11 @@ OPTIONS = [
         ("catdog", "--recipe demmo", ("'demmo'", "demo")),
         ("catdog", "--recipe", "recipe"),
         ("catdog", "--epochs 0", "--epochs 0"),
+        (
+            "catdog",
+            "--epochs 0 --batch-size 0 --workers -2",
+            ("--epochs", "--batch-size", "--workers"),
+        ),
         ("catdog", "--epochs many", ("--epochs", "many")),
         ("catdog", "--epocs 3", ("--epocs", "did you mean --epochs")),
         ("catdog", "--lr nan", "--lr nan"),
