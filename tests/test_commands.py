@@ -14,33 +14,20 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator
-from importlib import import_module
+from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-import rackrun.nginx.__main__ as nginx
 from bench.messy import write_messy
 from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
-from rackrun.cli.doctor import Doctor
-from rackrun.commandline import parser
-from rackrun.commandline.help_page import Head
 from rackrun.commands import LAUNCHES, is_command
-from rackrun.contract.tasks import TASKS, package_of
-from rackrun.convert.commands import read as read_convert
-from rackrun.launcher.commands import local, parse, ray
-from rackrun.launcher.commands.settings import NODE_HEAD, SSH_HEAD, NodeOptions, SshOptions
-from rackrun.launcher.run.job import TaskWork
-from rackrun.launcher.run.settings import LocalOptions, Options
-from rackrun.launcher.settings_file import SettingsFile
-from rackrun.training.config import from_command_line
-from rackrun.training.export.command import Export
-from rackrun.training.predict import Predict
 from tests.lab.clone import ROOT, Clone
 from tests.lab.data import digits, mnist
+from tests.lab.options import OPTION, known_options
 from tests.lab.run import write
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
@@ -226,58 +213,21 @@ def write_tar(clone: Clone, split: str) -> None:
     label.unlink()
 
 
-LAUNCHERS: dict[str, tuple[type[Options], Head]] = {
-    "local": (LocalOptions, local.HEAD),
-    "ssh": (SshOptions, SSH_HEAD),
-    "ray": (ray.RayOptions, ray.HEAD),
-    "node": (NodeOptions, NODE_HEAD),
-}
-"""Way to launch -> its options, and the head of its help."""
-
 NOTEBOOKS = ROOT / "notebooks"
 SHOWN = ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png")
 """What the outputs of ssh-demo.ipynb hold when it has done its work."""
 
 
-def read(line: str) -> None:
-    """Read a line as the command would that it calls; raise UsageError for what is wrong."""
-    line = line.replace("sbatch --array=0-3 --nodes=1 examples/slurm.sbatch", "rackrun convert")
-    line = line.replace("sbatch examples/slurm.sbatch", "rackrun node")
+def read(line: str, known: set[str]) -> None:
+    """Check that a line which is not typed calls a command, and gives it options that there are."""
     ours = OURS.search(line)
-    assert ours, line
-    door, *args = shlex.split(ours[0], comments=True)
-    way = args.pop(0) if door == "rackrun" else door.removeprefix("./run-")
-    if way in LAUNCHES and is_command(args):
-        way = args.pop(0)
-    assert is_command([way]), line
-    if way in LAUNCHERS or way == "rerun":
-        read_launch(way, args)
-    elif way in READ:
-        READ[way](args)
-
-
-READ: dict[str, Callable[[list[str]], object]] = {
-    "convert": read_convert,
-    "doctor": lambda words: parser.parse(Doctor, "doctor", words),
-    "export": lambda words: parser.parse(Export, "export", words),
-    "predict": lambda words: parser.parse(Predict, "predict", words),
-    "serve": lambda words: nginx.read(words),
-}
-"""Command -> what reads the words that follow its name."""
-
-
-def read_launch(way: str, words: list[str]) -> None:
-    """Read a launcher's options, those of its settings file, and those of the task."""
-    settings, head = LAUNCHERS.get(way, LAUNCHERS["ssh"])
-    again = None
-    if way == "rerun":  # the run names its task
-        words.remove(next(text for text in words if text[0] != "-"))
-        again = SettingsFile(Path("run.toml"), "ssh", (), {"hosts": "hosts.txt"}, {"catdog": {}})
-    work = parse.read("ssh" if way == "rerun" else way, settings, head, words, again).work
-    if isinstance(work, TaskWork) and work.name in TASKS:
-        package = package_of(work.name)
-        recipes = import_module(f"{package}.recipes").RECIPES
-        from_command_line(recipes, work.name, list(work.options))
+    assert ours or "examples/slurm.sbatch" in line, line
+    words = shlex.split(ours[0] if ours else line.partition("slurm.sbatch")[2], comments=True)
+    if words[:1] == ["rackrun"]:
+        assert is_command(words[1:2]) or words[1] in LAUNCHES, line
+    typed = takewhile(lambda word: word != "--", words)
+    options = {name for word in typed for name in OPTION.findall(word.partition("=")[0])}
+    assert options <= known, f"{line}: {options - known}"
 
 
 class Typist:
@@ -285,6 +235,7 @@ class Typist:
 
     def __init__(self, clone: Clone) -> None:
         self.clone = clone
+        self.known = known_options(clone.folder)
         self.seen = {FIRST_RUN}
         self.run = ""
 
@@ -294,7 +245,7 @@ class Typist:
         ours = OURS.search(line)
         of_no_run = DETACHED_RUN in line  # no page before has detached one
         if ONLY_READ.search(line) or of_no_run or (ours and self.is_known(line)):
-            return read(line)
+            return read(line, self.known)
         if not ours and line.startswith(FOREIGN):
             return None
         if made := re.search(
@@ -383,15 +334,13 @@ def test_the_demo_trains_on_hosts(clone):
     assert (run / "final.pt").exists()
 
 
-@pytest.mark.parametrize("name", TAKE_MINUTES)
-def test_the_launches_of_a_long_page_are_read(name, tmp_path, monkeypatch):
-    """The parsers of the launcher and of the task take every launch of a page that is not typed."""
-    write_printed(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    for line in lines_of(ROOT / "docs" / "howto" / name):
-        launches = line.startswith(("./run-", "rackrun local", "rackrun ssh"))
-        if launches and not line.endswith("--help"):  # which would end this process
-            read(re.sub(r" +# .*", "", line))
+def test_the_launches_of_long_pages_have_options_that_there_are(tmp_path):
+    """Those of pages that are typed in `--long` only."""
+    known = known_options(tmp_path)
+    for name in TAKE_MINUTES:
+        for line in lines_of(ROOT / "docs" / "howto" / name):
+            if line.startswith(("./run-", "rackrun local", "rackrun ssh")):
+                read(re.sub(r" +# .*", "", line), known)
 
 
 @pytest.mark.long  # README's lines do the same

@@ -5,7 +5,7 @@ import importlib
 import re
 from pathlib import Path
 
-from tests.lab.run import run
+from tests.lab.options import OPTION, known_options
 
 ROOT = Path(__file__).parents[3]
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -19,23 +19,13 @@ FOREIGN = {  # of docker, mmdebstrap, Slurm and iptables
     *("--master-addr", "--master-port", "--nnodes", "--node-rank", "--nproc-per-node"),  # torchrun
     *("--long", "--losses", "--minutes", "--only", "--peers", "--rounds", "--scratch"),  # tests
 }
-OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BY_MODULE = re.compile(r"python3? -m rackrun(?!\.training (?:TASK|evaluate))\b.*")
 ITEM = re.compile(r"\s*(?:([-*+])|\d+[.)])\s")
 
 
 def test_options_in_the_text_exist(tmp_path):
     """Each in backticks is one of our commands', whose help, or docs/options.md, has it."""
-
-    def asked(command):
-        return run(f"{command} --help", tmp_path).out
-
-    sources = re.findall(r"^  ([a-z]+)  +[A-Z]", asked("rackrun convert"), re.MULTILINE)
-    commands = [f"rackrun convert {source}" for source in sources]
-    commands += ["rackrun evaluate", "rackrun predict", "rackrun export", "rackrun logs"]
-    assert len(commands) > 10
-    known = set(OPTION.findall(PAGES["docs/options.md"])) | FOREIGN
-    known |= {option for command in commands for option in OPTION.findall(asked(command))}
+    known = known_options(tmp_path) | FOREIGN
     unknown = {
         f"{page}: {option}"
         for page, text in PAGES.items()
