@@ -136,22 +136,6 @@ def test_names_in_a_code_page_are_said_to_be_guessed(cli, tmp_path):
     assert result.code == 0 and "16 names in an unknown code page" in result.err, result
 
 
-@pytest.mark.parametrize("damage", ["joined by cat", "zeros inside"])
-def test_a_tar_that_goes_on_after_zero_blocks_is_refused(damage, cli, tmp_path):
-    first = tar(pictures("a"))
-    if damage == "joined by cat":
-        data = first + tar(
-            {f"a/{kind}/x{n}.jpg": drawn(f"x{kind}{n}") for kind, n in each_kind(12)}
-        )
-    else:
-        at = first.index(b"a/cat/005.jpg")
-        data = first[:at] + bytes(512) + first[at + 512 :]
-    (tmp_path / "set.tar").write_bytes(data)
-    result = cli("rackrun convert folder set.tar out")
-    assert result.code == 65 and "after its end marker" in result.err, result
-    assert "--ignore-zeros" in result.err and not list(tmp_path.glob("out/*.tar"))
-
-
 def test_two_webdataset_tars_joined_by_cat_are_refused(cli, tmp_path):
     write(tmp_path, {"wds/set-train-0.tar": samples(0, 20) + samples(20, 40)})
     result = cli("rackrun convert index wds")
@@ -166,14 +150,6 @@ def test_of_a_member_that_an_archive_has_twice_the_last_is_stored(cli, tmp_path)
     assert result.code == 0 and count(tmp_path / "out") == 24, result
     assert drawn("corrected") in dict(stored(tmp_path / "out")).values()
     assert "replaced by a later member" in result.said
-
-
-def test_a_tar_that_is_gzipped_is_named_as_such(cli, tmp_path):
-    import gzip
-
-    (tmp_path / "set.tgz").write_bytes(gzip.compress(tar(pictures("a"))))
-    result = cli("rackrun convert folder set.tgz out")
-    assert result.code == 64 and "gunzip -c set.tgz > set.unpacked.tar" in result.err, result
 
 
 # Folders
@@ -409,14 +385,6 @@ def test_labels_that_pandas_wrote_as_floats_keep_their_order(cli, tmp_path):
 
 
 # Addresses
-
-
-def test_an_address_of_the_hugging_face_hub_is_answered_with_the_way_to_fetch_it(cli):
-    result = cli(
-        "rackrun convert index hf://datasets/timm/imagenet-1k-wds/x-{0000..0003}.tar --out out"
-    )
-    assert result.code == 64, result
-    assert "hf download --repo-type dataset timm/imagenet-1k-wds" in result.err
 
 
 def test_a_source_that_goes_away_is_named(cli, tmp_path):

@@ -207,37 +207,6 @@ def test_a_node_file_that_names_a_host_once_per_slot_gives_as_many_ranks(lab):
     assert "8 ranks" in out + err
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "python -m torch.distributed.run --nproc-per-node 1 show.py",
-        "torchrun --nproc-per-node 2 show.py",
-        "accelerate launch show.py",
-    ],
-)
-def test_a_launcher_as_the_command_never_makes_a_world_of_each_host(command, lab):
-    lab.ready(2)
-    code, said = launch(lab, *command.split())
-    assert code, said
-    assert "python show.py" in said
-
-
-@pytest.mark.parametrize(
-    ("variables", "names"),
-    [
-        ({"DSTACK_NODE_RANK": "1", "DSTACK_NODES_NUM": "2"}, "dstack"),
-        ({"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"}, "SKYPILOT_NODE_IPS"),
-        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, "JSM_NAMESPACE_RANK"),
-        ({"PMIX_RANK": "1"}, "PMIX_RANK"),
-        ({}, "NNODES"),
-    ],
-)
-def test_a_node_of_an_unknown_scheduler_never_trains_alone(variables, names, tmp_path):
-    result = run("rackrun node --dry-run -- true", tmp_path, env=variables)
-    assert result.code, result
-    assert names in result.err
-
-
 def test_nodes_started_with_other_options_never_train_together(tmp_path):
     port = str(29_000 + os.getpid() % 900)
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NNODES": "2"}
@@ -279,11 +248,3 @@ def test_a_progress_bar_that_redraws_its_line_is_seen_before_it_ends(lab):
     finally:
         process.terminate()
         process.communicate(timeout=60)
-
-
-def test_variables_of_libraries_that_stay_here_are_named(lab):
-    lab.ready(1)
-    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
-    code, out, err = lab.result_of(os.fspath(hosts), "--", "true", env={"NCCL_DEBUG": "INFO"})
-    assert code == 0, out + err
-    assert "NCCL_DEBUG" in out + err
