@@ -1,6 +1,5 @@
-"""The drawn images are reproducible, varied, and not separable by mean colour."""
+"""Archives of drawn images are reproducible and whole, whatever happens to who draws them."""
 
-import io
 import os
 import resource
 import select
@@ -10,51 +9,13 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from rackrun.catdog.archive import drawn, write_archive
-from rackrun.catdog.drawing import BOXES, draw, jpeg
+from rackrun.catdog.drawing import jpeg
 from rackrun.errors import Problem, SaveError
 
 PROJECT = Path(__file__).parents[2]
-
-
-def test_an_image_repeats():
-    """The same kind, seed and number give the same bytes; any other ones give others."""
-    first = jpeg("cat", 1, 2)
-    assert first == jpeg("cat", 1, 2)
-    others = [jpeg("dog", 1, 2), jpeg("cat", 2, 2), jpeg("cat", 1, 3)]
-    assert len({first, *others}) == 4
-
-
-@pytest.mark.parametrize("pose", BOXES)
-@pytest.mark.parametrize("kind", ["cat", "dog"])
-def test_every_pose_of_every_kind_is_the_size_of_a_photograph(kind, pose):
-    """Images are RGB, 120 to 200 pixels on a side, and far from being one colour."""
-    assert Image.open(io.BytesIO(jpeg(kind, 5, 0))).format == "JPEG"
-    for number in range(6):
-        image = draw(kind, 5, number, pose)
-        assert image.mode == "RGB"
-        assert all(120 <= side <= 200 for side in image.size)
-        assert np.asarray(image).std() > 5
-
-
-def test_colours_do_not_tell_the_kinds_apart():
-    """A linear judge of mean colour and contrast guesses: the model has to look at shapes."""
-    features, labels = [], []
-    for number in range(100):
-        for label, kind in ((-1, "cat"), (1, "dog")):
-            pixels = np.asarray(draw(kind, 0, number), np.float64) / 255
-            features.append([*pixels.mean((0, 1)), *pixels.std((0, 1)), 1])
-            labels.append(label)
-    training, unseen = slice(0, 150), slice(150, 200)
-    weights = np.linalg.lstsq(np.array(features)[training], np.array(labels)[training], rcond=None)[
-        0
-    ]
-    right = np.sign(np.array(features)[unseen] @ weights) == np.array(labels)[unseen]
-    assert right.mean() < 0.7
 
 
 def test_an_archive_has_the_layout_of_kaggle(tmp_path):
@@ -67,6 +28,7 @@ def test_an_archive_has_the_layout_of_kaggle(tmp_path):
     expected = {f"train/{kind}.{number}.jpg" for kind in ("cat", "dog") for number in range(10)}
     assert names == expected
     assert [path.name for path in tmp_path.iterdir()] == ["train.zip"]
+    assert len({jpeg("dog", 3, 4), jpeg("cat", 3, 4), jpeg("dog", 2, 4), jpeg("dog", 3, 3)}) == 4
 
 
 def test_the_number_of_processes_changes_nothing():

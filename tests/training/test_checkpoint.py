@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import resource
 import signal
@@ -26,7 +25,6 @@ from rackrun.training.config import Config
 from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility, resume
 from rackrun.training.run.folder import own_folder
-from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 
@@ -40,15 +38,6 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def content(step: int) -> checkpoint.Content:
     return {"state": {"step": step, "weight": torch.full((100,), float(step))}}
-
-
-def test_what_was_written_is_read(folder):
-    """Tensors and plain data come back as they were."""
-    checkpoint.write(folder.final, {"a": torch.arange(5), "b": {"c": [1, "two", None]}})
-    result = checkpoint.read(folder.final)
-    assert torch.equal(result["a"], torch.arange(5))
-    assert result["b"] == {"c": [1, "two", None]}
-    assert torch.load(folder.final, weights_only=True)["b"] == {"c": [1, "two", None]}
 
 
 @pytest.mark.security("CKPT-2")
@@ -80,21 +69,6 @@ def test_a_truncated_file_is_found(folder, length):
         checkpoint.read(folder.final)
 
 
-@pytest.mark.security("CKPT-1")
-def test_ckpt_1_code_in_a_file_is_refused(folder, tmp_path):
-    """A file that would run something when it is unpickled does not get to."""
-    canary = tmp_path / "canary"
-
-    class Hostile:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return os.system, (f"touch {canary}",)
-
-    for data in (checkpoint.pack({"state": Hostile()}), pickle.dumps(Hostile(), protocol=2)):
-        with pytest.raises(SaveError, match="not a file of weights"):
-            checkpoint.parse(data, folder.final)
-    assert not canary.exists()
-
-
 def test_the_last_ones_and_the_best_are_kept(folder):
     """Old checkpoints go, the best one stays under a name of its own."""
     for step in range(1, 7):
@@ -123,49 +97,6 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(folder, capsys):
     assert len(errors) == 2
     assert "step-00000004.pt: cut short" in errors[0]
     assert "step-00000003.pt: damaged" in errors[1]
-
-
-FURTHEST = """
-import json, os, sys
-from dataclasses import replace
-from pathlib import Path
-from rackrun.training.config import Config
-from rackrun.training.world import joined
-from rackrun.training.run.resume import earlier_run
-with joined(Config(device="cpu")) as ranks:
-    os.chdir(Path(sys.argv[1], f"host{ranks.rank}"))
-    config = Config(device="cpu", data="shards", **json.loads(sys.argv[2]))
-    earlier = earlier_run(config, "catdog", replace(ranks, local_rank=0, local_world=1))
-    print(earlier.path, earlier.content["state"]["step"], flush=True)
-    ranks.all_reduce_max(0)
-"""
-
-
-@pytest.mark.parametrize("how", ["earlier_attempts", "resume"])
-def test_ranks_go_on_from_the_furthest_whole_one_of_any_host(tmp_path, how):
-    """After a restart, and after a run whose launcher or controller died: a spoiled copy is passed
-    over for one of another host, and no rank begins elsewhere than the others."""
-    attempts = [f"runs/2026010{day}-000000-catdog" for day in (2, 1)]
-    for host, run, whole, spoiled in (
-        (0, attempts[1], [98, 99], []),  # an earlier attempt
-        (0, attempts[0], [4], [9]),
-        (1, attempts[0], [5, 6], [7]),
-    ):
-        folder = RunFolder(tmp_path / f"host{host}" / run)
-        folder.make()
-        for step in (*whole, *spoiled):
-            checkpoint.save(folder, content(step), keep=9, best=False)
-        for step in spoiled:
-            damaged = bytearray(folder.checkpoint(step).read_bytes())
-            damaged[200] ^= 0x10
-            folder.checkpoint(step).write_bytes(damaged)
-    options = {how: ",".join(attempts) if how == "earlier_attempts" else "latest"}
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    args = ("-c", FURTHEST, tmp_path, json.dumps(options))
-    job = warm.ranks(2, *args, env=env, stdout=subprocess.PIPE)
-    printed = [rank.communicate()[0].split() for rank in job]
-    expected = str(tmp_path / "host1" / attempts[0] / "checkpoints" / "step-00000006.pt")
-    assert printed == [[expected, "6"]] * 2
 
 
 def test_when_none_is_whole_nothing_starts(folder):

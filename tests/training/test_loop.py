@@ -42,22 +42,6 @@ def whole(shapes: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long  # tests/test_end_to_end.py, by the whole product
-def test_it_learns(shapes, tmp_path):
-    """A few seconds of training tell discs from boxes that were never seen."""
-    config = settings(
-        shapes,
-        tmp_path,
-        epochs=20,
-        width=8,
-        batch_size=10,
-        eval_every_epochs=20,
-        save_every_epochs=20,
-    )
-    assert loop.run(TASK, config) == 0
-    assert checkpoint.read(tmp_path / "final.pt")["accuracy"] > 0.9
-
-
 def test_the_images_with_the_highest_loss_are_kept_in_order(whole):
     """The label's probability rises from image to image; all others have a higher one."""
 
@@ -177,21 +161,6 @@ def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
     assert re.fullmatch(r"validation accuracy \S+%  no step was left to train", result), result
     assert "0 images/s" not in "\n".join(lines)
     assert same_weights(whole, tmp_path / "went-on")
-
-
-def test_a_second_interrupt_does_not_wait(shapes, tmp_path, monkeypatch):
-    """Who presses Ctrl-C twice wants out now."""
-    walk = Exact.training
-
-    def training(data: Exact, start: int) -> Iterator[Batch]:
-        for batch in walk(data, start):
-            os.kill(os.getpid(), signal.SIGINT)
-            os.kill(os.getpid(), signal.SIGINT)
-            yield batch
-
-    monkeypatch.setattr(Exact, "training", training)
-    with pytest.raises(KeyboardInterrupt):
-        loop.run(TASK, settings(shapes, tmp_path))
 
 
 @pytest.mark.parametrize(
