@@ -11,7 +11,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.commands import called
 from rackrun.errors import Problem, UsageError
-from rackrun.nginx.serve import NginxServer, serving
+from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.terminal import clean_lines
 
@@ -30,11 +30,12 @@ class Serve(Site):
 
 
 def main(args: list[str]) -> NoReturn:
-    """Serve until a signal comes."""
-    settings = read(args)
-    with serving(settings) as server:
+    """Serve until a signal comes; a Problem if nginx ends before."""
+    with serving(read(args)) as server:
         print(clean_lines(f"{server.announcement}; Ctrl-C ends it"), flush=True)
-        watch(server)
+        while server.alive:
+            time.sleep(TICK_SECONDS)
+        raise Problem(f"nginx at {server.url} has ended: {server.last_words}")
 
 
 def read(args: list[str]) -> Serve:
@@ -43,13 +44,6 @@ def read(args: list[str]) -> Serve:
     if command in removed.COMMANDS and not Path(args[0]).exists():
         raise UsageError(f"{command}: no longer a command; {removed.COMMANDS[command]}")
     return parse(Serve, called("serve"), args)
-
-
-def watch(server: NginxServer) -> NoReturn:
-    """Wait until nginx ends, which is an error, or a signal comes."""
-    while server.alive:
-        time.sleep(TICK_SECONDS)
-    raise Problem(f"nginx at {server.url} has ended: {server.last_words}")
 
 
 if __name__ == "__main__":

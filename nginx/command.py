@@ -12,10 +12,9 @@ from pathlib import Path
 IMAGE = (
     "nginx:1.30.2-alpine@sha256:5f979dcfed4ce6461873f087e8c980d6e29b084b9e8776d9704a7e989b5f4898"
 )
-INSTALL_DOCKER = "sudo apt-get install docker.io"
-INSTALL_NGINX = "sudo apt-get install nginx-light"
 PATHS = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
 ANSWER_SECONDS, PULL_SECONDS = 60.0, 300.0
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")  # however we end
 
 
 def contained(image: str, folder: Path, home: Path, uid: int, gid: int) -> list[str]:
@@ -26,7 +25,7 @@ def contained(image: str, folder: Path, home: Path, uid: int, gid: int) -> list[
     addresses, and copy every byte once more on loopback.
     """
     return [
-        *("setpriv", "--pdeathsig", "TERM"),
+        *ENDS_WITH_US,
         *("docker", "run", "--rm", "--log-driver", "none", "--name", home.name),
         *("--network", "host", "--user", f"{uid}:{gid}", "--read-only", "--cap-drop", "ALL"),
         *("--security-opt", "no-new-privileges", "--pids-limit", "64"),
@@ -38,17 +37,13 @@ def contained(image: str, folder: Path, home: Path, uid: int, gid: int) -> list[
 
 
 def native(home: Path, uid: int, gid: int) -> list[str]:
-    """Return the words that run this machine's nginx, in the folder of shards.
-
-    setpriv takes away every capability and any way to gain one, and asks the kernel to end nginx
-    with us, however we end.
-    """
+    """Return the words that run this machine's nginx, in the folder of shards, without rights."""
     user = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups")
     capabilities = ("--inh-caps", "-all", "--bounding-set", "-all")
     return [
-        *("setpriv", "--no-new-privs", "--pdeathsig", "TERM"),
+        *(*ENDS_WITH_US, "--no-new-privs"),
         *((*user, *capabilities) if os.getuid() == 0 else ()),
-        _nginx() or "nginx",
+        nginx() or "nginx",
         *_options(str(home)),
     ]
 
@@ -66,12 +61,8 @@ def _mount(source: Path, target: str) -> str:
     return line.getvalue()
 
 
-def why_not_native() -> str:
-    """Return why this machine's nginx cannot run; empty if it can."""
-    return "" if _nginx() else "no nginx on this machine"
-
-
-def _nginx() -> str | None:
+def nginx() -> str | None:
+    """Return the path of this machine's nginx, if it has one."""
     return shutil.which("nginx", path=PATHS)
 
 

@@ -24,7 +24,6 @@ from rackrun.nginx import command
 from rackrun.nginx.site import (
     INCLUDED,
     FolderError,
-    PortTaken,
     ServeRefused,
     Site,
     checked,
@@ -39,11 +38,13 @@ POLL_SECONDS = 0.02
 NOBODY = 65534
 LISTENS = "start worker process"  # in nginx's log, once the port is its own
 LISTED_LINES = 3
+INSTALL_DOCKER = "sudo apt-get install docker.io"
+INSTALL_NGINX = "sudo apt-get install nginx-light"
 
 
 @dataclass
 class NginxServer:
-    """A running nginx that has shown that it can read the folder."""
+    """A running nginx; `start` returns it once it has shown that it can read the folder."""
 
     site: Site
     path: str
@@ -120,42 +121,50 @@ def start(site: Site, path: str = "/") -> NginxServer:
     The kernel ends nginx when the *thread* that called this ends: call it from one that lives as
     long as the server shall. Raises a Problem.
     """
-    for _ in range(3):
-        server = _launch(checked(site), path)
-        try:
-            _await_ready(server)
-            return server
-        except PortTaken:
-            server.stop()
-            if site.port:  # asked for; a free one that was taken meanwhile is only bad luck
-                raise
-        except BaseException:
-            server.stop()
-            raise
-    raise Problem(f"every free port of {site.address} was taken at once; try again")
+    server = _launched(checked(site), path)
+    try:
+        _await_listening(server)
+        _check_answers(server)
+    except BaseException:
+        server.stop()
+        raise
+    return server
 
 
-def _launch(site: Site, path: str) -> NginxServer:
+def _launched(site: Site, path: str) -> NginxServer:
+    site = replace(site, image=site.image or command.IMAGE)
     why = "" if site.native else _why_native(site)
-    site = replace(site, native=site.native or bool(why), image=site.image or command.IMAGE)
-    if site.native and (lack := command.why_not_native()):
-        docker = f"type {command.INSTALL_DOCKER}, or {command.INSTALL_NGINX}"
+    site = replace(site, native=site.native or bool(why))
+    if site.native and not command.nginx():
+        lack = "no nginx on this machine"
+        docker = f"type {INSTALL_DOCKER}, or {INSTALL_NGINX}"
         raise ServeRefused(
-            f"{why}, and {lack}; {docker}" if why else f"{lack}; type: {command.INSTALL_NGINX}"
+            f"{why}, and {lack}; {docker}" if why else f"{lack}; type: {INSTALL_NGINX}"
         )
-    # nginx is never root, and its configuration is for its own account alone.
-    uid, gid = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
     name = Path(tempfile.gettempdir()) / "rackrun-nginx-"
     with translated_os_errors(name):
         home = Path(tempfile.mkdtemp(prefix=name.name))
         try:
-            return NginxServer(site, path, why, home, _run(site, path, home, uid, gid))
+            return NginxServer(site, path, why, home, _child(site, path, home))
         except BaseException:
             shutil.rmtree(home, ignore_errors=True)
             raise
 
 
-def _run(site: Site, path: str, home: Path, uid: int, gid: int) -> subprocess.Popen[bytes]:
+def _why_native(site: Site) -> str:
+    """Return why a native nginx has to do instead of a container; empty if none has to."""
+    lack = command.why_not_contained(site.image)
+    if lack and site.image != command.IMAGE:
+        raise ServeRefused(f"{lack}; leave out --image, or type: {INSTALL_DOCKER}")
+    return lack
+
+
+def _child(site: Site, path: str, home: Path) -> subprocess.Popen[bytes]:
+    # nginx is never root, and its configuration is for its own account alone.
+    uid, gid = (os.getuid(), os.getgid()) if os.getuid() else (NOBODY, NOBODY)
+    words = command.contained(site.image, site.folder, home, uid, gid)
+    if site.native:
+        words = command.native(home, uid, gid)
     scratch = home / "scratch"
     scratch.mkdir()
     for name, text in configuration(site, path, str(scratch) if site.native else "/tmp").items():
@@ -164,11 +173,6 @@ def _run(site: Site, path: str, home: Path, uid: int, gid: int) -> subprocess.Po
         if os.getuid() == 0:
             for each in (home, *home.iterdir()):
                 os.chown(each, uid, gid)
-        words = (
-            command.native(home, uid, gid)
-            if site.native
-            else command.contained(site.image, site.folder, home, uid, gid)
-        )
         return subprocess.Popen(
             words,
             cwd=site.folder,
@@ -179,38 +183,23 @@ def _run(site: Site, path: str, home: Path, uid: int, gid: int) -> subprocess.Po
         )
 
 
-def _why_native(site: Site) -> str:
-    """Return why a native nginx has to do instead of a container; empty if none has to."""
-    lack = command.why_not_contained(site.image or command.IMAGE)
-    if lack and site.image:
-        raise ServeRefused(f"{lack}; leave out --image, or type: {command.INSTALL_DOCKER}")
-    return lack
-
-
-def _await_ready(server: NginxServer) -> None:
+def _await_listening(server: NginxServer) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while LISTENS not in server.log:  # until then, another server may answer at this port
         if not server.alive:
-            if "address already in use" in server.log.lower():
-                raise PortTaken(f"{server.url}: the port was taken meanwhile; type the same again")
             raise ServeRefused(f"nginx did not start: {server.last_words}")
         if time.monotonic() > deadline:
             raise Problem(f"nginx does not listen at {server.url} after {READY_SECONDS:.0f} s")
         time.sleep(POLL_SECONDS)
-    _check(server)
 
 
-def _check(server: NginxServer) -> None:
-    """Fetch the manifest and one byte of a shard as a reader would.
-
-    Raises FolderError when files cannot be read, Problem when the answer is not that of a web
-    server.
-    """
-    status = _status(server, MANIFEST_NAME, {})
+def _check_answers(server: NginxServer) -> None:
+    """Fetch the manifest and one byte of a shard as a reader would; a Problem if that fails."""
+    status = _status(server, MANIFEST_NAME)
     if server.site.include and status in (401, 403):
         return  # it asks for a password or the like, as its lines say; we have none
-    if status == 200:
-        status = _status(server, first_shard(server.site.folder), {"Range": "bytes=0-0"})
+    if status == 206:
+        status = _status(server, first_shard(server.site.folder))
     if status != 206:
         folder = server.site.folder
         raise FolderError(
@@ -219,11 +208,12 @@ def _check(server: NginxServer) -> None:
         )
 
 
-def _status(server: NginxServer, name: str, headers: dict[str, str]) -> int:
+def _status(server: NginxServer, name: str) -> int:
     site = server.site
+    headers = {"Host": site.host, "Range": "bytes=0-0"}
     connection = http.client.HTTPConnection(site.address, site.port, timeout=ANSWER_SECONDS)
     try:
-        connection.request("GET", server.path + name, headers={"Host": site.host, **headers})
+        connection.request("GET", server.path + name, headers=headers)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
         raise Problem(f"{server.url}{name}: no answer as from nginx ({error!r})") from error

@@ -9,20 +9,19 @@ import socket
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rackrun.commandline.options import Positional
 from rackrun.commands import called
-from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, Problem, UsageError
-from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 INCLUDED = "included.conf"
 SERVED = r"dataset(\.v[0-9]+)?\.json|[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(tar|index\.npy)"
-"""Names of manifests, shards and indexes, as nginx and Python match them."""
+"""Names of manifests, shards and indexes."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 MOST_WORKERS = 16
+LIST_ADDRESSES = "type: ip -brief a"
 
 
 class FolderError(DataError):
@@ -33,10 +32,6 @@ class ServeRefused(Problem):
     """This machine cannot serve the folder as asked; nothing was started."""
 
     exit_code = 78
-
-
-class PortTaken(ServeRefused):
-    """Another program listens at the address and port."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def checked(site: Site) -> Site:
     """Return the same site with the folder's absolute path and a port that is free.
 
     Raises UsageError for invalid options and what is no shard folder, FolderError for one that
-    cannot be served, PortTaken where another program listens.
+    cannot be served, ServeRefused where another program listens.
     """
     for name in site.names:
         if not NAME.fullmatch(name):
@@ -76,10 +71,7 @@ def checked(site: Site) -> Site:
     if site.include and not site.native:
         raise UsageError("--include needs --native: a container has none of your files")
     _included(site.include)
-    port = _free_port(site)
-    folder = site.folder.resolve()
-    if not folder.is_dir():
-        raise UsageError(f"{site.folder}: no such folder; type: {called('convert')} --help")
+    port, folder = _free_port(site), site.folder.resolve()
     if not (folder / MANIFEST_NAME).is_file():
         raise UsageError(
             f"{site.folder}: no {MANIFEST_NAME} in it, so this is not a complete folder of"
@@ -91,17 +83,16 @@ def checked(site: Site) -> Site:
 
 def _free_port(site: Site) -> int:
     """Return the site's port, or a free one for 0."""
-    list_addresses = "type: ip -brief a"
     try:
         address = ipaddress.ip_address(site.address)
     except ValueError:
         raise UsageError(
-            f"--address {site.address}: not an IP address; list this machine's, {list_addresses}"
+            f"--address {site.address}: not an IP address; list this machine's, {LIST_ADDRESSES}"
         ) from None
     if address.is_unspecified:
         raise UsageError(
             f"--address {site.address} would serve every network of this machine; name one"
-            f" address, {list_addresses}"
+            f" address, {LIST_ADDRESSES}"
         )
     if not 0 <= site.port < 65536:
         raise UsageError(f"--port {site.port}: not between 0 and 65535")
@@ -111,40 +102,29 @@ def _free_port(site: Site) -> int:
             probe.bind((site.address, site.port))
             return int(probe.getsockname()[1])
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            taken = f"port {site.port} of {site.address} is taken"
-            raise PortTaken(f"{taken}; for a free one, type: --port 0") from None
         if error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(
-                f"--address {site.address}: not of this machine; list its own, {list_addresses}"
+                f"--address {site.address}: not of this machine; list its own, {LIST_ADDRESSES}"
             ) from None
+        if error.errno == errno.EADDRINUSE:
+            taken = f"port {site.port} of {site.address} is taken"
+            raise ServeRefused(f"{taken}; for a free one, type: --port 0") from None
         why = f"--port {site.port}: {error.strerror}; for a free one, type: --port 0"
         raise UsageError(why) from None
 
 
 def first_shard(folder: Path) -> str:
-    """Return the name of the first shard; FolderError unless it lies in the folder itself."""
-    path = folder / MANIFEST_NAME
-    try:
-        splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
-        name = splits[0]["shards"][0]["name"]
-        is_served = re.fullmatch(SERVED, name)
-    except OSError as error:
-        raise FolderError(f"{path}: cannot be read: {error.strerror}") from None
-    except (Misshapen, LookupError, TypeError):
-        raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
-    if not is_served:
-        why = "not a name that can be served"
-        raise FolderError(f"{path}: {name[:80]!r}: {why}; convert it again")
-    if (folder / name).is_symlink():
-        target = shlex.quote(str((folder / name).resolve().parent))
+    """Return the name of a shard; FolderError unless there is one in the folder itself."""
+    shard = min(folder.glob("*.tar"), default=None)
+    if shard is None:
+        raise FolderError(f"{folder}: has no shards, only their index, so it cannot be served")
+    if shard.is_symlink():
+        target = shlex.quote(str(shard.resolve().parent))
         raise FolderError(
-            f"{folder / name}: a link, and links are not followed; index the tars where they lie "
+            f"{shard}: a link, and links are not followed; index the tars where they lie "
             f"({target}) and serve that folder"
         )
-    if not (folder / name).is_file():
-        raise FolderError(f"{folder / name}: is missing, so the folder cannot be served")
-    return str(name)
+    return shard.name
 
 
 class _Template(string.Template):
@@ -159,21 +139,18 @@ def configuration(site: Site, path: str, scratch: str) -> dict[str, str]:
     `scratch` is the one folder that nginx may write to. Names within nginx.conf are relative to
     it, so that the same text serves in a container and out of it.
     """
+    local = ["localhost"] if ipaddress.ip_address(site.address).is_loopback else []
+    host = socket.gethostname()
+    ours = [host] if NAME.fullmatch(host) else []
     text = _Template(TEMPLATE.read_text()).substitute(
         workers=min(os.cpu_count() or 1, MOST_WORKERS),
         scratch=scratch,
         listen=f"{site.host}:{site.port}",
-        names=" ".join(_names(site)),
+        names=" ".join([site.host, *local, *ours, *site.names]),
         path=path,
         served=SERVED,
     )
     return {"nginx.conf": text, INCLUDED: _included(site.include)}
-
-
-def _names(site: Site) -> list[str]:
-    local = ["localhost"] if ipaddress.ip_address(site.address).is_loopback else []
-    host = socket.gethostname()
-    return [site.host, *local, *([host] if NAME.fullmatch(host) else []), *site.names]
 
 
 def _included(path: Path | None) -> str:

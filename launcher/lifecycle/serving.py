@@ -35,7 +35,8 @@ LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 16
 SERVED_PATH = re.compile(r"/[A-Za-z0-9_-]{22}/(@[1-9][0-9]{0,4})?")
 """Of the URL that a run's server gives its ranks: a secret, and a version of the data."""
-RESTART_SECONDS = 0.1  # until a server that ended is noticed
+NOTICED_SECONDS = 0.1  # until a server that ended is noticed
+LONGEST_PAUSE_SECONDS = 30.0  # before another start, doubled while starts fail
 
 
 @contextmanager
@@ -176,7 +177,9 @@ class RestartingServer:
             self.started.put(error)
             return
         self.started.put(server)
-        while not self.enough.wait(RESTART_SECONDS):
+        pause = NOTICED_SECONDS
+        while not self.enough.wait(pause):
+            pause = NOTICED_SECONDS if server.alive else min(2 * pause, LONGEST_PAUSE_SECONDS)
             if not server.alive:
                 server.stop()
                 with contextlib.suppress(Problem):  # the ranks report that no server answers
