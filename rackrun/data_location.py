@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from rackrun.contract import variables
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 
@@ -21,6 +22,7 @@ SEPARATOR = "::"
 PACKED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 MOST = 1_000_000
 _SEPARATION = re.compile(rf"{SEPARATOR}(?![^\[\]]*\])")  # an IPv6 address in brackets has one, too
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://[^/]*@([^/]*)")
 _BEFORE_COMMAND = re.compile(rf"{SEPARATOR}(?={PIPE})")
 
 
@@ -46,6 +48,16 @@ def parts_of(location: str) -> list[str]:
     tars, *commands = _BEFORE_COMMAND.split(location)
     parts = [tars] if tars.startswith(PIPE) else _SEPARATION.split(tars)
     return [part for part in (*parts, *commands) if part]
+
+
+def refuse_passwords(location: str) -> None:
+    """Raise UsageError for a URL with the name or password of a user, without showing these."""
+    for part in parts_of(location):
+        if match := _PASSWORD.match(part):
+            raise UsageError(
+                f"{match[1]}://…@{one_line(match[2])}: passwords in URLs end up in logs; put"
+                f" user:password into a file and type: export {variables.CREDENTIALS}=FILE"
+            )
 
 
 def joined(locations: Iterable[str]) -> str:

@@ -44,8 +44,7 @@ class CachedSource(Source):
     @cached_property
     def shard_folder(self) -> Path:
         """Where the shards of this data set are kept."""
-        first = (*self.manifest.parents, self.manifest.digest)[0]
-        return self.own_folder / first[:ID_LETTERS]
+        return self.own_folder / self.manifest.lineage[:ID_LETTERS]
 
     def path(self, shard: Shard) -> Path:
         """Return where a shard is kept; the file is there only once it is whole."""

@@ -22,8 +22,15 @@ def tls_context() -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=os.environ.get(variables.AUTHORITY))
     if variables.CERTIFICATE in os.environ:
         with _named_file(variables.CERTIFICATE) as path:
-            context.load_cert_chain(path, os.environ.get(variables.KEY))
+            context.load_cert_chain(path, os.environ.get(variables.KEY), _no_passphrase)
     return context
+
+
+def _no_passphrase() -> str:  # OpenSSL would ask for it, on every host
+    raise UsageError(
+        f"{variables.KEY}: the key has a passphrase, and nobody is asked for it; name one without:"
+        " openssl pkey -in KEY -out FILE"
+    )
 
 
 def authorization(host: str, tls: bool) -> dict[str, str]:

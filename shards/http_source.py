@@ -3,19 +3,15 @@
     stream(shard), reads(ranges)    in order, several requested before the first is needed
       └── Fetch                     one range: requested, checked, resumed where it broke off
 
-If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
-requested again until `Timeouts.total_seconds` are over. After an answer that cannot be right (404,
-a redirect, a file of another size), the range is requested once more, over another connection; a
-second one is a DataError. Every error names URL, byte and status. Whether bytes are right is told
-by digests and checksums alone. Reading ahead needs no threads: the kernel receives meanwhile.
+Whether bytes are right is told by digests and checksums alone. Reading ahead needs no threads: the
+kernel receives meanwhile.
 """
 
 from __future__ import annotations
 
 import http.client
-import logging
 import os
-import random
+import re
 import ssl
 import time
 import urllib.parse
@@ -26,12 +22,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
+from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.errors import DataError, Unavailable, UsageError
+from rackrun.contract.files import MANIFEST_NAME
+from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.credentials import authorization, tls_context
 from rackrun.shards.host_folder import Bytes, kept_index
-from rackrun.shards.http_answer import Answer, Trouble, WrongAnswer, check_answer, shown
+from rackrun.shards.http_client import (
+    EXAMPLE,
+    TRANSIENT,
+    Answer,
+    Trouble,
+    WrongAnswer,
+    checked,
+    connected,
+    field,
+    pause_seconds,
+    persist,
+    shown,
+)
 from rackrun.shards.index import Manifest, Shard, Split, largest_index
 from rackrun.shards.source import Range, Source, Stored, verified
 
@@ -39,17 +49,17 @@ from rackrun.shards.source import Range, Source, Stored, verified
 # read, and cost a fifth more CPU time.
 RANGE_BYTES = 2 << 20
 AHEAD = 2  # ranges requested while the first of them is being used
-_PART_BYTES = 1 << 20  # at most so much is fetched twice if an answer breaks off
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 5.0
-_TOLD_TROUBLES = 3  # in a row: a line says why nothing comes
-_IDLE = 16  # connections kept for the next request
-_EXAMPLE = "http://HOST:PORT/"
-_PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
-_ANSWERED: set[str] = set()  # servers that have answered this process, or one that it comes from
+PART_BYTES = 1 << 20  # at most so much is fetched twice if an answer breaks off
+PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
+REDIRECTS = {301, 302, 303, 307, 308}
+CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", re.ASCII)
+HINTS = {
+    401: f"; put user:password into a file and type: export {variables.CREDENTIALS}=FILE",
+    403: f"; the server asks for a certificate? type: export {variables.CERTIFICATE}=FILE",
+    404: "; is this the folder that the converter made, served whole?",
+}
 
-_log = logging.getLogger(__name__)
-# Not the global generator: ranks seed it alike, and would all retry at the same time.
-_dice = random.SystemRandom()
+Connections = list[http.client.HTTPConnection]
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,8 @@ class Timeouts:
     total_seconds: float = 120.0
     """For a block, including all retries."""
     first_seconds: float = 15.0
-    """For the very first answer: a wrong address should not look like a failing server."""
+    """For the manifest, which is read first: a wrong address should not look like a failing
+    server."""
 
 
 class HttpSource(Source):
@@ -74,16 +85,15 @@ class HttpSource(Source):
         self.folder = folder.rstrip("/") + "/"
         self.timeouts = timeouts or Timeouts()
         self.troubles = 0  # answers that were wrong, broke off or did not come
-        self.url = _checked(self.folder)
-        self.idle: deque[tuple[int, http.client.HTTPConnection]] = deque()
-        """Connections that wait for a request, each with the process that made it."""
+        self.url = checked(self.folder)
+        if self.url.query:
+            raise UsageError(f"{location}: not the URL of a folder, as in {EXAMPLE}")
+        self.idle: Connections = []
+        """Connections of this process that wait for a request."""
+        self._process = os.getpid()
         weakref.finalize(self, close_all, self.idle)
         named = f"{self.folder}@{version}" if version else self.folder
         super().__init__(named, named, self.timeouts)
-
-    def __setstate__(self, manifest: Manifest) -> None:
-        super().__setstate__(manifest)
-        _ANSWERED.add(self.folder)  # as the process that has pickled it knows
 
     @property
     def manifest(self) -> Manifest:
@@ -108,7 +118,7 @@ class HttpSource(Source):
             Fetch(self, shard.name, offset, offset + length, shard.bytes)
             for shard, offset, length in ranges
         )
-        return self._ahead(fetches)
+        return _in_turn(fetches)
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
@@ -129,28 +139,13 @@ class HttpSource(Source):
         yield first.finish()
         total = first.total or 0
         starts = range(RANGE_BYTES, total, RANGE_BYTES)
-        yield from self._ahead(
+        yield from _in_turn(
             Fetch(self, name, start, min(start + RANGE_BYTES, total), total) for start in starts
         )
 
-    def _ahead(self, fetches: Iterable[Fetch]) -> Iterator[Stored]:
-        """Yield what each fetch brings in turn, once the next ones have begun."""
-        begun: deque[Fetch] = deque()
-        try:
-            for fetch in fetches:
-                fetch.begin()
-                begun.append(fetch)
-                if len(begun) > AHEAD:
-                    yield begun.popleft().finish()
-            while begun:
-                yield begun.popleft().finish()
-        finally:
-            for fetch in begun:
-                fetch.drop()
-
     def path(self, name: str) -> str:
         """Return the path of a file, as a request has it."""
-        return urllib.parse.quote(self.url.path, safe=_PATH_LETTERS) + name
+        return urllib.parse.quote(self.url.path, safe=PATH_LETTERS) + name
 
     @cached_property
     def headers(self) -> dict[str, str]:
@@ -163,59 +158,37 @@ class HttpSource(Source):
         return tls_context()
 
     def connection(self) -> http.client.HTTPConnection:
-        """Return an idle connection of this process, or a new one."""
-        for process, connection in _taken(self.idle):
-            if process == os.getpid():
-                return connection
-            connection.close()  # of the process that forked this one, which keeps its own
-        host, port, seconds = self.url.hostname or "", self.url.port, self.timeouts.connect_seconds
-        made: http.client.HTTPConnection
-        if self.url.scheme == "https":
-            made = http.client.HTTPSConnection(host, port, timeout=seconds, context=self._tls)
-        else:
-            made = http.client.HTTPConnection(host, port, timeout=seconds)
-        made.response_class = Answer
-        return made
-
-    def keep(self, connection: http.client.HTTPConnection) -> None:
-        """Take back a connection whose answer was read to the end."""
-        if len(self.idle) < _IDLE:
-            self.idle.append((os.getpid(), connection))
-        else:
-            connection.close()
+        """Return an idle connection, or a new one."""
+        if self._process != os.getpid():  # a forked one leaves those to its parent
+            self._process = os.getpid()
+            close_all(self.idle)
+        with suppress(IndexError):  # none is left; another thread may have taken the last one
+            return self.idle.pop()  # used last, it is the least likely to be closed
+        tls = self._tls if self.url.scheme == "https" else None
+        return connected(self.url, self.timeouts.connect_seconds, tls)
 
 
-def close_all(connections: deque[tuple[int, http.client.HTTPConnection]]) -> None:
+def close_all(connections: Connections) -> None:
     """Close connections that wait for a request."""
-    for _, connection in _taken(connections):
-        connection.close()
+    while connections:
+        with suppress(IndexError):  # another thread has taken the last one
+            connections.pop().close()
 
 
-def _taken(
-    connections: deque[tuple[int, http.client.HTTPConnection]],
-) -> Iterator[tuple[int, http.client.HTTPConnection]]:
-    with suppress(IndexError):  # none is left; another thread may have taken the last one
-        while True:
-            yield connections.pop()  # used last, it is the least likely to be closed
-
-
-def _checked(location: str) -> urllib.parse.SplitResult:
+def _in_turn(fetches: Iterable[Fetch]) -> Iterator[Stored]:
+    """Yield what each fetch brings in turn, once the next ones have begun."""
+    begun: deque[Fetch] = deque()
     try:
-        url = urllib.parse.urlsplit(location)
-    except ValueError:
-        raise UsageError(f"{location}: not the URL of a folder, as in {_EXAMPLE}") from None
-    if url.username is not None:
-        raise UsageError(
-            f"{url.scheme}://…@{url.hostname}: passwords in URLs end up in logs; put user:password"
-            f" into a file and type: export {variables.CREDENTIALS}=FILE"
-        )
-    try:
-        whole = bool(url.hostname and url.hostname.encode("idna")) and url.port != 0
-    except ValueError:  # a port that is none, a name that cannot be one
-        whole = False
-    if not whole or url.query or url.fragment or url.scheme not in ("http", "https"):
-        raise UsageError(f"{location}: not the URL of a folder, as in {_EXAMPLE}")
-    return url
+        for fetch in fetches:
+            fetch.begin()
+            begun.append(fetch)
+            if len(begun) > AHEAD:
+                yield begun.popleft().finish()
+        while begun:
+            yield begun.popleft().finish()
+    finally:
+        for fetch in begun:
+            fetch.drop()
 
 
 class Fetch:
@@ -235,9 +208,9 @@ class Fetch:
     ) -> None:
         self.total = total
         """Bytes of the whole file, once they are known."""
-        self._source, self._name, self._most_bytes = source, name, most_bytes
-        self._start = self._next = start  # the first missing byte
-        self._end = end
+        self.place = source.folder + name
+        self.position = self._start = start
+        self._source, self._name, self._end, self._most_bytes = source, name, end, most_bytes
         self._connection: http.client.HTTPConnection | None = None
         self._data = memoryview(b"")
 
@@ -250,29 +223,8 @@ class Fetch:
 
     def finish(self) -> memoryview:
         """Return all bytes of the range; raise DataError if they cannot be had."""
-        seconds = self._seconds()
-        deadline = time.monotonic() + seconds
-        wrong_answers = troubles = 0  # troubles since something last arrived
-        while self._next < self._end:
-            held = self._next
-            try:
-                self._receive(deadline)
-            except ssl.SSLCertVerificationError as error:  # an OSError, but no retry helps
-                hint = f"type: export {variables.AUTHORITY}=FILE"
-                raise self._error(f"not to be trusted: {error.verify_message}; {hint}") from None
-            except (OSError, http.client.HTTPException, Trouble) as trouble:
-                what = shown(getattr(trouble, "strerror", None) or str(trouble))
-                self.drop()
-                close_all(self._source.idle)  # they are as old as the one that failed
-                self._source.troubles += 1
-                wrong_answers += isinstance(trouble, WrongAnswer)
-                if wrong_answers > 1:
-                    raise self._error(what) from None
-                troubles = 1 if self._next > held else troubles + 1
-                if troubles == _TOLD_TROUBLES:
-                    _log.warning("%s: %s; asking again", self._place, what)
-                if not _pause(troubles, getattr(trouble, "pause_seconds", 0.0), deadline):
-                    raise self._error(f"{what}; gave up after {seconds:g} s") from trouble
+        if self.position < self._end:
+            self._source.troubles += persist(self, self._seconds())
         return self._data
 
     def drop(self) -> None:
@@ -283,31 +235,36 @@ class Fetch:
 
     def _ask(self) -> None:
         # Without If-Range: mirrors have other ETags for equal bytes, and the checksums tell others.
-        headers = {"Range": f"bytes={self._next}-{self._end - 1}", **self._source.headers}
+        headers = {"Range": f"bytes={self.position}-{self._end - 1}", **self._source.headers}
         self._connection = self._source.connection()
         self._connection.request("GET", self._source.path(self._name), headers=headers)
 
-    def _receive(self, deadline: float) -> None:
+    def give_up(self) -> None:
+        """Close the connection that failed, and those that wait, which are as old."""
+        self.drop()
+        close_all(self._source.idle)
+
+    def receive(self, deadline: float) -> None:
         """Receive what is missing; raise Trouble, OSError or HTTPException where it breaks off."""
         if not self._connection:
             self._ask()
-        connection, limit = self._connection, self._source.timeouts.stall_seconds
+        connection, stall_seconds = self._connection, self._source.timeouts.stall_seconds
         assert connection and connection.sock
-        connection.sock.settimeout(min(limit, max(deadline - time.monotonic(), 0.01)))
+        connection.sock.settimeout(min(stall_seconds, max(deadline - time.monotonic(), 0.01)))
         with connection.getresponse() as answer:
             assert isinstance(answer, Answer)
             answer.timed.deadline = deadline
-            _ANSWERED.add(self._source.folder)
-            size = check_answer(answer, self._next, self._end, self.total, self._most_bytes)
-            self._learn_size(size)
-            while self._next < self._end:
-                missing = self._data[self._next - self._start :]
-                count = answer.readinto(missing[:_PART_BYTES])
+            self._learn_size(
+                check_answer(answer, self.position, self._end, self.total, self._most_bytes)
+            )
+            while self.position < self._end:
+                missing = self._data[self.position - self._start :]
+                count = answer.readinto(missing[:PART_BYTES])
                 if not count:
                     raise Trouble("the answer broke off")
-                self._next += count
+                self.position += count
             if answer.isclosed():  # it was read to the end, so the next one can follow it
-                self._source.keep(connection)
+                self._source.idle.append(connection)
                 self._connection = None
         self.drop()  # a body without a length may go on behind its range
 
@@ -321,23 +278,61 @@ class Fetch:
     def _seconds(self) -> float:
         """Return how long the range may take, retries included."""
         timeouts = self._source.timeouts
-        if self._source.folder not in _ANSWERED:
+        if self._name == MANIFEST_NAME:
             return timeouts.first_seconds
         return timeouts.total_seconds * max(1.0, (self._end - self._start) / RANGE_BYTES)
 
-    @property
-    def _place(self) -> str:
-        return f"{self._source.folder}{self._name}: byte {self._next}"
 
-    def _error(self, what: str) -> Unavailable:
-        return Unavailable(f"{self._place}: {what}")
+def check_answer(
+    answer: http.client.HTTPResponse, start: int, end: int, total: int | None, most_bytes: int
+) -> int:
+    """Return the size of the file of which this is the range from `start` to `end`, or its end.
+
+    Raise Trouble if a later request may help, WrongAnswer if that is unlikely. `total` is the size
+    if it is known; if not, it is at most `most_bytes`.
+    """
+    text = f"status {answer.status} {shown(answer.reason)}".rstrip()
+    if answer.status in TRANSIENT:
+        raise Trouble(text, pause_seconds(field(answer, "Retry-After")))
+    if answer.status in REDIRECTS:
+        where = shown(field(answer, "Location")) or "nowhere"
+        raise WrongAnswer(
+            f"{text} to {where}, which is not followed; if the files are to be downloaded, do that"
+            " first"
+        )
+    if answer.status == 200 and field(answer, "Content-Type").startswith("text/html"):
+        raise WrongAnswer(
+            f"{text}: a page, and no part of a data set; does a portal or another server answer"
+            " here?"
+        )
+    if answer.status == 200:
+        raise WrongAnswer(f"{text}: the server sends no ranges; type: {called('serve')} FOLDER")
+    if answer.status != 206:
+        raise WrongAnswer(text + HINTS.get(answer.status, ""))
+    encoding = field(answer, "Content-Encoding") or "identity"
+    if encoding != "identity":
+        raise WrongAnswer(f"{text}: sent as {shown(encoding)}, which was not asked for")
+    return _size_of_file(answer, text, start, end, total, most_bytes)
 
 
-def _pause(troubles: int, asked_seconds: float, deadline: float) -> bool:
-    """Wait before a retry, at least as long as asked; return False if the time is over by then."""
-    longest = min(_FIRST_PAUSE_SECONDS * 2 ** (troubles - 1), _LONGEST_PAUSE_SECONDS)
-    seconds = asked_seconds + _dice.uniform(0, longest)
-    if time.monotonic() + seconds > deadline:
-        return False
-    time.sleep(seconds)
-    return True
+def _size_of_file(
+    answer: http.client.HTTPResponse,
+    text: str,
+    start: int,
+    end: int,
+    total: int | None,
+    most_bytes: int,
+) -> int:
+    given = field(answer, "Content-Range")
+    numbers = CONTENT_RANGE.fullmatch(given)
+    if not numbers:
+        raise WrongAnswer(f"{text}, but of no range ({shown(given) or 'no Content-Range'})")
+    first, last, size = map(int, numbers.groups())
+    if total is None and size > most_bytes:
+        raise WrongAnswer(f"{text}: {size} bytes are too many for such a file")
+    if total not in (None, size):
+        raise WrongAnswer(f"{text}: {size} bytes long there, and not {total}")
+    end = min(end, size)
+    if (first, last) != (start, end - 1):
+        raise WrongAnswer(f"{text}, but of bytes {first} to {last}, up to {end}")
+    return size

@@ -147,6 +147,11 @@ class Manifest:
         """The number of this version: 1 for a folder that was converted once."""
         return len(self.parents) + 1
 
+    @property
+    def lineage(self) -> str:
+        """The digest of the first version, which all versions share."""
+        return (*self.parents, self.digest)[0]
+
     def split(self, name: str) -> Split:
         """Return the split of that name; raise a DataError that lists all names."""
         for split in self.splits:

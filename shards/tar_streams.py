@@ -9,29 +9,25 @@ are followed to https:// or the same server, without credentials.
 from __future__ import annotations
 
 import http.client
-import ssl
 import subprocess
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-from rackrun.contract import variables
 from rackrun.data_location import PIPE, WEB
-from rackrun.errors import DataError, Unavailable
-from rackrun.shards.credentials import authorization, tls_context
-from rackrun.shards.http_answer import Answer
+from rackrun.errors import DataError
+from rackrun.shards.credentials import authorization
+from rackrun.shards.http_client import TRANSIENT, Trouble, checked, connected, field, persist
 from rackrun.terminal import one_line
 
-PAUSES_SECONDS = (0.2, 1.0, 5.0, 15.0, 30.0)  # before the same bytes are requested again
 STALL_SECONDS = 30.0
+TOTAL_SECONDS = 60.0  # for some bytes, including all retries
 END_SECONDS = 1.0  # for a command to end after its output
-TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
 REST_BYTES = 1 << 20  # at once, of what a command prints and nobody needs
+REDIRECTS = {301, 302, 303, 307, 308}
+MOST_REDIRECTS = 5
 
 
 class Stream(Protocol):
@@ -48,8 +44,8 @@ def opened(tar: str) -> Iterator[Stream]:
         with _printed(tar) as output:
             yield output
     elif tar.startswith(WEB):
-        with closing(_Response(tar)) as response:
-            yield response
+        with closing(_Download(tar)) as download:
+            yield download
     else:
         try:
             with Path(tar).open("rb") as file:
@@ -80,113 +76,91 @@ def _printed(tar: str) -> Iterator[IO[bytes]]:
             process.kill()
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    max_redirections = 5
-
-    def redirect_request(
-        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
-    ) -> urllib.request.Request | None:
-        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
-        is_same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
-        if new.scheme != "https" and not is_same:
-            raise DataError(f"{req.full_url}: redirects to a place that is not https://")
-        fp.close()  # its body would be read whole
-        request = super().redirect_request(req, fp, code, msg, headers, newurl)
-        if request and is_same:
-            request.unredirected_hdrs.update(req.unredirected_hdrs)
-        return request
-
-
-class _Http(http.client.HTTPConnection):
-    response_class = Answer  # which notices a server that sends hardly anything
-
-
-class _Https(http.client.HTTPSConnection):
-    response_class = Answer
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Http, req)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Https, req, context=tls_context())
-
-
-class _Response:
-    """A tar on a server; reads go on where a response broke off."""
+class _Download:
+    """A tar on a server; reads go on where its answer broke off."""
 
     def __init__(self, url: str) -> None:
-        self._url = url
-        where = urllib.parse.urlsplit(url)
-        # Not sent to where a redirect leads.
-        self._secret = authorization(where.hostname or "", where.scheme == "https")
-        self._opener = urllib.request.build_opener(_Redirects(), _HttpHandler(), _HttpsHandler())
-        self._response: http.client.HTTPResponse | None = None
-        self._position = 0
-        self._length: int | None = None
+        self.place, self.position = url, 0
+        self._url = checked(url)
+        self._connection: http.client.HTTPConnection | None = None
+        self._answer: http.client.HTTPResponse | None = None
+        self._length = 0  # of the tar; 0: not known
         self._validator = ""  # of the file whose first bytes are here
+        self._wanted_bytes, self._data = 0, b""
 
     def read(self, size: int) -> bytes:
         """Return up to so many bytes; none at the end."""
-        trouble: Exception | None = None
-        for pause in (0.0, *PAUSES_SECONDS):
-            time.sleep(pause)
-            try:
-                if self._response is None:
-                    self._response = self._asked()
-                data = self._response.read(size)
-                if data or self._length in (None, self._position):
-                    self._position += len(data)
-                    return data
-                raise OSError("the response broke off")
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code not in TRANSIENT:
-                    raise DataError(f"{self._url}: status {error.code}") from None
-                trouble = OSError(f"status {error.code}")
-            except (OSError, http.client.HTTPException) as error:
-                trouble = error
-                if isinstance(
-                    reason := getattr(error, "reason", None), ssl.SSLCertVerificationError
-                ):
-                    hint = f"type: export {variables.AUTHORITY}=FILE"  # no later try would help
-                    raise Unavailable(f"{self._url}: {one_line(str(reason))}; {hint}") from None
-            self.close()
-        why = one_line(str(getattr(trouble, "reason", None) or trouble))[:200]
-        raise Unavailable(f"{self._url}: byte {self._position}: {why}")
+        self._wanted_bytes = size
+        persist(self, TOTAL_SECONDS)
+        return self._data
+
+    def receive(self, deadline: float) -> None:
+        """Receive the next bytes; none at the end."""
+        self._answer = self._answer or self._asked()
+        self._data = self._answer.read(self._wanted_bytes)
+        if not self._data and self._length not in (0, self.position):
+            raise Trouble("the answer broke off")
+        self.position += len(self._data)
+
+    def give_up(self) -> None:
+        """Close the connection that failed."""
+        self.close()
 
     def close(self) -> None:
         """Close the connection."""
-        if self._response:
-            self._response.close()
-            self._response = None
+        if self._connection:
+            self._connection.close()
+        self._connection = self._answer = None
 
     def _asked(self) -> http.client.HTTPResponse:
+        url = self._url
+        for _ in range(1 + MOST_REDIRECTS):
+            answer = self._answer_of(url)
+            if answer.status not in REDIRECTS:
+                break
+            url = self._place_after(url, field(answer, "Location"))
+        if answer.status in TRANSIENT:
+            raise Trouble(f"status {answer.status}")
+        if answer.status not in (200, 206):
+            raise DataError(f"{self.place}: status {answer.status}")
+        if field(answer, "Content-Encoding") not in ("", "identity"):
+            raise DataError(f"{self.place}: the server compresses it")
+        if self.position:
+            self._require_the_rest(answer)
+        else:
+            self._learn(answer)
+        return answer
+
+    def _answer_of(self, url: urllib.parse.SplitResult) -> http.client.HTTPResponse:
         headers = {"Accept-Encoding": "identity"}
-        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310  # http(s)://
-        for name, value in self._secret.items():
-            request.add_unredirected_header(name, value)
-        if self._position:
-            request.add_header("Range", f"bytes={self._position}-")
-            request.add_header("If-Range", self._validator)
-        response: http.client.HTTPResponse = self._opener.open(request, timeout=STALL_SECONDS)
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise DataError(f"{self._url}: the server compresses it")
-        if self._position:
-            begun = response.headers.get("Content-Range", "").startswith(f"bytes {self._position}-")
-            if response.status != 206 or not begun or not self._validator:
-                response.close()
-                raise Unavailable(
-                    f"{self._url}: broke off at byte {self._position}, and the server does not send"
-                    " the rest alone"
-                )
-            return response
-        etag = response.headers.get("ETag", "")
-        weak = etag.startswith("W/")
-        self._validator = response.headers.get("Last-Modified", "") if weak or not etag else etag
-        with suppress(ValueError):
-            self._length = int(response.headers.get("Content-Length", ""))
-        return response
+        if (url.scheme, url.netloc) == (self._url.scheme, self._url.netloc):
+            headers |= authorization(url.hostname or "", url.scheme == "https")
+        if self.position:
+            headers |= {"Range": f"bytes={self.position}-", "If-Range": self._validator}
+        self.close()
+        self._connection = connected(url, STALL_SECONDS)
+        path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
+        self._connection.request("GET", path, headers=headers)
+        return self._connection.getresponse()
+
+    def _place_after(self, url: urllib.parse.SplitResult, to: str) -> urllib.parse.SplitResult:
+        following = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), to))
+        is_same = (following.scheme, following.netloc) == (self._url.scheme, self._url.netloc)
+        if following.scheme != "https" and not is_same:
+            raise DataError(f"{self.place}: redirects to a place that is not https://")
+        return checked(following._replace(fragment="").geturl())
+
+    def _require_the_rest(self, answer: http.client.HTTPResponse) -> None:
+        begun = field(answer, "Content-Range").startswith(f"bytes {self.position}-")
+        if answer.status != 206 or not begun or not self._validator:
+            raise DataError(
+                f"{self.place}: broke off at byte {self.position}, and the server does not send"
+                " the rest alone"
+            )
+
+    def _learn(self, answer: http.client.HTTPResponse) -> None:
+        etag = field(answer, "ETag")
+        is_strong = etag and not etag.startswith("W/")
+        self._validator = etag if is_strong else field(answer, "Last-Modified")
+        length = field(answer, "Content-Length")
+        self._length = int(length) if length.isascii() and length.isdecimal() else 0

@@ -158,14 +158,8 @@ def fastest_counts(costs: Times, batch: int, least: int, most: int) -> Numbers:
 
     `costs` is the time that each needs for an image.
     """
-    # Bisection over the time in which all are done, to the last bits of a float.
-    soonest, latest = 0.0, float(costs.max()) * batch
-    for _ in range(60):
-        middle = (soonest + latest) / 2
-        fits = np.clip(middle // costs, least, most).sum() <= batch
-        soonest, latest = (middle, latest) if fits else (soonest, middle)
-    counts: Numbers = np.clip(soonest // costs, least, most).astype(np.int64)
-    # The rest, one by one, to the rank that is done the soonest with one more.
+    counts: Numbers = np.full(costs.size, least)
+    # One by one, to the rank that is done the soonest with one more.
     for _ in range(batch - int(counts.sum())):
         counts[np.where(counts < most, (counts + 1) * costs, np.inf).argmin()] += 1
     return counts

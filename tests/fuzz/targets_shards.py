@@ -21,7 +21,8 @@ from PIL import Image
 from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
-from rackrun.shards.http_answer import Trouble, check_answer
+from rackrun.shards.http_client import Trouble
+from rackrun.shards.http_source import check_answer
 from rackrun.shards.images import too_large
 from rackrun.shards.index import (
     Manifest,

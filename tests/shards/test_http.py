@@ -18,7 +18,7 @@ from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import Site
-from rackrun.shards.http_answer import pause_seconds
+from rackrun.shards.http_client import pause_seconds
 from rackrun.shards.http_source import AHEAD, HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions
@@ -391,13 +391,13 @@ def test_a_wrong_address_differs_from_a_server_that_is_down(server):
 
 
 def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny):
-    """What has answered once is a server in trouble, also to a process that was forked later."""
+    """Only the manifest, which it takes along, is waited for briefly."""
     first = start(Site(tiny.folder, port=0, native=True))
-    timeouts = replace(SHORT, first_seconds=0.1, total_seconds=60)
-    _ = HttpSource(first.url, timeouts).manifest
+    source = HttpSource(first.url, replace(SHORT, first_seconds=0.1, total_seconds=60))
+    _ = source.manifest
     first.stop()
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        result = pool.apply_async(read_all, [HttpSource(first.url, timeouts)])
+        result = pool.apply_async(read_all, [source])
         result.wait(0.5)
         assert not result.ready()
         with serving(first.site):

@@ -14,7 +14,7 @@ from PIL import Image
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import DataError
+from rackrun.errors import DataError, UsageError
 from rackrun.shards.open import open_source
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.samples import Batch, stored_samples
@@ -130,6 +130,37 @@ def test_training_sees_what_was_dropped_and_relabelled(tmp_path, exact):
         for n in range(8)
         if (name, n) not in {("a", 3), ("b", 5)}
     }
+
+
+@pytest.mark.parametrize(
+    ("other", "reason"),
+    [
+        ("{}@1", "the same data set, or another version of it"),
+        ("small", "converted with other options"),
+        ("named", "other classes"),
+    ],
+)
+def test_folders_that_are_not_one_data_set_are_not_joined(tmp_path, other, reason):
+    """A version beside another, other conversions, other classes: one line, and nothing is read."""
+    for folder, names in (("images", "ab"), ("others", "ab"), ("third", "cd")):
+        write(tmp_path, {f"{folder}/{n}/{folder}.png": drawn(f"{folder}{n}") for n in names})
+    for line in (
+        "images shards", "others small --short-side 8", "third named",
+    ):  # fmt: skip
+        command = f"rackrun convert folder {line} --val-percent 0"
+        assert run(command, tmp_path).code == 0, line
+    first = tmp_path / "shards"
+    config = settings(f"{first}::{tmp_path / other.format('shards')}")
+    with pytest.raises(DataError, match=reason):
+        walk(config)
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown():
+    """Of shards and of tars alike, before anything is asked for."""
+    for url in ("http://me:hunter2@10.0.0.1/shards/", "https://me:hunter2@host/s-{0..9}.tar"):
+        with pytest.raises(UsageError, match="export RACKRUN_CREDENTIALS=FILE") as refused:
+            settings(url).check()
+        assert "hunter2" not in str(refused.value)
 
 
 def growing(epoch: int) -> Transforms:

@@ -71,15 +71,24 @@ class SamplePool:
 
 
 def sources_of(config: DataSettings) -> tuple[Source, ...]:
-    """Return the data sets of the settings, read by their cache; DataError if classes differ."""
+    """Return the data sets of the settings, read by their cache; DataError if they do not fit."""
     sources = tuple(open_source(location, config.cache) for location in parts_of(config.data))
-    for source in sources[1:]:
-        if source.manifest.classes != sources[0].manifest.classes:
-            raise DataError(
-                f"{source.location} has other classes than {sources[0].location}:"
-                " only folders with the same classes can be joined"
-            )
+    for number, source in enumerate(sources):
+        for earlier in sources[:number]:
+            if why := why_not_joined(earlier.manifest, source.manifest):
+                raise DataError(f"{source.location}: {why} {earlier.location}; leave one out")
     return sources
+
+
+def why_not_joined(one: Manifest, other: Manifest) -> str:
+    """Return why two data sets cannot be read as one, before the name of the first; or nothing."""
+    if one.lineage == other.lineage:
+        return "the same data set, or another version of it, as"
+    if one.classes != other.classes:
+        return "other classes than in"
+    if (one.preset, one.upright) != (other.preset, other.upright):
+        return "converted with other options than"
+    return ""
 
 
 def digest_of(config: DataSettings, sources: tuple[Source, ...]) -> str:

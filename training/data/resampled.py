@@ -13,7 +13,6 @@ The index says which samples a shard has, and their labels: what was dropped is 
 was relabelled has its new label.
 """
 
-import os
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import webdataset
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
@@ -39,8 +39,6 @@ from rackrun.training.data.transforms import TransformsOfEpoch
 from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
-os.environ["WDS_SECURE"] = "1"  # before webdataset is read: nothing in a name or a sample runs
-import webdataset  # noqa: E402
 
 
 class Shards(Protocol):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.commands import called
-from rackrun.data_location import are_plain_tars, parts_of
+from rackrun.data_location import are_plain_tars, parts_of, refuse_passwords
 from rackrun.errors import UsageError
 from rackrun.terminal import one_line
 from rackrun.training.settings import Slice, option
@@ -106,6 +106,11 @@ class DataSettings(Slice):
     def problems(self) -> list[str]:
         """Refuse what asks for two orders of the samples, or two ways to read them."""
         problems = super().problems()
+        for location in (self.data, self.eval_data):
+            try:
+                refuse_passwords(location)
+            except UsageError as error:
+                problems.append(str(error))
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
         if self.synthetic:
