@@ -40,7 +40,6 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
 
-
 class Shards(Protocol):
     """Shards that can be drawn, by their names."""
 

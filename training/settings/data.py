@@ -106,11 +106,6 @@ class DataSettings(Slice):
     def problems(self) -> list[str]:
         """Refuse what asks for two orders of the samples, or two ways to read them."""
         problems = super().problems()
-        for location in (self.data, self.eval_data):
-            try:
-                refuse_passwords(location)
-            except UsageError as error:
-                problems.append(str(error))
         if self.synthetic and self.data:
             problems.append("--synthetic and --data exclude each other: leave one of them out")
         if self.synthetic:
@@ -139,6 +134,8 @@ class DataSettings(Slice):
         """Raise UsageError for settings that name no data; `task` is for the message."""
         if self.synthetic:
             return
+        refuse_passwords(self.data)
+        refuse_passwords(self.eval_data)
         if are_plain_tars(self.data):
             self._require_plain()
         locations = parts_of(self.data)
