@@ -133,19 +133,6 @@ def test_an_old_python_is_refused(clone, tmp_path):
     assert "older than 3.11" in result.stderr
 
 
-@pytest.mark.long  # test_uv_installs... installs as well
-def test_a_failed_installation_is_tried_again_next_time(clone, bare):
-    """Only a whole installation is remembered: after a failure the next use starts it anew."""
-    shutil.copytree(bare, clone / ".venv", symlinks=True)
-    (clone / "requirements" / "base.txt").write_text("this is no lock\n")
-    for _ in range(2):
-        result = run_local(clone, BASE)
-        assert result.returncode == 78
-        assert "first use" in result.stderr
-        assert "the installation failed" in result.stderr
-    assert not (clone / ".venv" / "installed").exists()
-
-
 def test_an_environment_whose_interpreter_is_gone_is_made_anew(clone, tmp_path):
     """After an upgrade of Python the stamp is still right, but .venv/bin/python leads nowhere."""
     script = f'case "$*" in *"-m venv"*) echo anew >&2; exit 1;; esac\nexec {BASE} "$@"'

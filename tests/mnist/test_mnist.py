@@ -5,7 +5,6 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from rackrun.shards.samples import samples
 from rackrun.training.data.decode import decode
 from tests.lab import warm
 from tests.lab.data import digits, mnist
-from tests.lab.hosts import Lab
 from tests.lab.run import write
 
 ROOT = Path(__file__).parents[2]
@@ -80,29 +78,6 @@ def test_two_ranks_learn_real_digits(tmp_path):
     assert (last["split"], last["samples"]) == ("test", 360)
     assert last["top1"] > 0.97
     assert f"test accuracy {last['top1']:.2%}" in outputs[0]
-
-
-@pytest.fixture
-def two_hosts(tmp_path: Path) -> Iterator[Lab]:
-    (tmp_path / "lab").mkdir()
-    lab = Lab(tmp_path / "lab")
-    yield lab.ready(2)
-    lab.stop()
-
-
-@pytest.mark.long  # the page below, and tests/launcher/commands/test_own_script.py on a host
-def test_the_example_before_and_after(two_hosts, tmp_path):
-    """The ordinary script learns on its own, and with the few lines of the page on two hosts."""
-    write(tmp_path / "data" / "MNIST" / "raw", mnist())
-    args = (str(tmp_path / "data"), "6")
-    alone = warm.run(BEFORE, *args, env={"PATH": os.environ["PATH"], **ENVIRONMENT})
-    assert alone.returncode == 0, alone.stderr
-    python = str(warm.interpreter())
-    hosts = two_hosts.write_hosts(f"python={python}")
-    code, out, err = two_hosts.result_of(str(hosts), "--", python, str(AFTER), *args)
-    assert code == 0, err
-    for text in (alone.stdout, out):
-        assert float(re.findall(r"test accuracy ([\d.]+)%", text)[0]) > 80
 
 
 def test_the_page_shows_every_changed_line():

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ TINY = (
     "cpu",
     "--no-tensorboard",
 )
-EPOCHS = 12  # of 27 steps each: no multiple of 29 is the end of one of them
 EXACT = ("--exact-epochs", *TINY)
 
 
@@ -125,31 +123,6 @@ def plan_of(run: Path) -> dict[str, Any]:
     return host
 
 
-@pytest.mark.long  # test_restarts.py shows it over ssh
-def test_a_job_that_lost_a_node_goes_on_within_the_epoch(slurm, home):
-    """The other node ends, the job starts again on nodes that live, and no step is missing."""
-    job = train(
-        slurm, home, "--epochs", str(EPOCHS), "--save-steps", "29", "--save-every-epochs", "99"
-    )
-    until(lambda: runs(home) and len(checkpoints(runs(home)[0])) > 1)
-    slurm.kill_node("n2")
-    try:
-        ended = slurm.ended(job)
-    finally:
-        slurm.start_node("n2")
-    log = output(home, job)
-    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), log
-    assert ended["NodeList"] != "n[1-2]"
-    first, *_, last = runs(home)
-    saved = checkpoints(first)[-1]
-    assert f"resumed after step {saved} of" in log
-    epoch_steps, rest = divmod(checkpoints(last)[-1], EPOCHS)
-    assert rest == 0 and saved % epoch_steps, "the node died in mid-epoch"
-    assert log.count(f"0 | epoch {EPOCHS}/{EPOCHS} ") == 1
-    assert (last / "final.pt").exists()
-    until(lambda: slurm.idle() == 3)
-
-
 def test_four_tasks_convert_to_the_bytes_of_one(slurm, home, drawn):
     """An array job of four, whose first task has the folder closed, and a conversion without."""
     args = ("catdog", "data/train.zip", "shards", "--workers", "1")
@@ -168,17 +141,3 @@ def digests(folder: Path) -> dict[str, str]:
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
     }
-
-
-def test_slurm_would_take_the_example(slurm, home):
-    """`sbatch --test-only` finds nothing wrong with its options."""
-    completed = subprocess.run(
-        ["sbatch", "--test-only", SCRIPT],
-        env=slurm.environment,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert "to start at" in completed.stderr

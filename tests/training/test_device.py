@@ -184,15 +184,3 @@ def test_a_rank_runs_on_the_cores_beside_its_gpu(tmp_path, monkeypatch):
         set_up(CatDog(synthetic=True, numa_binding=binds), ranks)
     set_up(CatDog(synthetic=True), ALONE)
     assert asked == ["0000:3b:00.0"]
-
-
-class Normalised(torch.nn.Module):
-    """A model with a forward of its own: torch 2.10 does not compile its own modules as a whole."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolution, self.norm = torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        normalised: torch.Tensor = self.norm(self.convolution(images))
-        return normalised

@@ -4,7 +4,6 @@ import gzip
 import random
 import tarfile
 from dataclasses import replace
-from functools import partial
 
 from tests.lab.data import DEVKIT, Original, SmallImageNet, drawn, tar
 from tests.lab.refusal import Refusal
@@ -30,7 +29,6 @@ IMAGENET = "rackrun convert imagenet raw out"
 PART = f"{IMAGENET} --subset"
 ARCHIVES = {"raw": SMALL.archives}
 FOLDERS = {"raw": SMALL.folders}
-FLAT = {"raw": partial(SMALL.folders, flat=True)}
 TRAIN, VAL, KIT = (
     f"raw/{name}"
     for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", f"{DEVKIT}.tar.gz")
