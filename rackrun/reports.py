@@ -22,7 +22,7 @@ def report(phase: str = phases.TRAIN, **fields: Any) -> None:
     """Report how far this rank is: `report(step=120, loss=0.43)`.
 
     Do nothing without a launcher, and never raise. Fields and phases are those of
-    docs/howto/own-script.md; numbers may be scalars of NumPy or PyTorch. Steps are sent five times
+    docs/guides/own-script.md; numbers may be scalars of NumPy or PyTorch. Steps are sent five times
     a second at most, a change of phase at once, and what is then left when the script ends.
     """
     if os.environ.get(variables.REPORTS):

@@ -1,4 +1,4 @@
-"""What docs/security.md says is shown by tests."""
+"""What docs/reference/security.md says is shown by tests."""
 
 import re
 import tomllib
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "security.md").read_text()
+PAGE = (ROOT / "docs" / "reference" / "security.md").read_text()
 MARK = re.compile(r"@pytest\.mark\.security\((.*)\)")
 FLOORS = {  # from here on without the holes that would matter to us
     "paramiko": (3, 4),  # CVE-2023-48795, Terrapin
@@ -42,7 +42,7 @@ def test_who_finds_a_hole_learns_what_is_promised_and_where_to_report_it():
     """SECURITY.md leads to pages that are there; the licence is the one that packages name."""
     text = (ROOT / "SECURITY.md").read_text()
     links = re.findall(r"\]\(([^)]+)\)", text)
-    assert "docs/security.md" in links
+    assert "docs/reference/security.md" in links
     assert all((ROOT / link).exists() for link in links)
     assert "security advisory" in text
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -1,46 +1,39 @@
-"""Fill the tables of docs/options.md from the settings classes: python docs/site/options.py [-]"""
+"""The page of all options: what `--help` of every command prints."""
 
+import os
 import re
+import subprocess
 import sys
-from importlib import import_module
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "options.md"
-TABLE = re.compile(r"(<!-- options of (\S+):(\w+) -->\n)\n*(?:\|.*\n)*\n*")
+HEAD = """\
+# Options
 
-
-def filled(page: str) -> str:
-    """Return the page with a table below every mark."""
-    text = TABLE.sub(
-        lambda mark: f"{mark[1]}\n{table(getattr(import_module(mark[2]), mark[3]))}\n\n", page
-    )
-    return f"{text.rstrip()}\n"
+What `--help` prints, for every command. Options can also stand in a
+[settings file](../guides/runs.md#repeat-settings-files-and-rerun).
+"""
+NAME = re.compile(r"^  ([a-z]+)  +[A-Z]", re.MULTILINE)
+TASKS = re.compile(r"^Tasks: (.*), or your own", re.MULTILINE)
+LEFT_OUT = {"completion", "convert"}  # the subcommands of convert have pages of their own
 
 
-def table(settings: type[Any]) -> str:
-    """Return the options that a settings class declares, or has other defaults for, as a table."""
-    from rackrun.commandline.options import declared
-
-    lines = ["| option | default | |", "|---|---|---|"]
-    for option in declared(settings):
-        name = f"`{option.name}`"
-        if option.has_negation:
-            name += f", `--no-{option.key}`"
-        default = f"`{option.default_text}`" if option.default_text else ""
-        lines.append(f"| {name} | {default} | {cell(option.help)} |")
-    return "\n".join(lines)
-
-
-def cell(text: str) -> str:
-    """Return help as a cell of a table."""
-    return text.replace("|", r"\|").replace("<", "&lt;")
+def page() -> str:
+    """Return the page: a section for each command, task and subcommand of `convert`."""
+    commands = [name for name in NAME.findall(help_of("")) if name not in LEFT_OUT]
+    local = TASKS.search(help_of("local"))
+    commands += [f"local {task}" for task in local[1].split(", ")] if local else []
+    commands += [f"convert {name}" for name in NAME.findall(help_of("convert"))]
+    with ThreadPoolExecutor(2) as pool:
+        pages = pool.map(help_of, commands)
+        sections = [
+            f"\n## rackrun {command}\n\n```text\n{text}```\n"
+            for command, text in zip(commands, pages, strict=True)
+        ]
+    return HEAD + "".join(sections)
 
 
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-    if sys.argv[1:] == ["-"]:  # from standard input to standard output
-        sys.stdout.write(filled(sys.stdin.read()))
-    else:
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+def help_of(command: str) -> str:
+    """Return what `--help` of a command prints."""
+    words = [sys.executable, "-m", "rackrun", *command.split(), "--help"]
+    environment = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run(words, env=environment, check=True, capture_output=True, text=True).stdout

@@ -51,7 +51,7 @@ _PAUSE_SECONDS = 2.0  # between two turns: beyond that, the launcher itself was 
 _REPEAT_SECONDS = 1.0  # an order to stop may come twice, by two ways
 _READER_SECONDS = 1.0  # a terminal that hangs up ends `| tee` first, and lets the run go on then
 HOW_TO_REPORT = (
-    "call report() of rackrun after each step, see docs/howto/own-script.md, or type"
+    "call report() of rackrun after each step, see docs/guides/own-script.md, or type"
     " --silent-minutes 30 if it prints more often"
 )
 

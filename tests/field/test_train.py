@@ -316,5 +316,5 @@ def test_models_are_listed_as_they_were_published(cli):
 
 
 def test_the_page_on_digits_says_which_way_round_they_are():
-    page = (Path(__file__).parents[2] / "docs" / "howto" / "mnist.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "mnist.md").read_text()
     assert "white on black" in page.lower() or "black background" in page.lower()

@@ -81,9 +81,9 @@ def test_two_ranks_learn_real_digits(tmp_path):
 
 
 def test_the_page_shows_every_changed_line():
-    """docs/howto/mnist.md holds the difference of the two scripts, but for their imports."""
+    """docs/guides/mnist.md holds the difference of the two scripts, but for their imports."""
     bodies = [path.read_text().split("\nfolder, ")[1].splitlines() for path in (BEFORE, AFTER)]
     changed = [line for line in difflib.ndiff(*bodies) if line[:2] in ("- ", "+ ")]
-    page = (ROOT / "docs" / "howto" / "mnist.md").read_text()
+    page = (ROOT / "docs" / "guides" / "mnist.md").read_text()
     (block,) = re.findall(r"^```diff\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert [line.rstrip() for line in changed] == block.splitlines()

@@ -83,7 +83,7 @@ with serving(Site(Path(sys.argv[1]), port=8080, native=True)) as server:
 @pytest.mark.security("WEB-5")
 def test_one_address_cannot_take_every_connection_past_the_firewall(folder, tmp_path):
     """With the documented line others keep their connections; without it none are left."""
-    page = (ROOT / "docs" / "howto" / "serve-shards.md").read_text()
+    page = (ROOT / "docs" / "guides" / "serve.md").read_text()
     (line,) = re.findall(r"^ *(iptables .*)$", page, re.M)
     recorded = {}
     for firewall in ("true", line):

@@ -1,4 +1,4 @@
-"""Transfer learning as docs/howto/fine-tuning.md shows it, small: DenseNet-121 on cats and dogs."""
+"""Transfer learning as docs/guides/fine-tune.md shows it, small: DenseNet-121 on cats and dogs."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`--json`: one value on standard output, with the keys of docs/api.md."""
+"""`--json`: one value on standard output, with the keys of docs/reference/api.md."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.hosts import Lab
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text()
 
 
 @pytest.fixture

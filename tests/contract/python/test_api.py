@@ -1,4 +1,4 @@
-"""docs/api.md has every Python name that programs may rely on, and `rackrun` has no other."""
+"""docs/reference/api.md has every Python name that programs may rely on, and no other is there."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 import rackrun
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text()
 
 
 def test_the_page_names_what_rackrun_offers():

@@ -11,7 +11,7 @@ from rackrun.launcher.run.stragglers import straggler
 from tests.lab import warm
 from tests.launcher.drive import ROOT, Drive
 
-PAGE = ROOT / "docs" / "howto" / "own-script.md"
+PAGE = ROOT / "docs" / "guides" / "own-script.md"
 STUCK = """
 import os, time
 from rackrun import report
