@@ -24,7 +24,8 @@ PUBLIC = {
 }
 """Name -> module that has it, imported when it is first asked for; after `:` its name there.
 
-Type checkers find them in `__init__.pyi`, users in docs/reference/api.md: these stay, all else may change.
+Type checkers find them in `__init__.pyi`, users in docs/reference/api.md: these stay, all else may
+change.
 """
 
 

@@ -1,7 +1,8 @@
 """Stragglers: the rank that the others wait for, and why.
 
 Ranks of a task find it out among themselves, and the first one reports it. Scripts may report how
-long each rank's own part of a step takes instead (docs/guides/own-script.md): then it is found here.
+long each rank's own part of a step takes instead (docs/guides/own-script.md), and it
+is found here.
 """
 
 from __future__ import annotations
