@@ -1,7 +1,7 @@
 """The table of a command's options: one row for each field of its settings class.
 
-The parser, the help, completion, settings files, the arguments of `launch` and the options' page are
-made from these rows, so that an option exists once: as a field with a type, a default, and a text
+The parser, the help, completion, settings files, the arguments of `launch` and the page of options
+come of these rows, so that an option exists once: as a field with a type, a default, and a text
 below it. A class with several bases has one group of options per base, under the first line of
 the docstring of the class that declares them; a field that is itself a dataclass adds the options
 of that class.
