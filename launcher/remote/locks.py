@@ -28,6 +28,12 @@ HOLD_SECONDS = 0.3
 DEAD_SECONDS = 60.0
 """A launch that waits touches its tickets every 5 seconds."""
 HOLDER_BYTES = 1 << 12
+HOLDER_TEXTS = {
+    "user": r"[^\0-\x1f\ud800-\udfff]{1,255}",
+    "run": r"([0-9a-f]{32})?",
+    "name": r"[A-Za-z0-9._-]{0,255}",
+}
+"""What a holder writes about itself, and the form of each."""
 TICKET = ".wait-"
 TURN = r"[0-9]{10}\.[0-9]{6}-[0-9a-f]{8}"
 """When a launch was typed, and its id: the same on every host, so one order holds on all."""
@@ -158,8 +164,8 @@ def holder_of(lock: str, parts: list[str], turn: str) -> dict[str, Any]:
     """
     others = _locks_of_gpus(lock) if "" in parts else [lock + part for part in parts]
     for path in (lock, *others):
-        if is_locked(path):
-            return _in_words(holder_in(path))
+        if (holder := holder_in(path)) is not None:
+            return _in_words(holder)
     for ahead, part, waiter in tickets(lock) if turn else ():
         # A launch that waits for the whole host waits for all of its parts.
         if ahead < turn and (part in ("", *parts) or "" in parts):
@@ -175,53 +181,45 @@ def taken_gpus(lock: str, count: int, turn: str) -> list[int]:
 def uses(lock: str, count: int) -> list[dict[str, Any]]:
     """Return who uses the whole host, or which of this number of GPUs, and since when."""
     parts = ["", *(f".gpu{number}" for number in range(count))]
-    return [{"part": part, **holder_in(lock + part)} for part in parts if is_locked(lock + part)]
+    holders = {part: holder_in(lock + part) for part in parts}
+    return [{"part": part, **holder} for part, holder in holders.items() if holder is not None]
 
 
-def is_locked(path: str) -> bool:
-    """Return whether another program holds a lock alone."""
-    if path in HELD:
-        return False
-    with contextlib.suppress(OSError):  # there is none
-        descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
-    return False
-
-
-def holder_in(path: str) -> dict[str, Any]:
-    """Return what the holder of a lock has written: its user, run and name, and since when.
+def holder_in(path: str) -> dict[str, Any] | None:
+    """Return what the holder of a lock has written into it; None if no other program holds it.
 
     Any account can write there: a text of another shape says nothing, and the user is only named.
     """
-    with contextlib.suppress(OSError, ValueError, RecursionError):
+    if path in HELD:
+        return None
+    try:
         descriptor = os.open(path, os.O_RDONLY | _FLAGS)
-        try:
-            fields = json.loads(os.read(descriptor, HOLDER_BYTES))
-        finally:
-            os.close(descriptor)
-        keys = ("user", "run", "name", "since")
-        if isinstance(fields, dict) and _is_holder(*map(fields.get, keys)):
-            return {key: fields[key] for key in keys}
-    return {"user": "", "run": "", "name": "", "since": 0.0}
+    except OSError:
+        return None  # there is no file, or none that could be locked
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder_written(os.read(descriptor, HOLDER_BYTES))
+    finally:
+        os.close(descriptor)
+    return None
 
 
-def _is_holder(
-    user: object = None, run: object = None, name: object = None, since: object = None
-) -> bool:
-    return (
-        isinstance(user, str)
-        and re.fullmatch(r"[^\0-\x1f\ud800-\udfff]{1,255}", user) is not None
-        and isinstance(run, str)
-        and re.fullmatch(r"([0-9a-f]{32})?", run) is not None
-        and isinstance(name, str)
-        and re.fullmatch(r"[A-Za-z0-9._-]{0,255}", name) is not None
-        and isinstance(since, float)
-        and 0 <= since < 1e11
+def _holder_written(text: bytes) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        fields = json.loads(text)
+        if isinstance(fields, dict):
+            texts = {name: fields.get(name) for name in HOLDER_TEXTS}
+            since = fields.get("since")
+            if isinstance(since, float) and 0 <= since < 1e11 and _have_forms(texts):
+                return {**texts, "since": since}
+    return {**dict.fromkeys(HOLDER_TEXTS, ""), "since": 0.0}
+
+
+def _have_forms(texts: dict[str, Any]) -> bool:
+    return all(
+        isinstance(texts[name], str) and re.fullmatch(form, texts[name])
+        for name, form in HOLDER_TEXTS.items()
     )
 
 

@@ -148,7 +148,7 @@ def test_a_lock_is_for_all_accounts_and_goes_with_its_process(lock):
         with holding(lock, user) as process:
             assert lock.stat().st_mode & 0o777 == 0o666
             assert lock.stat().st_uid == SOMEBODY
-            assert locks.is_locked(str(lock))
+            assert locks.holder_in(str(lock))
             name = pwd.getpwuid(user).pw_name
             assert locks.holder_of(str(lock), [""], "")["holder"].startswith(f"{name}, since ")
             with pytest.raises(BlockingIOError, match="another run holds this host"):
@@ -163,7 +163,7 @@ def test_parts_of_a_host_exclude_the_whole_and_the_other_way_round(lock):
     """Runs on parts share the lock of the host, and each has that of its GPU alone."""
     shared = locks.lock(str(lock), True)
     with holding(Path(f"{lock}.gpu1")):
-        assert not locks.is_locked(str(lock))
+        assert locks.holder_in(str(lock)) is None
         assert locks.holder_of(str(lock), [""], "")["holder"]
         assert locks.holder_of(str(lock), [".gpu0", ".gpu1"], "")["holder"]
         assert locks.holder_of(str(lock), [".gpu0"], "") == {"holder": ""}

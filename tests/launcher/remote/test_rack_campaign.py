@@ -214,7 +214,7 @@ class Campaign:
         return {
             path
             for path in left - self.planted
-            if ".wait-" in path.name or locks.is_locked(str(path))
+            if ".wait-" in path.name or locks.holder_in(str(path))
         }
 
     def close(self, jobs: Sequence[Job]) -> None:

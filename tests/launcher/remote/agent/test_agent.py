@@ -96,7 +96,7 @@ def wait_for(channel: LocalChannel, decoder: agent_protocol.Decoder, kind: type[
 
 def is_free(path: Path) -> bool:
     """Return whether no process holds a lock."""
-    return not locks.is_locked(str(path))
+    return locks.holder_in(str(path)) is None
 
 
 def test_a_lock_stays_young_and_goes_with_its_run(tmp_path):
