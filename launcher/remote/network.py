@@ -18,14 +18,12 @@ import socket
 import struct
 import threading
 import time
-from collections import deque
 from typing import Any
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address
 
 CONNECT_SECONDS = 5.0
-MOST_CALLERS = 512  # of which connections are open at a time
 STRANGER = "another program answers there"
 
 LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
@@ -96,7 +94,8 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
         listener.close()
         return {"error": f"port {port}: {error.strerror}"}
     listener.listen(1024)
-    thread = threading.Thread(target=answer_callers, args=(listener, token.encode()), daemon=True)
+    args = (listener, token.encode())
+    thread = threading.Thread(target=_accept_all, args=args, daemon=True)
     thread.start()
     LISTENERS.append((listener, thread))
     return {"port": listener.getsockname()[1]}
@@ -112,29 +111,28 @@ def release_port() -> dict[str, Any]:
     return {}
 
 
-def answer_callers(listener: socket.socket, token: bytes) -> None:
-    """Send each caller the token, until the listener is shut down.
-
-    The caller closes first: the side that does so keeps its port in TIME_WAIT, and torchrun is to
-    bind this one in a moment.
-    """
-    callers: deque[socket.socket] = deque()
+def _accept_all(listener: socket.socket, token: bytes) -> None:
+    """Answer each caller on a thread of its own, until the listener is shut down."""
     while True:
-        most = MOST_CALLERS
         try:
-            callers.append(listener.accept()[0])
+            caller, _ = listener.accept()
         except OSError as error:
             if error.errno == errno.EINVAL:  # as after the shutdown by `release_port`
-                break
-            most = len(callers) // 2  # no descriptor is free
-            time.sleep(0.01)
+                return
+            time.sleep(0.1)  # no descriptor is free, until silent callers have had their time
         else:
-            with contextlib.suppress(OSError):  # it is gone already
-                callers[-1].send(token)
-        while len(callers) > most:
-            callers.popleft().close()
-    for caller in callers:
-        caller.close()
+            threading.Thread(target=_answer, args=(caller, token), daemon=True).start()
+
+
+def _answer(caller: socket.socket, token: bytes) -> None:
+    """Send a caller the token, and wait until it hangs up.
+
+    The side that closes first keeps its port in TIME_WAIT, and torchrun is to bind this one soon.
+    """
+    with caller, contextlib.suppress(OSError):
+        caller.settimeout(CONNECT_SECONDS)
+        caller.sendall(token)
+        caller.recv(1)
 
 
 def reach(address: str, port: int, token: str) -> dict[str, Any]:
