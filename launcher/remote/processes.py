@@ -275,13 +275,3 @@ def prctl(option: int, value: int | bytes) -> None:
     argument = value if isinstance(value, bytes) else ctypes.c_ulong(value)
     if libc.prctl(option, argument, 0, 0, 0):
         raise OSError(ctypes.get_errno(), f"prctl {option} refused")
-
-
-@contextlib.contextmanager
-def open_null() -> Iterator[int]:
-    """Yield the null device, for a program that gets no input."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

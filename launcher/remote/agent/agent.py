@@ -41,7 +41,6 @@ from rackrun.launcher.remote.processes import (
     PR_SET_PDEATHSIG,
     identity,
     kill_descendants,
-    open_null,
     prctl,
     send_signal,
     signal_pipe,
@@ -83,9 +82,9 @@ def _begin_guarded(scratch: str) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     for descriptor in HELD.values():  # a lock lasts until no process has it open any more
         os.close(descriptor)
-    with open_null() as null:
-        for stream in range(3):
-            os.dup2(null, stream)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, 0)[0] != agent:
             pass
@@ -113,7 +112,7 @@ class Agent:
         self.ranks = LocalRanks(launcher, first, order["signalled_together"])
         self.torchrun = Torchrun(order, launcher)
         self.host = HostWatch(launcher, self.torchrun, self.ranks, self.reports, order)
-        self.reachability = Reachability(self.selector, launcher)
+        self.reachability = Reachability(launcher)
         self.shutdown = HostShutdown(launcher, self.torchrun, self.ranks)
 
     def run(self) -> list[str]:
@@ -135,8 +134,9 @@ class Agent:
             while not self.shutdown.done:
                 self._turn()
             # No rank lives, but the last lines of one that failed may still be in its pipes.
-            self.reports.drain()
             self.output.drain()
+            self.reports.pass_on()
+            self.reports.catch_up()
         finally:
             remove_folder(self.scratch)
 
@@ -149,8 +149,7 @@ class Agent:
         now = time.monotonic()
         if problem := self._why_unsupervised(now):
             self.shutdown.abandon(problem)
-        if self.host.due(now):
-            self.host.report(now)
+        if self.host.report(now):
             self._show_heartbeat(now)
         self.reachability.report(now)
         self.shutdown.advance(now)
@@ -199,8 +198,8 @@ class Agent:
         self.selector.register(self.signals, selectors.EVENT_READ, self._take_signals)
         self.selector.register(0, selectors.EVENT_READ, self._take_orders)
         processes = self.order["processes"]
-        self.ranks.socket.open(self.selector, f"{self.scratch}/control", processes)
-        self.reports.open(self.selector, f"{self.scratch}/reports")
+        self.ranks.listen(self.selector, f"{self.scratch}/control", processes)
+        self.reports.listen(self.selector, f"{self.scratch}/reports")
         port = self.reachability.open()
         for local in range(processes):
             self.output.open_rank(self.scratch, local)

@@ -6,17 +6,16 @@ frame    a header (kind, local rank, length), then that many bytes
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
+import select
 import struct
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from rackrun.launcher.remote.agent.nonblocking import READ_BYTES, read_some
 from rackrun.launcher.remote.processes import KILL_SECONDS
 from rackrun.launcher.remote.service import MARKER
 
@@ -29,6 +28,7 @@ EVENT, OUT, ERR, REPORT = 0, 1, 2, 3
 NO_RANK = 0xFFFF
 """The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
 
+READ_BYTES = 1 << 16
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
 
 
@@ -41,22 +41,18 @@ class Launcher:
         self.heard_at = time.monotonic()
         self.is_gone = False
         self.stall_seconds = KILL_SECONDS
-        self.arrived = bytearray()
-        self.waiting: list[bytes] = []
-        self.waiting_bytes = 0
-        with contextlib.suppress(BlockingIOError):
-            # Reading this program, Python may have read ahead.
-            stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
-            self.arrived += stdin.read1(READ_BYTES)
+        self.waiting = bytearray()  # for room in the stream
+        stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
+        self.arrived = bytearray(stdin.peek())  # read ahead together with this program
 
     @property
     def full(self) -> bool:
         """Return True when too much waits for the launcher to read more from the ranks."""
-        return self.waiting_bytes > BACKLOG_BYTES
+        return len(self.waiting) > BACKLOG_BYTES
 
     def announce(self) -> None:
         """Mark where the frames begin."""
-        self.write(MARKER)
+        self._write(MARKER)
 
     def send_event(self, local: int = NO_RANK, **event: Any) -> None:
         """Send an event."""
@@ -64,47 +60,35 @@ class Launcher:
 
     def send(self, kind: int, local: int, payload: bytes) -> None:
         """Send one frame, as soon as there is room for it."""
-        self.write(HEADER.pack(kind, local, len(payload)) + payload)
+        self._write(HEADER.pack(kind, local, len(payload)) + payload)
 
-    def write(self, data: bytes) -> None:
-        """Write bytes as soon as there is room for them."""
+    def _write(self, data: bytes) -> None:
         if not self.is_gone:
-            self.waiting.append(data)
-            self.waiting_bytes += len(data)
+            self.waiting += data
             self.flush()
 
     def flush(self) -> None:
         """Write what the launcher takes now."""
         try:
             while self.waiting:
-                written = os.write(1, self.waiting[0])
-                self.waiting_bytes -= written
-                if written < len(self.waiting[0]):
-                    self.waiting[0] = self.waiting[0][written:]
-                else:
-                    self.waiting.pop(0)
+                del self.waiting[: os.write(1, self.waiting)]
         except BlockingIOError:
             pass
         except OSError:  # no reader is left: the run is over, even if standard input is still open
             self.is_gone = True
-            self.waiting, self.waiting_bytes = [], 0
+            self.waiting.clear()
 
     def flush_all(self) -> None:
         """Write all that waits, unless the launcher takes nothing for too long."""
-        deadline = time.monotonic() + self.stall_seconds
-        while self.waiting and not self.is_gone and time.monotonic() < deadline:
-            before = self.waiting_bytes
+        while self.waiting and select.select([], [1], [], self.stall_seconds)[1]:
             self.flush()
-            if self.waiting_bytes < before:
-                deadline = time.monotonic() + self.stall_seconds
-            time.sleep(0.002)
 
     def first_order(self) -> dict[str, Any] | None:
         """Return the order that starts the work; None when the stream ends before it."""
         while not self.is_gone:
             for order in self.orders():
                 return order
-            time.sleep(0.005)
+            select.select([0], [], [])
         return None
 
     def orders(self) -> Iterator[dict[str, Any]]:
@@ -123,3 +107,11 @@ class Launcher:
                 return
             self.arrived = rest[int(head) :]
             yield json.loads(bytes(rest[: int(head)]))
+
+
+def read_some(descriptor: int) -> bytes | None:
+    """Return the bytes that can be read now; None for none yet, b"" at the end."""
+    try:
+        return os.read(descriptor, READ_BYTES)
+    except BlockingIOError:
+        return None

@@ -33,40 +33,40 @@ class HostWatch:
         self.torchrun = torchrun
         self.ranks = ranks
         self.reports = reports
+        self.every_seconds = min(USAGE_SECONDS, order["lease_seconds"] / 3)
+        self.next_at = self.looked_at = 0.0
         self.ticks: dict[int, int] = {}  # pid of a rank -> its ticks on a processor, at `looked_at`
-        self.looked_at = 0.0
-        interface = dict(order["defaults"]).get("GLOO_SOCKET_IFNAME", "")  # where ranks meet
-        self.usage = UsageMeter(min(USAGE_SECONDS, order["lease_seconds"] / 3), interface)
+        self.usage = UsageMeter(dict(order["defaults"]).get("GLOO_SOCKET_IFNAME", ""))
         self.stopped: list[str] = []
 
-    def due(self, now: float) -> bool:
-        """Return whether it is time for a report."""
-        return self.usage.due(now)
+    def report(self, now: float) -> bool:
+        """Send the regular report, if it is time: utilization, stopped processes, the rendezvous.
 
-    def report(self, now: float) -> None:
-        """Send the regular report: utilization, stopped processes, the rendezvous of torchrun."""
+        Return whether it was.
+        """
+        if now < self.next_at:
+            return False
+        self.next_at = now + self.every_seconds
         self.launcher.send_event(event="usage", **self.usage.measure(now))
-        self.report_computing(now)
+        self._report_computing(now)
         self.look_for_stopped()
-        self.torchrun.look_for_it(now, bool(self.ranks.by_local))
+        self.torchrun.look_for_rendezvous(now, bool(self.ranks.by_local))
+        return True
 
     def look_for_stopped(self) -> None:
         """Report when a process of the run was stopped, or continues."""
-        named_pids = [*self.ranks.named()]
-        if self.torchrun.alive:
-            named_pids.insert(0, ("torchrun", self.torchrun.pid))
-        stopped = [name for name, pid in named_pids if state_of(pid) == "T"]
+        torchrun = [("torchrun", self.torchrun.pid)] if self.torchrun.alive else []
+        named = [*torchrun, *self.ranks.named()]
+        stopped = [name for name, pid in named if state_of(pid) == "T"]
         if stopped != self.stopped:
             self.stopped = stopped
             self.launcher.send_event(event="frozen", names=stopped)
 
-    def report_computing(self, now: float) -> None:
+    def _report_computing(self, now: float) -> None:
         """Report which ranks have computed, of those that have not shown how long a step takes."""
-        untimed = {
-            local: rank.pid
-            for local, rank in self.ranks.by_local.items()
-            if local in self.reports.untimed and not rank.ended
-        }
+        ranks = self.ranks.by_local
+        reported = [local for local in self.reports.untimed if local in ranks]
+        untimed = {local: ranks[local].pid for local in reported if not ranks[local].ended}
         before, self.ticks = self.ticks, processor_ticks(untimed.values()) if untimed else {}
         least = COMPUTING_SHARE * (now - self.looked_at) * os.sysconf("SC_CLK_TCK")
         self.looked_at = now

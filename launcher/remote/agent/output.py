@@ -7,8 +7,7 @@ import fcntl
 import os
 import selectors
 
-from rackrun.launcher.remote.agent.frames import ERR, NO_RANK, OUT, Launcher
-from rackrun.launcher.remote.agent.nonblocking import read_some
+from rackrun.launcher.remote.agent.frames import ERR, NO_RANK, OUT, Launcher, read_some
 
 F_SETPIPE_SZ = 1031
 PIPE_BYTES = 1 << 20

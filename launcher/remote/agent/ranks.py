@@ -1,14 +1,17 @@
-"""The ranks of this host, as their shims report them."""
+"""The ranks of this host, as their shims report them over a socket."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import selectors
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Any
 
-from rackrun.launcher.remote.agent.frames import Launcher
-from rackrun.launcher.remote.agent.nonblocking import LocalSocket
+from rackrun.launcher.remote.agent.frames import READ_BYTES, Launcher
 from rackrun.launcher.remote.processes import look_up, oom_kills, send_signal
 
 
@@ -38,7 +41,6 @@ class LocalRanks:
         self.launcher = launcher
         self.first_rank = first_rank
         self.signalled_together = signalled_together
-        self.socket = LocalSocket(self._take, self._lose)
         self.by_local: dict[int, LocalRank] = {}
         self.last_signal = 0  # sent to all ranks, also to those that start later
         self.killing = False  # once True, every end is the agent's doing
@@ -65,9 +67,44 @@ class LocalRanks:
         for rank in self:
             rank.ask_to_end(signum)
 
-    def _take(self, connection: socket.socket, data: bytes) -> None:
+    # -- their shims
+
+    def listen(self, selector: selectors.BaseSelector, path: str, processes: int) -> None:
+        """Listen at this path, on a socket that keeps messages apart."""
+        self.selector = selector
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(path)
+        self.listener.listen(processes)
+        self.listener.setblocking(False)
+        selector.register(self.listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, descriptor: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                connection, _ = self.listener.accept()
+                connection.setblocking(False)
+                read = functools.partial(self._read, connection)
+                self.selector.register(connection, selectors.EVENT_READ, read)
+                read(connection.fileno())  # in this turn, which may be that of torchrun's end
+
+    def _read(self, connection: socket.socket, descriptor: int) -> None:
+        """Take all messages that have arrived, and the end of a shim."""
+        try:
+            while message := connection.recv(READ_BYTES):
+                self._take(connection, json.loads(message))
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            pass
+        self.selector.unregister(connection)
+        connection.close()
+        for local, rank in self.by_local.items():
+            if rank.connection is connection and not rank.ended:
+                # The shim has died without a word: the kernel killed its command with it.
+                self._end(local, event="ended", code=0, signal=int(signal.SIGKILL))
+
+    def _take(self, connection: socket.socket, message: dict[str, Any]) -> None:
         """Take what a shim reports: its command started or ended, or torchrun signalled it."""
-        message = json.loads(data)
         local = message.pop("local")
         if message["event"] == "asked-to-stop" and self.signalled_together:
             return  # the launcher got the signal itself
@@ -79,12 +116,6 @@ class LocalRanks:
             self._end(local, oom=by_kernel, **message)
         else:
             self.launcher.send_event(local, **message)
-
-    def _lose(self, connection: socket.socket) -> None:
-        for local, rank in self.by_local.items():
-            if rank.connection is connection and not rank.ended:
-                # The shim has died without a word: the kernel killed its command with it.
-                self._end(local, event="ended", code=0, signal=int(signal.SIGKILL))
 
     def _end(self, local: int, **event: object) -> None:
         rank = self.by_local[local]

@@ -6,34 +6,24 @@ go both ways. Only silence counts against a host.
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import functools
-import resource
-import selectors
 import socket
+import threading
 import time
 
 from rackrun.launcher.remote.agent.frames import Launcher
-from rackrun.launcher.remote.network import family_of
-from rackrun.launcher.remote.processes import names_in
 
-CALLS = 256  # to other hosts at a time
-SPARE_DESCRIPTORS = 32  # for all else that the agent opens
+CALLERS = 64  # threads
 
 
 class Reachability:
     """One round of calls at a time; the latest replaces the one before."""
 
-    def __init__(self, selector: selectors.BaseSelector, launcher: Launcher) -> None:
-        self.selector = selector
+    def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
         self.port = socket.socket()  # for calls of other hosts: nothing listens there
-        self.uncalled: list[tuple[str, int]] = []
-        self.calls: dict[str, socket.socket] = {}  # that have not been answered yet
-        self.most_calls = 0
-        self.call_until = 0.0
-        self.until: float | None = None
+        self.callers: list[threading.Thread] = []
+        self.silent: set[str] = set()  # hosts that have been called and have not answered
+        self.until = 0.0
 
     def open(self) -> int:
         """Return the port at which other hosts may call this one."""
@@ -42,52 +32,40 @@ class Reachability:
 
     def begin(self, hosts: list[tuple[str, int]], seconds: float) -> None:
         """Call other hosts at their ports."""
-        for address in list(self.calls):
-            self._end_call(address)
         now = time.monotonic()
-        self.call_until, self.until = now + seconds / 2, now + seconds
-        limit, used = resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(names_in("/proc/self/fd"))
-        self.most_calls = min(CALLS, limit - used - SPARE_DESCRIPTORS)
-        self.uncalled = hosts[::-1]
-        self._call_some(now)
+        self.silent, self.until = set(), now + seconds
+        # Only in the first half of the time: the last ones called need some to answer.
+        args = (list(hosts), self.silent, now + seconds / 2, self.until)
+        self.callers = [
+            threading.Thread(target=_call_some, args=args, daemon=True)
+            for _ in range(max(1, min(CALLERS, len(hosts))))
+        ]
+        for caller in self.callers:
+            caller.start()
 
     def report(self, now: float) -> None:
         """Report, after all answers or when time is up, the hosts that did not answer."""
-        if self.until is None:
+        if not self.callers:
             return
-        self._call_some(now)
-        if not self.calls or now > self.until:
-            self.until = None
-            silent = sorted(self.calls)
-            for address in silent:
-                self._end_call(address)
-            self.launcher.send_event(event="unreached", addresses=silent)
+        if now > self.until or not any(caller.is_alive() for caller in self.callers):
+            self.callers = []
+            self.launcher.send_event(event="unreached", addresses=sorted(self.silent.copy()))
 
-    def _call_some(self, now: float) -> None:
-        # Only in the first half of the time: the last ones called need some to answer.
-        while self.uncalled and len(self.calls) < self.most_calls and now < self.call_until:
-            address, port = self.uncalled.pop()
-            call = socket.socket(family_of(address))
-            call.setblocking(False)
-            self.calls[address] = call
-            with contextlib.suppress(OSError):  # a name that means nothing here stays unanswered
-                self._take_status(address, call.connect_ex((address, port)))
 
-    def _take_status(self, address: str, problem: int) -> None:
-        call = self.calls[address]
-        if problem in (0, errno.ECONNREFUSED):  # both prove that packets go there and back
-            self._end_call(address)
-        elif problem == errno.EINPROGRESS:
-            take = functools.partial(self._take, address)
-            self.selector.register(call, selectors.EVENT_WRITE, take)
-
-    def _take(self, address: str, descriptor: int) -> None:
-        self.selector.unregister(descriptor)
-        problem = self.calls[address].getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        self._take_status(address, problem)
-
-    def _end_call(self, address: str) -> None:
-        call = self.calls.pop(address)
-        with contextlib.suppress(KeyError):
-            self.selector.unregister(call)
-        call.close()
+def _call_some(
+    hosts: list[tuple[str, int]], silent: set[str], call_until: float, until: float
+) -> None:
+    """Call hosts, which several threads take from one list, until there is no more time."""
+    while time.monotonic() < call_until:
+        try:
+            address, port = hosts.pop()
+        except IndexError:
+            return
+        silent.add(address)
+        try:
+            socket.create_connection((address, port), until - time.monotonic()).close()
+        except ConnectionRefusedError:
+            pass
+        except OSError:
+            continue
+        silent.discard(address)

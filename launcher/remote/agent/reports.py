@@ -8,8 +8,7 @@ import selectors
 import socket
 from typing import Any
 
-from rackrun.launcher.remote.agent.frames import REPORT, Launcher
-from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
+from rackrun.launcher.remote.agent.frames import READ_BYTES, REPORT, Launcher
 
 REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later
@@ -24,14 +23,17 @@ class Reports:
         self.launcher = launcher
         self.first_rank = first_rank
         self.processes = processes
-        self.untimed: dict[int, int] = {}
-        """The first step of the ranks that have reported, but no second one; 0: none yet."""
-        self.timed: set[int] = set()
-        """The other ranks that have reported, all by local rank."""
+        self.first_steps: dict[int, set[int]] = {}
+        """The first two steps of each rank that has reported, by local rank."""
         self.late: dict[int, dict[str, Any]] = {}  # local rank -> what it has reported since
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
-    def open(self, selector: selectors.BaseSelector, path: str) -> None:
+    @property
+    def untimed(self) -> list[int]:
+        """Return the ranks that have reported, but not yet how long a step takes."""
+        return [local for local, steps in self.first_steps.items() if len(steps) < 2]
+
+    def listen(self, selector: selectors.BaseSelector, path: str) -> None:
         """Listen for reports at this path."""
         self.socket.bind(path)
         self.socket.setblocking(False)
@@ -45,17 +47,12 @@ class Reports:
 
     def _take(self, data: bytes) -> None:
         report = report_in(data)
-        local = report.get("rank", -1) - self.first_rank
+        local, step = report.get("rank", -1) - self.first_rank, report.get("step")
         if not 0 <= local < self.processes:
             return
-        if local not in self.timed:
-            # Its first step, until another one shows how long steps take.
-            first, step = self.untimed.setdefault(local, 0), report.get("step")
-            if isinstance(step, int) and step != first:
-                self.untimed[local] = step
-                if first:
-                    del self.untimed[local]
-                    self.timed.add(local)
+        steps = self.first_steps.setdefault(local, set())
+        if len(steps) < 2 and isinstance(step, int) and step:
+            steps.add(step)
         # A slow launcher gets the newest fields of each rank, later; never before older ones.
         if self.launcher.full or self.late:
             merged = {**self.late.get(local, {}), **report}
@@ -65,16 +62,7 @@ class Reports:
 
     def catch_up(self) -> None:
         """Send what a launcher that keeps up again has missed."""
-        if not self.launcher.full:
-            self._send_late()
-
-    def drain(self) -> None:
-        """Send all that is left."""
-        self.pass_on()
-        self._send_late()
-
-    def _send_late(self) -> None:
-        while self.late:
+        while self.late and not self.launcher.full:
             local, report = self.late.popitem()
             self.launcher.send(REPORT, local, json.dumps(report).encode())
 

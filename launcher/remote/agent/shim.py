@@ -6,80 +6,79 @@ torchrun sees neither the command's words nor its output nor its exit code.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import selectors
 import signal
 import socket
 import sys
+import threading
+import time
+from types import FrameType
 from typing import Any, NoReturn
 
-from rackrun.launcher.remote.agent.nonblocking import receive
 from rackrun.launcher.remote.files import remove_folder
 from rackrun.launcher.remote.processes import (
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     exit_status,
     kill_descendants,
-    open_null,
     prctl,
-    reaped,
-    signal_pipe,
     spawn,
 )
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
     """Run the command of the rank whose agent has this archive in its private folder."""
-    sys.exit(run(os.path.dirname(os.path.abspath(sys.argv[0]))))
-
-
-def run(scratch: str) -> int:
-    """Run one rank's command; return 0 for torchrun, and never if the command has failed."""
-    parent = os.getppid()  # torchrun; another number later on means that it was killed
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of the rank become ours, to be ended with it
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # wakes `watch` when torchrun is killed
-    shim = Shim(scratch, int(os.environ["LOCAL_RANK"]))
-    pid, signals = shim.start_command()
-    shim.report(event="started", shim=os.getpid(), pid=pid)
-    code, signum = shim.watch(pid, parent, signals)
-    kill_descendants()  # what the rank left in the background holds its pipes and GPUs
-    shim.report(event="ended", code=code, signal=signum)
-    if code or signum:
-        # torchrun would end the others. The launcher decides that: the agent kills this shim, or is
-        # gone.
-        shim.control.recv(1)
-        shim.abandon()
-    return 0
+    shim = Shim(os.path.dirname(os.path.abspath(sys.argv[0])), int(os.environ["LOCAL_RANK"]))
+    sys.exit(shim.run())
 
 
 class Shim:
-    """One rank's connection to the agent; when that ends, so does the rank."""
+    """One rank, which ends with torchrun and with the agent."""
 
     def __init__(self, scratch: str, local: int) -> None:
         self.scratch = scratch
         self.local = local
+        self.torchrun = os.getppid()  # another parent later on means that torchrun was killed
+        self.agent_is_gone = False
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
 
-    def start_command(self) -> tuple[int, int]:
-        """Start the command on the pipes of its rank; return its process id and a signal pipe."""
+    def run(self) -> int:
+        """Run the command; return 0 for torchrun, and never if the command has failed."""
+        prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of the rank become ours, to be ended with it
+        for signum in SIGNALS:
+            signal.signal(signum, self._take_signal)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        rank = self._start_command()
+        self._report(event="started", shim=os.getpid(), pid=rank)
+        threading.Thread(target=self._watch_agent, daemon=True).start()
+        child, status = os.wait()
+        while child != rank:  # a daemon that the rank has left
+            child, status = os.wait()
+        code, number = exit_status(status)
+        kill_descendants()  # what the rank left in the background holds its pipes and GPUs
+        self._report(event="ended", code=code, signal=number)
+        while code or number:
+            # torchrun would end the others. The launcher decides that: the agent kills this shim,
+            # or is gone, which is a signal.
+            time.sleep(1.0)
+        return 0
+
+    def _start_command(self) -> int:
+        """Start the command on the pipes of its rank; return its process id."""
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
-        out, err = self._open_fifo("out"), self._open_fifo("err")
-        signals = signal_pipe()
-        with open_null() as null:
-            streams = (null, out, err)
-            pid = spawn(
-                command["command"],
-                dict(os.environ),
-                command["workdir"],
-                streams,
-                signal.SIGKILL,
-            )
-        os.close(out)
-        os.close(err)
-        return pid, signals
+        null = os.open(os.devnull, os.O_RDWR)
+        streams = (null, self._open_fifo("out"), self._open_fifo("err"))
+        words, workdir = command["command"], command["workdir"]
+        rank = spawn(words, dict(os.environ), workdir, streams, signal.SIGKILL)
+        for descriptor in streams:
+            os.close(descriptor)
+        return rank
 
     def _open_fifo(self, name: str) -> int:
         path = f"{self.scratch}/{self.local}.{name}"
@@ -87,39 +86,36 @@ class Shim:
             # Without a reader this fails at once; else it would wait for one for ever.
             descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
-            self.abandon()
+            self._abandon()
         os.set_blocking(descriptor, True)
         return descriptor
 
-    def watch(self, pid: int, parent: int, signals: int) -> tuple[int, int]:
-        """Return code and signal of the command's end; kill it when agent or torchrun is gone."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(signals, selectors.EVENT_READ)
-            selector.register(self.control, selectors.EVENT_READ)
-            while True:
-                for child, status in reaped():
-                    if child == pid:
-                        return exit_status(status)
-                if os.getppid() != parent:  # torchrun is gone, and can end no rank any more
-                    self.abandon()
-                for key, _ in selector.select():
-                    if key.fd != signals:
-                        self.abandon()  # the agent never writes: its end has closed
-                    asked = set(os.read(signals, 4096)) - {int(signal.SIGCHLD)}
-                    if asked and os.getppid() == parent:
-                        self.report(event="asked-to-stop", signal=min(asked))
+    def _watch_agent(self) -> None:
+        """Wait, in a thread, until the agent is gone, which never writes; have that handled."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are to interrupt the main thread
+        with contextlib.suppress(OSError):
+            self.control.recv(1)
+        self.agent_is_gone = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    def abandon(self) -> NoReturn:
+    def _take_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.agent_is_gone or os.getppid() != self.torchrun:
+            self._abandon()  # nobody else could end the rank
+        self._report(event="asked-to-stop", signal=signum)
+
+    def _abandon(self) -> NoReturn:
         """End a rank that is no longer supervised, and all that it started."""
         kill_descendants()
-        self.control.setblocking(False)
-        if receive(self.control) == b"":  # the agent is gone, and nothing else removes its folder
+        with contextlib.suppress(BlockingIOError):
+            self.agent_is_gone |= not self.control.recv(1, socket.MSG_DONTWAIT)
+        if self.agent_is_gone:  # and nothing else removes its folder
             remove_folder(self.scratch)
         os._exit(1)
 
-    def report(self, **message: Any) -> None:
+    def _report(self, **message: Any) -> None:
         """Send the agent a message; end when it is gone."""
         try:
             self.control.send(json.dumps({**message, "local": self.local}).encode())
         except OSError:
-            self.abandon()
+            self.agent_is_gone = True
+            self._abandon()

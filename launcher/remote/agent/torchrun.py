@@ -17,7 +17,6 @@ from rackrun.launcher.remote.processes import (
     link_target,
     names_in,
     oom_kills,
-    open_null,
     raise_limits,
     reaped,
     spawn,
@@ -44,20 +43,19 @@ class Torchrun:
         self.alive = False
         self.oom_kills = oom_kills()
         self.joined = False  # connected to the torchrun of the first host, or past that
-        self.look_for_it_at = float("inf")
+        self.look_at = float("inf")
 
     def start(self, output: RankOutput) -> None:
         """Start torchrun, with its own output on pipes of the agent."""
         raise_limits()  # loader workers of PyTorch die of the usual 1,024 open files
-        with open_null() as null:
-            out, err = output.open_pipe(OUT), output.open_pipe(ERR)
-            streams = (null, out, err)
-            # Not in the workdir: `python -c` would import the user's modules before its own.
-            self.pid = spawn(self.argv, self.environment, "/", streams, signal.SIGKILL)
-            os.close(out)
-            os.close(err)
+        null = os.open(os.devnull, os.O_RDWR)
+        streams = (null, output.open_pipe(OUT), output.open_pipe(ERR))
+        # Not in the workdir: `python -c` would import the user's modules before its own.
+        self.pid = spawn(self.argv, self.environment, "/", streams, signal.SIGKILL)
+        for descriptor in streams:
+            os.close(descriptor)
         self.alive = True
-        self.look_for_it_at = time.monotonic() + JOIN_SECONDS
+        self.look_at = time.monotonic() + JOIN_SECONDS
 
     def reap(self, asked_to_end: bool) -> None:
         """Take the exit status of torchrun, and of orphans that the agent has inherited."""
@@ -69,9 +67,9 @@ class Torchrun:
                 oom = signum == signal.SIGKILL and oom_kills() > self.oom_kills
                 self.launcher.send_event(event="torchrun-ended", oom=oom, **end)
 
-    def look_for_it(self, now: float, has_ranks: bool) -> None:
+    def look_for_rendezvous(self, now: float, has_ranks: bool) -> None:
         """Report, once, that the rendezvous is over: ranks start only then."""
-        if not self.joined and self.alive and now > self.look_for_it_at:
+        if not self.joined and self.alive and now > self.look_at:
             options = dict(arg.partition("=")[::2] for arg in self.argv)
             self.joined = has_ranks or is_connected(self.pid, int(options["--master-port"]))
             if self.joined:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import shutil
 import signal
 from functools import partial
-from selectors import EVENT_READ
 from typing import Any
 
-from rackrun.launcher.remote.agent.nonblocking import read_some
+from rackrun.launcher.remote.agent.frames import read_some
 from rackrun.launcher.remote.gpus import FORMAT, number, slowed
-from rackrun.launcher.remote.processes import open_null, spawn
+from rackrun.launcher.remote.processes import spawn
 
 NETWORK_DEVICES = "/proc/net/dev"
 INFINIBAND = "/sys/class/infiniband"
@@ -26,55 +26,44 @@ GPU_LOOP = "--loop-ms=3000"
 
 
 class UsageMeter:
-    """Measures every few seconds; counts are since the last measurement."""
+    """Measures how busy the host is; counts are since the last measurement."""
 
-    def __init__(self, every_seconds: float, interface: str = "") -> None:
+    def __init__(self, interface: str = "") -> None:
         """Start the first measurement.
 
         `interface` is the network device that counts; empty: all but loopback.
         """
-        self.every_seconds = every_seconds
         self.interface = interface
-        self.next_at = 0.0
         self.measured_at = 0.0
         self.idle, self.total = _cpu_times()
         self.received, self.sent = network_bytes(interface)
         self.gpus: dict[str, dict[str, Any]] = {}
         self.rest = b""
 
-    def due(self, now: float) -> bool:
-        """Return True when it is time to measure again."""
-        return now >= self.next_at
-
     def measure(self, now: float) -> dict[str, Any]:
         """Return CPU as a fraction of all cores, memory in bytes, network in bytes/s, and GPUs.
 
         CPU and network are means since the last time.
         """
-        self.next_at = now + self.every_seconds
         idle, total = _cpu_times()
-        passed = max(1, total - self.total)
-        cpu = 1 - (idle - self.idle) / passed
+        cpu = 1 - (idle - self.idle) / max(1, total - self.total)
         self.idle, self.total = idle, total
         memory_total, memory_free = memory()
         return {
             "cpu": round(min(max(0.0, cpu), 1.0), 3),  # the kernel's count of idle time may fall
             "memory": max(0, memory_total - memory_free),
             "memory_total": memory_total,
-            **self.network(now),
+            **self._network(now),
             "gpus": [self.gpus[index] for index in sorted(self.gpus)],
         }
 
-    def network(self, now: float) -> dict[str, int]:
+    def _network(self, now: float) -> dict[str, int]:
         """Return the bytes received and sent per second since the last time; 0 the first time."""
-        seconds = now - self.measured_at if self.measured_at else 0.0
+        seconds = now - self.measured_at if self.measured_at else math.inf
         received, sent = network_bytes(self.interface)
-        rates = {
-            "received": rate(received - self.received, seconds),
-            "sent": rate(sent - self.sent, seconds),
-        }
+        counts = {"received": received - self.received, "sent": sent - self.sent}
         self.measured_at, self.received, self.sent = now, received, sent
-        return rates
+        return {name: max(0, round(count / seconds)) for name, count in counts.items()}
 
     def watch_gpus(self, selector: selectors.BaseSelector) -> None:
         """Start an nvidia-smi that prints a line per GPU every few seconds, where there is one."""
@@ -83,22 +72,19 @@ class UsageMeter:
             return
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
-        with open_null() as null:
-            args, streams = [program, GPU_QUERY, FORMAT, GPU_LOOP], (null, writing, null)
-            spawn(args, dict(os.environ), "/", streams, signal.SIGKILL)
+        null = os.open(os.devnull, os.O_RDWR)
+        args, streams = [program, GPU_QUERY, FORMAT, GPU_LOOP], (null, writing, null)
+        spawn(args, dict(os.environ), "/", streams, signal.SIGKILL)
         os.close(writing)
-        selector.register(reading, EVENT_READ, partial(self._take_gpus, selector))
+        os.close(null)
+        selector.register(reading, selectors.EVENT_READ, partial(self._take_gpus, selector))
 
     def _take_gpus(self, selector: selectors.BaseSelector, descriptor: int) -> None:
         data = read_some(descriptor)
         if data == b"":
             selector.unregister(descriptor)
             os.close(descriptor)
-        elif data:
-            self._take_lines(data)
-
-    def _take_lines(self, data: bytes) -> None:
-        *lines, self.rest = (self.rest + data).split(b"\n")
+        *lines, self.rest = (self.rest + (data or b"")).split(b"\n")
         for line in lines:
             index, *values = [field.strip() for field in line.decode("ascii", "replace").split(",")]
             if len(values) == 6 and all(text.isdigit() for text in (index, *values[:3])):
@@ -124,11 +110,6 @@ def memory() -> tuple[int, int]:
     with open("/proc/meminfo", "rb") as file:
         sizes = {line.split()[0]: int(line.split()[1]) for line in file}
     return sizes[b"MemTotal:"] << 10, sizes.get(b"MemAvailable:", sizes[b"MemFree:"]) << 10
-
-
-def rate(count: int, seconds: float) -> int:
-    """Return a count per second; 0 where it fell, or no time has passed."""
-    return max(0, round(count / seconds)) if seconds > 0 else 0
 
 
 def network_bytes(interface: str, devices: str = NETWORK_DEVICES) -> tuple[int, int]:

@@ -92,7 +92,7 @@ def test_heat_and_power_of_gpus(tmp_path, monkeypatch):
     program.write_text(SMI)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    meter = UsageMeter(1.0, "lo")
+    meter = UsageMeter("lo")
     spawned = usage.spawn
     started: list[int] = []
 
@@ -115,7 +115,7 @@ def test_heat_and_power_of_gpus(tmp_path, monkeypatch):
 
 def test_traffic_on_a_device_is_measured():
     """Bytes sent over loopback show on `lo`, in both directions, per second."""
-    meter = UsageMeter(1.0, "lo")
+    meter = UsageMeter("lo")
     assert meter.measure(1.0)["received"] == 0
     with socket.create_server(("127.0.0.1", 0)) as server:
         local = socket.create_connection(server.getsockname())

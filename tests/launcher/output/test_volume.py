@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.remote.agent.nonblocking import READ_BYTES
+from rackrun.launcher.remote.agent.frames import READ_BYTES
 from rackrun.launcher.supervision.agents import QUEUED_EVENTS
 from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
