@@ -51,7 +51,7 @@ class Decoder(NamedTuple):
     @property
     def inputs(self) -> st.SearchStrategy[bytes]:
         """Draw any bytes, seeds with damage, and words in any order."""
-        drawn = st.binary(max_size=2000)
+        drawn = st.binary(max_size=2000) | JUNK
         if self.seeds:
             drawn |= damaged(self.seeds)
         if self.words:

@@ -72,7 +72,7 @@ def fuzz_agent_frames(data: bytes) -> None:
                 pass
 
 
-@decoder(REPORTED)
+@decoder(REPORTED, b'{"rank": 0, "loss": 1e999}')
 def fuzz_agent_reports(data: bytes) -> None:
     """Fuzz a datagram that a rank sends: first for the agent, then for the launcher."""
     json.dumps(reports.report_in(data))
@@ -81,7 +81,7 @@ def fuzz_agent_reports(data: bytes) -> None:
     )
 
 
-@decoder(b"\n".join(LINES), *LINES)
+@decoder(b"\n".join(LINES), *LINES, coded({"event": "frozen", "names": ["rank " + "9" * 5000]}))
 def fuzz_agent_events(data: bytes) -> None:
     """Fuzz lines of JSON as events of two hosts, taken through state, screens and verdict.
 

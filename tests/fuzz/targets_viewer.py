@@ -63,7 +63,7 @@ def decode(data: bytes, shape: type[Any]) -> None:
         shaped(parsed_json(data, MOST_BYTES), shape, "answer")
 
 
-@decoder(coded([1, 2, 3, 4, "pid:[1]"]), b"5", b"[[1], 2, 3, 4, [5]]")
+@decoder(coded([1, 2, 3, 4, "pid:[1]"]), b"5", b"[1, 2, 3, 4, {}]")
 def fuzz_agent_pid(data: bytes) -> None:
     """Fuzz the file that identifies an agent, in a private folder of this account."""
     run = os.urandom(16).hex()
