@@ -51,7 +51,7 @@ SLOW_FIRST = (
     "launcher/commands/test_run_ray.py",
     "test_end_to_end.py",
     "test_commands.py",
-    "training/test_exact.py",
+    "contract/train/test_exact.py",
     "launcher/lifecycle/test_restart_policy.py",
     "test_venv.py",
     "catdog/test_training.py",

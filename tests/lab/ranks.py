@@ -1,4 +1,4 @@
-"""`@on_ranks(2)`: a test whose own body runs in every rank of a world, in forked processes."""
+"""`@on_ranks(2)`: a test whose own body runs in every rank; and ranks that train exactly."""
 
 import base64
 import importlib
@@ -7,8 +7,9 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tests.lab import warm
@@ -54,6 +55,41 @@ def output_of_ranks(world: int, *args: object) -> str:
     printed = "".join(map(without_gloo, outputs))
     assert [rank.returncode for rank in job] == [0] * world, printed
     return printed
+
+
+def exact_ranks(data: Path, runs: Sequence[Path], **options: Any) -> list[warm.Python]:
+    """Start training of tests/lab/exact_task.py: a rank on a host of its own for each run folder.
+
+    Of options that are lists, each rank gets its own.
+    """
+    task = ("-m", "rackrun.training", warm.ROOT / "tests" / "lab" / "exact_task.py")
+    world = {
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(warm.free_port())},
+        **{"WORLD_SIZE": str(len(runs)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
+        **{"RACKRUN_NOTE_ROWS": "1", "PYTHONPATH": str(warm.ROOT), "OMP_NUM_THREADS": "1"},
+    }
+    ranks = []
+    for rank, run in enumerate(runs):
+        words = ["--data", data, "--run-folder", run]
+        for name, value in options.items():
+            own = value[rank] if isinstance(value, list) else value
+            words += [f"--{name.replace('_', '-')}", *([] if own is True else [own])]
+        ranks.append(
+            warm.Python(
+                *(*task, *words),
+                env={**os.environ, **world, "RANK": str(rank)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+    return ranks
+
+
+def codes(ranks: list[warm.Python], seconds: float = 240) -> list[int]:
+    """Wait for all ranks; return their exit codes, and show what they printed if a test fails."""
+    for rank in ranks:
+        sys.stdout.write(rank.communicate(timeout=seconds)[0])
+    return [rank.wait() for rank in ranks]
 
 
 def without_gloo(printed: str) -> str:
