@@ -11,12 +11,13 @@ alone. Ends with 1 when there is no torch that can be used. Needs the standard l
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import sysconfig
 import venv
 from collections.abc import Collection, Iterable, Mapping
-from importlib import import_module
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 FLOORS = {
@@ -108,10 +109,18 @@ def _why_unfit(packages: Mapping[str, Distribution]) -> str:
         if not _is_recent(name, packages[name]):
             return f"{name} {packages[name].version} is older than {FLOORS[name]}"
     for name in SHARED:
-        try:
-            import_module(name)
-        except Exception as error:  # whatever a foreign build raises
-            return f"{name} cannot be imported: {' '.join(str(error).split())[:200]}"
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", f"import {name}"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+        )
+        if done.returncode:  # whatever a foreign build raises, or a signal
+            # What follows the indented lines of a traceback.
+            raised = re.split("^ .*\n", done.stderr, flags=re.MULTILINE)[-1]
+            said = " ".join(raised.split())[:200] or f"exit code {done.returncode}"
+            return f"{name} cannot be imported: {said}"
     return ""
 
 
@@ -128,8 +137,8 @@ def numbers(version: str) -> tuple[int, ...]:
 
 def link(environment: Path, packages: Mapping[str, Distribution]) -> None:
     """Let the environment find these packages, after its own; torch's folder comes first."""
-    modules = [sys.modules[name].__file__ or "" for name in SHARED if name in sys.modules]
-    folders = [str(Path(module).parents[1]) for module in modules]
+    specs = [find_spec(name) for name in SHARED]
+    folders = [str(Path(spec.origin).parents[1]) for spec in specs if spec and spec.origin]
     folders += [str(package.locate_file("")) for package in packages.values()]
     site = sysconfig.get_path("purelib", "venv", {"base": str(environment)})
     Path(site, LINK).write_text("".join(f"{folder}\n" for folder in dict.fromkeys(folders)))
