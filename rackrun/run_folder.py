@@ -27,6 +27,7 @@ PRIVATE_MODE, SHARED_MODE = 0o700, 0o777  # of run folders, less the umask
 LAUNCHER_FILES = frozenset(
     {
         "run.toml",
+        "hosts.json",
         "report.html",
         "state.json",
         "events.jsonl",
@@ -37,8 +38,8 @@ LAUNCHER_FILES = frozenset(
 )
 """At the top of a run folder, what no host supplies.
 
-`rerun` obeys run.toml, a browser report.html; a resumed run continues from checkpoints, and a
-tracker the run of its own that one of SENT_FILES names.
+`rerun` obeys run.toml, `stop` hosts.json, a browser report.html; a resumed run continues from
+checkpoints, and a tracker the run of its own that one of SENT_FILES names.
 """
 
 SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs", RETURNED})
@@ -73,6 +74,8 @@ class RunFolder:
     """What runs where, written before anything starts."""
     settings = _File("run.toml")
     """The settings file with which the run can be started again."""
+    hosts = _File("hosts.json")
+    """How its hosts are reached, for `status` and `stop`; not there for a run on this machine."""
     result = _File("result.json", of_node=True)
     """The result, written when the run has ended."""
     returned = _File(RETURNED)

@@ -1,7 +1,6 @@
 """What RUN means to every command: an id or the start of one, a name, a folder, or `latest`.
 
 runs/20260102-030405-night/        a run whose folder is here; its id is in plan.json
-~/.rackrun/known/3fa81c02.json     a run on hosts that was started here, and where they are
 """
 
 from __future__ import annotations
@@ -10,20 +9,18 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rackrun.commands import called
 from rackrun.contract.files import LATEST
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
-from rackrun.shapes import Excerpt, Misshapen, Real, at_most, matches, parsed_file
+from rackrun.shapes import Excerpt, Misshapen, matches, parsed_file
 
-RECORDS = Path("~/.rackrun/known")
 SHORT_ID = 8
 """Digits of a run's id in messages; those of its attempts on hosts begin with them."""
 MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
@@ -32,20 +29,6 @@ MOST_HOSTS = 100_000
 _FOLDER = re.compile(RUN_NAME)
 ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
-
-
-@dataclass(frozen=True)
-class LaunchRecord:
-    """What was written down on this machine about a run on hosts that it started."""
-
-    hosts: Annotated[tuple[dict[str, Any], ...], at_most(MOST_HOSTS)]
-    ssh_config: str = ""
-    runs: str = "runs"
-    """The folder here for its results."""
-    name: str = ""
-    task: str = ""
-    at: Real = 0.0
-    """When it was started."""
 
 
 class PlannedId(Excerpt, frozen=True):
@@ -61,24 +44,18 @@ class Run:
     id: str
     """Empty where its folder has no plan."""
     name: str
-    at: float = 0.0
+    at: float
     """When it was started."""
-    folder: Path | None = None
-    """Its folder on this machine, if there is one."""
-    record: LaunchRecord | None = None
+    folder: RunFolder
 
     @property
     def is_over(self) -> bool:
         """Return True if its folder shows that it has ended."""
-        if self.folder is None:
-            return False
-        folder = RunFolder(self.folder)
-        return folder.result.exists() or not is_supervised(folder)
+        return self.folder.result.exists() or not is_supervised(self.folder)
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
-        folder = f", {self.folder}" if self.folder else ""
-        return f"run {self.id[:SHORT_ID]}{name}{folder}"
+        return f"run {self.id[:SHORT_ID]}{name}, {self.folder.path}"
 
     def is_called(self, start: str) -> bool:
         """Return True for the start of its id, with which those of its attempts begin."""
@@ -91,47 +68,32 @@ def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
     Raises UsageError where several are meant. Of several runs of one name, the one that is not over
     is meant.
     """
-    text, path, records = os.fspath(text), Path(text), recorded_runs()
+    text, path = os.fspath(text), Path(text)
     if os.sep in text or RunFolder(path).plan.is_file():
-        return _in_folder(path, records) if path.is_dir() else None
+        return _in_folder(path) if path.is_dir() else None
     if path.is_file() or not NAME.fullmatch(text):
         return None
-    runs_here = _runs_here(runs, records)
+    here = [_in_folder(folder) for folder in folders_in(runs)]
     if text == LATEST:
         linked = (runs / LATEST).resolve().name  # of several runs of one second
-        newest = max(
-            runs_here,
-            key=lambda run: (run.at, run.folder is not None and run.folder.name == linked),
-            default=None,
-        )
-        return newest and _with_folder(newest, records)
-    matching = [run for run in runs_here if run.is_called(text)]
+        return max(here, key=lambda run: (run.at, run.folder.path.name == linked), default=None)
+    matching = [run for run in here if run.is_called(text)]
     if not matching:
-        matching = [run for run in runs_here if run.folder and run.folder.name == text]
+        matching = [run for run in here if run.folder.path.name == text]
     if not matching:
-        named = [_with_folder(run, records) for run in runs_here if run.name == text]
+        named = [run for run in here if run.name == text]
         matching = [run for run in named if not run.is_over] or named
-    if not matching:
-        return None
-    newest = max(matching, key=lambda run: run.at)
     if len(matching) > 1:
-        labels = ", ".join(str(run.folder or f"{run.id} ({run.name})") for run in matching)
+        labels = ", ".join(str(run.folder.path) for run in matching)
         hint = "type the folder of one, or more of its id"
         raise UsageError(f"several runs are called {text}: {labels}; {hint}")
-    return _with_folder(newest, records)
+    return matching[0] if matching else None
 
 
-def run_folder(text: str | os.PathLike[str], runs: Path = RUNS, must_be_here: bool = True) -> Path:
-    """Return the folder of the run that is meant; any text that means no run as a path.
-
-    Raises UsageError for a run whose folder is on its hosts, unless hosts will look for it.
-    """
+def run_folder(text: str | os.PathLike[str], runs: Path = RUNS) -> Path:
+    """Return the folder of the run that is meant; any text that means no run as a path."""
     run = find_run(text, runs)
-    if run is None or (run.folder is None and not must_be_here):
-        return Path(text)
-    if run.folder is None:
-        raise UsageError(f"{run}: its folder is no longer here; type another run")
-    return run.folder
+    return run.folder.path if run else Path(text)
 
 
 def final_weights(given: str | os.PathLike[str]) -> Path:
@@ -159,22 +121,6 @@ def unknown_run(text: str) -> UsageError:
     """Return the error for a run of which nothing is known here."""
     elsewhere = "if it was started on another machine, add --on with its name"
     return UsageError(f"no run {text} is known here; {called('ps')} lists all; {elsewhere}")
-
-
-def recorded_runs() -> dict[str, LaunchRecord]:
-    """Return what was written down here about runs on hosts, by their ids."""
-    records = {}
-    for path in RECORDS.expanduser().glob("*.json"):
-        with suppress(OSError, Misshapen):
-            record = parsed_file(path, LaunchRecord, MOST_BYTES)
-            records[path.stem] = record if record.at else replace(record, at=path.stat().st_mtime)
-    return records
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder of ~/.rackrun, closed to other accounts, and ~/.rackrun itself."""
-    for path in (folder.parent, folder):  # one by one: the mode of parents is the usual
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def folders_in(runs: Path) -> list[Path]:
@@ -211,24 +157,11 @@ def is_supervised(folder: RunFolder) -> bool:
     return False
 
 
-def _runs_here(runs: Path, records: Mapping[str, LaunchRecord]) -> Sequence[Run]:
-    """Return the runs of a folder and those of records, each once: with its folder."""
-    unique: dict[str, Run] = {}
-    for folder in folders_in(runs):
-        run = _in_folder(folder, records)
-        unique.setdefault(run.id[:SHORT_ID] or str(folder), run)
-    for run_id, record in records.items():
-        unique.setdefault(run_id, Run(run_id, record.name, record.at, None, record))
-    return list(unique.values())
-
-
-def _in_folder(folder: Path, records: Mapping[str, LaunchRecord]) -> Run:
+def _in_folder(folder: Path) -> Run:
     """Return the run of a folder; of a link such as `runs/latest`, of what it leads to now."""
     if folder.is_symlink():
         folder = folder.parent / folder.readlink()
-    run_id = _id_in(folder)
-    record = records.get(run_id[:SHORT_ID])
-    return Run(run_id, name_of(folder.name), start_of(folder), folder, record)
+    return Run(_id_in(folder), name_of(folder.name), start_of(folder), RunFolder(folder))
 
 
 def _id_in(folder: Path) -> str:
@@ -236,13 +169,3 @@ def _id_in(folder: Path) -> str:
     with suppress(OSError, Misshapen):
         return parsed_file(RunFolder(folder).plan, PlannedId, MOST_BYTES).run_id
     return ""
-
-
-def _with_folder(run: Run, records: Mapping[str, LaunchRecord]) -> Run:
-    """Return the run with the folder that the results of its record were to go to."""
-    if run.folder is None and run.record is not None:
-        for folder in folders_in(Path(run.record.runs)):
-            candidate = _in_folder(folder, records)
-            if candidate.is_called(run.id):
-                return replace(run, folder=candidate.folder)
-    return run

@@ -31,7 +31,7 @@ class ListedRun:
     task: str
     hosts: tuple[str, ...]
     state: str
-    """running, done, failed, interrupted, killed, or unknown where its folder is gone."""
+    """running, done, failed, interrupted or killed."""
     exit_code: int | None
     step: int | None
     age_seconds: float

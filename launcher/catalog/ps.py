@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -16,14 +15,16 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.launcher.catalog.folders import runs_in
-from rackrun.launcher.catalog.listed import ListedRun, table
+from rackrun.launcher.catalog.listed import ListedRun, table, task_of
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say, short_path
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.settings import ReachOptions
-from rackrun.launcher.viewer.known_runs import hosts_of
+from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.viewer.reach import Reached, each_in_time, processes_on
+from rackrun.launcher.viewer.replies import HostRuns, LivingAgent
 from rackrun.run_folder import RUNS
-from rackrun.runs import SHORT_ID, recorded_runs
+from rackrun.runs import SHORT_ID, name_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class PsOptions(ReachOptions):
     """List the runs known here and, when hosts are named, those that run on them."""
 
     examples: ClassVar[Examples] = (
-        ("{prog}", "runs of this folder, and those started from here"),
+        ("{prog}", "the runs of this folder"),
         ("{prog} hosts.txt", "also what these hosts run"),
         ("{prog} --json", "as JSON"),
     )
@@ -57,10 +58,8 @@ def ps(options: PsOptions) -> int:
     errors: list[Problem] = []
     if options.hosts or options.host_list:
         reported, errors = _reported(hosts_named(Path(options.hosts), options.host_list), options)
-    listed = sorted(
-        unique([*_from_folders(options.runs), *reported, *_recorded()]),
-        key=lambda run: run.age_seconds,
-    )
+    here = (replace(run, folder=short_path(Path(run.folder))) for run in runs_in(options.runs))
+    listed = sorted(unique([*here, *reported]), key=lambda run: run.age_seconds)
     if options.json:
         sys.stdout.write(f"{json.dumps([asdict(run) for run in listed], indent=2)}\n")
     else:
@@ -79,35 +78,46 @@ def unique(runs: Iterable[ListedRun]) -> list[ListedRun]:
 
 
 def _reported(hosts: Sequence[Host], options: PsOptions) -> tuple[list[ListedRun], list[Problem]]:
-    from rackrun.launcher.catalog.hosts import (
-        runs_on,  # half of the time of a list that asks no host
-    )
-    from rackrun.launcher.transport.ssh import open_network
+    from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
 
     with closing(open_network(options)) as network:
-        return runs_on(hosts, network.try_each(hosts))
+        return _runs_on(hosts, network.try_each(hosts))
 
 
-def _from_folders(runs: Path) -> Iterator[ListedRun]:
-    # the folder here, and those of runs on hosts that were started elsewhere on this machine
-    recorded_folders = sorted({record.runs for record in recorded_runs().values()})
-    folders = {folder.resolve(): folder for folder in (runs, *map(Path, recorded_folders))}
-    for folder in folders:
-        for run in runs_in(folder):
-            yield replace(run, folder=short_path(Path(run.folder)))
+def _runs_on(
+    hosts: Sequence[Host], transports: Sequence[Transport | Problem]
+) -> tuple[list[ListedRun], list[Problem]]:
+    """Return the runs of all hosts that answer, and the others' errors."""
+    outcomes = each_in_time(_asked, list(zip(hosts, transports, strict=True)))
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Problem)]
+    answered = [
+        (host.label, outcome)
+        for host, outcome in zip(hosts, outcomes, strict=True)
+        if not isinstance(outcome, Problem)
+    ]
+    agents = [(host, agent) for host, reply in answered for agent in reply.agents]
+    return list(_runs_of(agents)), errors
 
 
-def _recorded() -> Iterator[ListedRun]:
-    # runs on hosts that were started from here, and whose folders are gone
-    for run, record in recorded_runs().items():
+def _asked(pair: Reached) -> HostRuns:
+    host, transport = pair
+    with processes_on(transport, host.python) as client:
+        return client.parsed(client.call("list"), HostRuns)
+
+
+def _runs_of(agents: Sequence[tuple[str, LivingAgent]]) -> Iterator[ListedRun]:
+    # one entry for the agents of a run, whichever hosts they are on
+    for run in dict.fromkeys(agent.run for _, agent in agents):
+        living = [(host, agent) for host, agent in agents if agent.run == run]
+        first = living[0][1]
         yield ListedRun(
             run=run,
-            name=record.name,
-            task=record.task,
-            hosts=tuple(host.label for host in hosts_of(record)),
-            state="unknown",
+            name=name_of(first.folder.rpartition("/")[2]),
+            task=task_of(first.command),
+            hosts=tuple(host for host, _ in living),
+            state="running",
             exit_code=None,
             step=None,
-            age_seconds=round(max(0.0, time.time() - record.at), 1),
-            folder="",
+            age_seconds=max(agent.seconds for _, agent in living),
+            folder=f"{living[0][0]}:{first.folder}",
         )

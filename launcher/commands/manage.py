@@ -1,6 +1,6 @@
 """`attach|status|logs|stop RUN`: look at a run that was started on this machine, or end it.
 
-The folder of the run has all about it; the hosts that it ran on are recorded beside.
+The folder of the run has all about it, its hosts included.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from rackrun.launcher.commands.parse import SPELLINGS
 from rackrun.launcher.output.console import say
 from rackrun.launcher.viewer.attach import AttachOptions, attach
 from rackrun.launcher.viewer.logs import LogsOptions, logs
-from rackrun.launcher.viewer.reach import RunOptions, plan_in
+from rackrun.launcher.viewer.reach import plan_in
 from rackrun.launcher.viewer.status import StatusOptions, status
 from rackrun.launcher.viewer.stop import StopOptions, stop
-from rackrun.run_folder import RunFolder
-from rackrun.runs import ID, NAME, Run, find_run, unknown_run
+from rackrun.runs import NAME, Run, find_run, unknown_run
 
 
 def main(args: Sequence[str]) -> int:
@@ -29,35 +28,21 @@ def main(args: Sequence[str]) -> int:
     settings, work = VERBS[verb]
     options = parse(settings, called(verb), args, renamed=SPELLINGS)
     if not options.run and verb == "status":  # without a run, `status` is the list of all
-        return ps(
-            PsOptions(
-                hosts=options.hosts,
-                host_list=options.host_list,
-                json=options.json,
-                ssh_config=options.ssh_config,
-                accept_new=options.accept_new,
-            )
-        )
+        return ps(PsOptions(json=options.json))
     if not options.run:
         raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
-    run = find_run(options.run) or _run_elsewhere(verb, options)
-    if run.folder and not run.id:
-        plan_in(RunFolder(run.folder))  # refuses the folder of no run
-        # an empty id would mean every run of this account
-        raise UsageError(f"{RunFolder(run.folder).plan}: has no id of a run")
+    run = find_run(options.run)
+    if run is None and not NAME.fullmatch(options.run):
+        hint = f"type its id or its name; {called('ps')} lists all"
+        raise UsageError(f"{options.run!r} cannot be a run: {hint}")
+    if run is None:
+        raise unknown_run(options.run)
+    plan_in(run.folder)  # refuses the folder of no run
+    if not run.id:  # which would mean every run of this account
+        raise UsageError(f"{run.folder.plan}: has no id of a run")
     if not options.run.startswith(run.id):
         say(str(run))
     return work(run, options)
-
-
-def _run_elsewhere(verb: str, options: object) -> Run:
-    text = str(getattr(options, "run", ""))
-    if not NAME.fullmatch(text):
-        hint = f"type its id or its name; {called('ps')} lists all"
-        raise UsageError(f"{text!r} cannot be a run: {hint}")
-    if not (isinstance(options, RunOptions) and options.name_hosts and ID.fullmatch(text)):
-        raise unknown_run(text)
-    return Run(text, "")  # what its hosts have left of it can be looked for
 
 
 Verb = tuple[type[Any], Callable[[Run, Any], int]]

@@ -32,14 +32,14 @@ from rackrun.launcher.lifecycle.task_check import (
     refuse_cache,
     refuse_missing_packages,
 )
-from rackrun.launcher.lifecycle.this_machine import NAME, planned
+from rackrun.launcher.lifecycle.this_machine import planned
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, refusal, warnings
 from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
-from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.job import Work, is_on_cpu
 from rackrun.launcher.run.plan import Plan, describe, make_plan
 from rackrun.launcher.run.result import Result
@@ -174,7 +174,7 @@ def _launch_node(
 def refuse_unfit(work: Work, options: NodeOptions) -> None:
     """Check this node as `./run-ssh` checks hosts: what no other node and no lock matters for."""
     name, folder = socket.gethostname(), str(Path.cwd())
-    host = Host(NAME, python=sys.executable, label=name)
+    host = Host(THIS_MACHINE, python=sys.executable, label=name)
     needs = Requirements(folder, environment=options.environment, on_cpu=is_on_cpu(work))
     cluster = gather_facts([host], [LocalTransport(name)], replace(needs, chooses=True))
     cluster.close()

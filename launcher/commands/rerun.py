@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise, takewhile
-from pathlib import Path
 
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -20,7 +19,6 @@ from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import SettingsFile, read_settings
-from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
 
@@ -92,7 +90,7 @@ def _refuse_options(file: SettingsFile, rest: Sequence[str]) -> None:
 
 
 def _settings_of(run: Run) -> SettingsFile:
-    path = RunFolder(run.folder).settings if run.folder else Path("run.toml")
+    path = run.folder.settings
     if not path.is_file():
         raise UsageError(f"{run} has no run.toml: it cannot be started again")
     return read_settings(path)

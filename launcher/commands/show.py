@@ -12,10 +12,8 @@ from dataclasses import asdict, replace
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.commands.upload import with_code
-from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
-from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, refusal
@@ -40,8 +38,8 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
     return error.exit_code if error else 0
 
 
-def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
-    """Return the run that measures the hosts, after they have passed all checks."""
+def deep_check(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+    """Return the launch that measures the hosts, after they have passed all checks."""
     settings = spec.settings
     jobs = replace(settings.jobs, name="deep-check", settings="")
     needs = TaskNeeds(packages=("rackrun",))  # which an interpreter of python= may not have
@@ -52,8 +50,7 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> Launch:
     if is_on_cpu(spec.work):
         program += ["--device", "cpu"]
     settings = replace(settings, jobs=jobs).with_needs(needs)
-    spec = with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
-    return Launch(spec, shown_here(options.plain))
+    return with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
 
 
 def show_plan(spec: LaunchSpec, as_json: bool) -> int:

@@ -102,6 +102,6 @@ def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[
     elif command in ("rack", "ps"):
         taken = [*others, *hosts]
     elif command in ("attach", "logs", "status", "stop"):
-        taken = [*others, *(["--hosts", *hosts] if hosts else [])]
+        taken = others
     typed_first = f"{called(command)} {shlex.join([*taken, *args])}".rstrip()
     raise UsageError(f"{command} is a command, and comes first: {typed_first}")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
+from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
 from rackrun.launcher.files.download import fetch_results, fetch_returned
@@ -20,6 +21,7 @@ from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, after_failure
 from rackrun.launcher.lifecycle.session import close_run, supervise
+from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
@@ -30,9 +32,13 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.launcher.transport.base import Transport
+from rackrun.runs import SHORT_ID
 from rackrun.signals import ended_by_a_signal
 
 Say = Callable[[str], object]
+
+CUT_OFF_SECONDS = 1800.0
+RECONNECT_SECONDS = 5.0  # between two tries
 
 
 class Launch:
@@ -55,8 +61,15 @@ class Launch:
         """The result is written, and no further attempt follows."""
         self._began = 0.0
         """When the first attempt began: the time limit counts from there on."""
+        self._cut_off_until = 0.0
+        """Until when hosts that were all lost at once are tried again."""
         self._alerts = EventCommand(spec.settings.jobs.on_event)
         self._signals = SignalQueue()
+
+    @property
+    def _running_output(self) -> RunOutput:
+        assert self._output is not None
+        return self._output
 
     @property
     def final(self) -> Result:
@@ -64,60 +77,47 @@ class Launch:
         assert self.result is not None
         return self.result
 
-    def run(
-        self,
-        begins: Callable[[Plan], object] = lambda plan: None,
-        advice: Callable[[], str] = str,
-    ) -> Result:
+    def run(self) -> Result:
         """Make attempts until one succeeds or no further one is allowed; return the last result.
 
-        `begins` hears of each attempt; `advice` is noted before the last line. Raises HostError
-        when the hosts are not fit for the first attempt.
+        Raises HostError when the hosts are not fit for the first attempt.
         """
         with ExitStack() as self._stack:
-            self._run(begins, advice)
+            try:
+                with ended_by_stop():
+                    self._make_attempts()
+            except KeyboardInterrupt as interrupt:
+                if self.result is not None and not self._is_over:
+                    self.result = _between_attempts(self.result, interrupt)
+                    self._say(last_line(self.result))
+                raise
+            finally:
+                if self._output is not None and self.result is not None:
+                    if not self._is_over:
+                        self._output.note(write_result(self._output.folder, self.result))
+                    close_run(self._output, self.result, self._alerts)
         return self.final
 
-    def _run(self, begins: Callable[[Plan], object], advice: Callable[[], str]) -> None:
-        try:
-            with ended_by_stop():
-                self._make_attempts(begins, advice)
-        except KeyboardInterrupt as interrupt:
-            if self.result is not None and not self._is_over:
-                self.result = _between_attempts(self.result, interrupt)
-                self._say(last_line(self.result))
-            raise
-        finally:
-            if self._output is not None and self.result is not None:
-                if not self._is_over:
-                    self._output.note(write_result(self._output.folder, self.result))
-                close_run(self._output, self.result, self._alerts)
-
-    def _make_attempts(self, begins: Callable[[Plan], object], advice: Callable[[], str]) -> None:
+    def _make_attempts(self) -> None:
         state: RestartState | None = self.spec.restart_state
         while state is not None:
             now = state
             try:
-                state = self._attempt(now, begins, advice)
+                state = self._attempt(now)
             except HostError as error:
                 if self.result is None or not error.hosts:
                     raise
-                state = self._without(now, error)
+                if not self._is_still_cut_off(now, error):
+                    state = self._without(now, error)
         if not self._is_over:
-            self._end(advice)
+            self._end()
 
     # -- an attempt
 
-    def _attempt(
-        self,
-        state: RestartState,
-        begins: Callable[[Plan], object],
-        advice: Callable[[], str],
-    ) -> RestartState | None:
+    def _attempt(self, state: RestartState) -> RestartState | None:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
-            begins(attempt.plan)
-            before, output = self.result, attempt.output
+            before, output = self.result, self._running_output
             result = supervise(
                 *(attempt.job, attempt.plan, attempt.agents, output),
                 versions=attempt.versions,
@@ -127,7 +127,7 @@ class Launch:
             self.result = result.after(before)
             following = self._following(state, before)
             if following is None:
-                self._end(advice)
+                self._end()
             elif following.active()[0] != state.active()[0]:
                 output.note(attempt.fetch_results(self.final, output.note))
             output.write_result(self.final)
@@ -135,7 +135,7 @@ class Launch:
             line = f"restart {following.restarts} of {state.policy.max_restarts}"
             self.spec = replace(self.spec, settings=self.spec.settings.before_all())
             self._say(line)
-            attempt.output.events.write("restart", number=following.restarts)
+            self._running_output.events.write("restart", number=following.restarts)
             text = f"{line}; {last_line(self.final)}"
             self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
         return following
@@ -145,7 +145,7 @@ class Launch:
         """Look at the hosts, and plan for the active ones when all are fit for it."""
         active = state.active()
         settings = self.spec.settings
-        is_first = not state.restarts  # an unfit spare is reported at once, not when it is needed
+        is_first = self._newest is None  # an unfit spare is reported at once, not when it is needed
         hosts = state.hosts if is_first else active
         transport_of = {
             host.label: transport
@@ -165,10 +165,13 @@ class Launch:
             # The probes of active hosts become their agents: that saves a login to each.
             containers = [host.container for host in plan.hosts]
             agents = cluster.successors(transports[: len(active)], containers)
-            if self._output is None:
-                self._output = self._stack.enter_context(RunOutput(job, self._show))
-            self._newest = Attempt(job, plan, self._output, agents, transports, cluster.versions)
-            yield self._newest
+            yield self._begun(Attempt(job, plan, agents, transports, cluster.versions))
+
+    def _begun(self, attempt: Attempt) -> Attempt:
+        if self._output is None:
+            self._output = self._stack.enter_context(RunOutput(attempt.job, self._show))
+        self._newest = attempt
+        return attempt
 
     def _next_job(self, is_first: bool) -> Job:
         work, jobs = self.spec.work, self._timed(self.spec.settings.jobs)
@@ -195,14 +198,31 @@ class Launch:
     # -- after an attempt
 
     def _following(self, state: RestartState, before: Result | None) -> RestartState | None:
+        following: RestartState | None
         if self.final.port_was_taken and not (before and before.port_was_taken):
-            following: RestartState | None = state  # until it is bound, any program can take it
+            following = state  # until it is bound, any program can take it
+        elif self.final.was_cut_off and state.policy.max_restarts:
+            following = state  # its hosts are not to blame
+            self._cut_off_until = time.monotonic() + CUT_OFF_SECONDS
+            self._say(f"trying for {CUT_OFF_SECONDS / 60:g} minutes to reach the hosts again")
         else:
             following = state.after(self.final)
         if following and self._signals.ask_for_end:
             self._say("no further attempt: the run was told to end")
             return None
         return following
+
+    def _is_still_cut_off(self, state: RestartState, error: HostError) -> bool:
+        """Return True, after a moment, if no host can be reached as long as our own link is down.
+
+        Some hosts may be reached a moment before the others.
+        """
+        if not self.final.was_cut_off or time.monotonic() > self._cut_off_until:
+            return False
+        if error.hosts < {host.label for host in state.active()}:
+            self._cut_off_until = 0.0
+        time.sleep(RECONNECT_SECONDS)
+        return True
 
     def _without(self, state: RestartState, error: HostError) -> RestartState | None:
         for line in str(error).splitlines():
@@ -212,16 +232,29 @@ class Launch:
             self._say(f"too few hosts are left; {last_line(self.final)}")
         return following
 
-    def _end(self, advice: Callable[[], str]) -> None:
+    def _end(self) -> None:
         """Write how the run ended, and fetch its results."""
         assert self._newest is not None
-        self._is_over, note = True, self._newest.output.note
+        self._is_over, note = True, self._running_output.note
         note(write_result(self._newest.job.folder, self.final))
         try:
             note(self._newest.fetch_results(self.final, note))
         except KeyboardInterrupt:
             note(f"not waited for: {self._newest.left_behind}")
-        note(advice())
+        if doubtful := [name for name, end in self.final.hosts.items() if end != "clean"]:
+            run = self._newest.plan.run_id[:SHORT_ID]
+            note(f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {run}")
+
+
+class LocalLaunch(Launch):
+    """The attempts of a launch on this machine alone: no host is looked at."""
+
+    @contextmanager
+    def _prepared(self, state: RestartState) -> Iterator[Attempt]:
+        job, (host,) = self._next_job(self._newest is None), state.active()
+        plan = plan_alone(job, host, self.spec.settings.needs.python)
+        here = self.spec.reached
+        yield self._begun(Attempt(job, plan, here, here, is_here=True))
 
 
 def _between_attempts(result: Result, interrupt: KeyboardInterrupt) -> Result:
@@ -238,13 +271,14 @@ class Attempt:
     job: Job
     plan: Plan
     """Of the hosts that take part."""
-    output: RunOutput
     agents: Sequence[Transport]
     """The ways to the hosts of the plan, in its order, by which their agents are started."""
     transports: Sequence[Transport]
     """The ways to the same hosts for anything else, and behind them those to spares."""
-    versions: str
+    versions: str = ""
     """Those of the hosts' torch and driver."""
+    is_here: bool = False
+    """The only host is this machine, which has the run folder."""
 
     @property
     def left_behind(self) -> str:
@@ -257,6 +291,8 @@ class Attempt:
 
         A signal raises KeyboardInterrupt.
         """
+        if self.is_here:
+            return ""
         # Spares of a run that restarts have a transport, and are not in the plan.
         pairs = list(zip(self.transports, self.plan.hosts, strict=False))
         transport, first = pairs[0]

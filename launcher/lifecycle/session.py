@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
 
 from rackrun.atomic import write_whole
+from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
 from rackrun.launcher.output.log_files import (
     LogFiles,
@@ -15,15 +17,25 @@ from rackrun.launcher.output.log_files import (
 )
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
+from rackrun.launcher.preflight.gpus import suspects
+from rackrun.launcher.preflight.replies import checked_reply
+from rackrun.launcher.remote import probe
 from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentGroup
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.bootstrap import order
+from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.rpc import RpcClient
+from rackrun.shapes import Misshapen
 from rackrun.signals import ended_by_a_signal
+from rackrun.terminal import one_line
+
+GPU_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
 
 
 def supervise(
@@ -48,9 +60,11 @@ def supervise(
     signals = signals or SignalQueue()
     with signals.installed():  # before there is a plan: a run with a plan gets a result
         logs = LogFiles(job.folder, plan)
-        settings = job.template.settings
-        if settings and not job.folder.node:  # of several nodes, the first one writes them
-            write_whole(job.folder.settings, settings.encode(), mode=0o600)  # has --env values
+        template = job.template
+        if template.settings and not job.folder.node:  # of several nodes, the first writes them
+            write_whole(job.folder.settings, template.settings.encode(), 0o600)  # has --env values
+        if template.hosts:
+            write_whole(job.folder.hosts, template.hosts.encode(), 0o600)
         output.begin(job, plan)
         output.note(unfinished)
         if not plan.task and peers is None:  # a task's rank 0 tells more
@@ -72,10 +86,34 @@ def _report_sick_gpus(
     plan: Plan, transports: Sequence[Transport], result: Result, output: RunOutput
 ) -> None:
     # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-    from rackrun.launcher.lifecycle.sick_gpus import sick_gpus  # rarely needed
-
-    for host, problems in sick_gpus(plan, transports, result):
+    for host, problems in _sick_gpus(plan, transports, result):
         output.note(f"{host}: probable cause: {problems}")
+
+
+def _sick_gpus(
+    plan: Plan, transports: Sequence[Transport], result: Result
+) -> Iterator[tuple[str, str]]:
+    """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
+
+    def problems_of(host: HostPlan, transport: Transport) -> str:
+        first = order(do="gpus")
+        with (
+            suppress(Misshapen),
+            closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client,
+        ):
+            return suspects(checked_reply("gpus", client.reply()))
+        return ""
+
+    # The others may not answer, or are still being cleaned up.
+    pairs = [
+        (host, transport)
+        for host, transport in zip(plan.hosts, transports, strict=False)
+        if host.gpus and result.hosts.get(host.name) == "clean"
+    ]
+    outcomes = each(lambda pair: problems_of(*pair), pairs, seconds=GPU_SECONDS)
+    for (host, _), problems in zip(pairs, outcomes, strict=True):
+        if problems and not isinstance(problems, Problem):
+            yield host.name, one_line(problems)
 
 
 def run(
@@ -84,21 +122,15 @@ def run(
     transports: Sequence[Transport],
     show: Show,
     peers: Peers | None = None,
-    replan: Callable[[Job], Plan] | None = None,
 ) -> Result:
-    """Run a plan from end to end; with `replan`, once more if another program took the port."""
+    """Run a plan once from end to end."""
     alerts = EventCommand(() if job.folder.node else job.template.on_event)
-    result: Result | None = None
     with RunOutput(job, show) as output:
-        while True:
-            result = supervise(job, plan, transports, output, peers, alerts=alerts).after(result)
-            if replan is None or job.folder.attempt > 1 or not result.port_was_taken:
-                output.note(write_result(job.folder, result))
-                output.write_result(result)
-                close_run(output, result, alerts)
-                return result
-            job = job.again()
-            plan = replan(job)
+        result = supervise(job, plan, transports, output, peers, alerts=alerts).after(None)
+        output.note(write_result(job.folder, result))
+        output.write_result(result)
+        close_run(output, result, alerts)
+    return result
 
 
 def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:

@@ -1,4 +1,4 @@
-"""This machine as a host: what a plan needs to know of it, and a run on it alone."""
+"""This machine as a host: what a plan needs to know of it."""
 
 from __future__ import annotations
 
@@ -8,45 +8,24 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rackrun.errors import MissingPackage
-from rackrun.launcher.lifecycle.session import run
-from rackrun.launcher.output.run_output import Show
 from rackrun.launcher.remote.files import project_python
 from rackrun.launcher.remote.network import interface_of
-from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import Job, JobTemplate, Work, is_own_command
+from rackrun.launcher.run.hosts import THIS_MACHINE, Host
+from rackrun.launcher.run.job import Job, Work, is_own_command
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
-from rackrun.launcher.run.result import Result
-from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count, gpu_model
+from rackrun.launcher.transport.local import free_port, gpu_count, gpu_model
 from rackrun.machine import core_count, typed_folder
 
-NAME = "localhost"
 ADDRESS = "127.0.0.1"
 
 
-def run_alone(jobs: JobTemplate, work: Work, processes: int, python: str, show: Show) -> Result:
-    """Run on this machine."""
-    job = jobs.job(work, jobs.new_folder(work))
-
-    def planned(job: Job) -> Plan:
-        return plan_alone(job, processes, python)
-
-    return run(job, planned(job), [LocalTransport(NAME)], show, replan=planned)
-
-
-def plan_alone(job: Job, processes: int, python: str) -> Plan:
-    """Return the plan for this machine alone."""
+def plan_alone(job: Job, host: Host, python: str) -> Plan:
+    """Return the plan for this machine alone, `host` as `as_host` returns it."""
     folder = str(job.folder.path)
-    environment = job.template.environment
-    ranks = as_host(processes, environment).processes(0)
-    host = planned(
-        NAME,
-        ADDRESS,
-        ranks,
-        folder,
-        interpreter(python, job.work),
-        has_gpus=gpu_count(environment) > 0,
-    )
-    return make_plan(job, [host], free_port())
+    has_gpus = gpu_count(job.template.environment) > 0
+    ranks, path = host.processes(0), interpreter(python, job.work)
+    here = planned(host.name, ADDRESS, ranks, folder, path, has_gpus=has_gpus)
+    return make_plan(job, [here], free_port())
 
 
 def planned(
@@ -77,7 +56,7 @@ def planned(
 
 def as_host(processes: int, environment: Iterable[tuple[str, str]]) -> Host:
     """Return this machine as a host file would name it; ranks have this environment."""
-    return Host(NAME, slots=processes or gpu_count(environment) or 1)
+    return Host(THIS_MACHINE, slots=processes or gpu_count(environment) or 1)
 
 
 def interpreter(python: str, work: Work) -> str:

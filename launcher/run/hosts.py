@@ -20,6 +20,8 @@ from pathlib import Path
 from rackrun.errors import UsageError
 from rackrun.units import whole_number
 
+THIS_MACHINE = "localhost"
+"""The name of the host of a run without a host file."""
 MOST_HOSTS = 100_000
 MOST_SLOTS = 1024
 LAST_PORT = 65535

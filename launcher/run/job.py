@@ -157,6 +157,8 @@ class JobTemplate:
     """The command that is run at a stall, a lost host, a restart and the end."""
     settings: str = ""
     """The content of the settings file."""
+    hosts: str = ""
+    """The content of hosts.json."""
     commit: str = ""
     """The git commit of the launcher's code, for ranks where git does not know it."""
 

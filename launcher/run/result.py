@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+CUT_OFF = "no host could be reached any more, so this machine's own network was down"
+
 
 @dataclass(frozen=True)
 class AttemptResult:
@@ -47,6 +49,11 @@ class Result(AttemptResult):
         """Return True when no rank started because the master's port was taken."""
         started = any(code is not None for code in self.codes.values())
         return not started and "EADDRINUSE" in self.cause
+
+    @property
+    def was_cut_off(self) -> bool:
+        """Return True when it ended because this machine lost all of its hosts at once."""
+        return self.verdict == "failed" and self.cause == CUT_OFF
 
     def after(self, earlier: Result | None) -> Result:
         """Return the same result as that of the attempt that follows an earlier one."""

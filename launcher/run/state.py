@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rackrun.contract import phases
+from rackrun.launcher.errors import HostLost
 from rackrun.launcher.run.events import (
     Closed,
     Computing,
@@ -265,6 +266,14 @@ class RunState:
     def running(self) -> Iterator[RankState]:
         """The ranks whose command runs now."""
         return (rank for rank in self.ranks if rank.running)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Return True if several hosts were lost and no other is left: our own link is down."""
+        return len(self.hosts) > 1 and all(
+            host.lost and host.lost.exit_code == HostLost.exit_code and host.opened_at is not None
+            for host in self.hosts
+        )
 
     @property
     def succeeded(self) -> bool:

@@ -12,7 +12,7 @@ from rackrun.commands import called
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import Result, moved
+from rackrun.launcher.run.result import CUT_OFF, Result, moved
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import Hang
 from rackrun.launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
@@ -61,6 +61,8 @@ def final_cause(run: RunState, failures: FailureLog, interrupted: int) -> Cause:
         interruption = _interruption(interrupted)
         text = interruption.cause or f"stopped by {interruption.sender}"
         return Cause(text, interruption.exit_code)
+    if run.is_cut_off:
+        return Cause(CUT_OFF, LOST)
     if failures:
         return failures.root_cause()
     if run.succeeded:

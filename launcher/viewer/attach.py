@@ -39,20 +39,19 @@ class AttachOptions(ReachOptions):
 
 def attach(run: Run, options: AttachOptions) -> int:
     """Show the run from its beginning until its end, or until Ctrl-C."""
-    if run.folder is None or not RunFolder(run.folder).output.exists():
+    if not run.folder.output.exists():
         hint = f"its output: {called('logs')} {run.id[:SHORT_ID]}"
         raise UsageError(f"{run} has nothing here that could be shown again; {hint}")
-    folder = RunFolder(run.folder)
-    screen = Screen(folder, options.plain)
+    screen = Screen(run.folder, options.plain)
     with interruptible():
         try:
-            screen.follow(partial(_is_over, folder, screen))
+            screen.follow(partial(_is_over, run.folder, screen))
         except KeyboardInterrupt as interrupt:
             say(f"detached, the run continues; {see_and_end(run.id[:SHORT_ID])}")
             return int(interrupt.args[0]) if interrupt.args else 0
     if screen.closed:
         return 128 + signal.SIGPIPE
-    code = exit_code_in(folder.events)
+    code = exit_code_in(run.folder.events)
     if code is None:
         say("what supervised the run is gone, and its hosts have ended it")
         say(f"what is left: {called('status')} {run.id[:SHORT_ID]}")

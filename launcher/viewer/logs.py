@@ -49,14 +49,11 @@ class LogsOptions(ReachOptions):
 
 def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
-    if run.folder is None:
-        raise UsageError(f"{run} has no folder here; its logs are where it was started")
-    folder = RunFolder(run.folder)
-    plan = plan_in(folder)
+    plan = plan_in(run.folder)
     _refuse_unknown(plan, options)
     with interruptible():
         try:
-            _print(folder, plan, options)
+            _print(run.folder, plan, options)
         except KeyboardInterrupt as interrupt:
             return int(interrupt.args[0]) if interrupt.args else 128 + signal.SIGINT
         except BrokenPipeError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,19 +16,17 @@ from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.remote import run_processes
-from rackrun.launcher.run.hosts import Host, hosts_named
+from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.settings import ReachOptions
-from rackrun.launcher.settings_file import read_settings
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.local import LocalTransport
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.known_runs import hosts_of, keep
 from rackrun.launcher.viewer.replies import Ending, RunFacts
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES, SHORT_ID, Run, is_supervised
-from rackrun.shapes import Misshapen, parsed_file
+from rackrun.runs import MOST_BYTES, Run, is_supervised
+from rackrun.shapes import Misshapen, Shape, parsed_file
 from rackrun.terminal import one_line
 
 REPLY_SECONDS = 20.0
@@ -43,45 +43,65 @@ class RunOptions(ReachOptions):
 
     run: Positional[str] = ""
     """The run: ID, start of an ID, name, folder, or latest."""
-    hosts: str = ""
-    """Ask the hosts of this host file, on a machine where the run was not started."""
-    host_list: str = ""
-    """Ask these hosts instead of a host file (also: -H): gpu01,gpu[02-04]."""
 
-    @property
-    def name_hosts(self) -> bool:
-        """Return True where the hosts were typed."""
-        return bool(self.hosts or self.host_list)
+
+class RunHosts(Shape, frozen=True):
+    """The hosts of a run, as hosts.json has them."""
+
+    hosts: tuple[Host, ...]
+    ssh_config: str = ""
 
 
 @dataclass
 class ReachedRun:
     """A run, its hosts, and what is known of it."""
 
-    id: str
-    name: str
+    run: Run
+    facts: RunFacts
     hosts: Sequence[Host]
     transports: Sequence[Transport | Problem]
-    facts: RunFacts = RunFacts()
     silent: dict[str, Problem] = field(default_factory=dict)
     """Hosts on which not even a program starts in time, by label: they are not asked again."""
 
 
 @contextmanager
 def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[ReachedRun]:
-    """Reach the hosts of a run; its folder, where it is here, has facts about it."""
-    from rackrun.launcher.transport.ssh import (
-        open_network,  # Fabric takes as long to import as --help may
-    )
-
-    hosts = _hosts_of(run, options, need_hosts)
-    facts = facts_in(RunFolder(run.folder)) if run.folder else RunFacts()
-    if is_of_this_machine(run, options):
-        here = [LocalTransport(host.label) for host in hosts]
-        yield ReachedRun(run.id, run.name, hosts, here, facts)
+    """Reach the hosts of a run, as its folder has them."""
+    facts, plan = facts_in(run.folder), plan_in(run.folder)
+    known = _hosts_in(run.folder)
+    if known is None and is_here(plan):
+        here = [Host(host.name) for host in plan.hosts]
+        yield ReachedRun(run, facts, here, [LocalTransport(host.name) for host in here])
         return
-    with closing(open_network(options, run.record.ssh_config if run.record else "")) as network:
-        yield ReachedRun(run.id, run.name, hosts, network.try_each(hosts), facts)
+    if known is None:
+        unknown = f"{run.folder.hosts}: does not name the hosts of the run"
+        if need_hosts:
+            raise UsageError(unknown)
+        say(unknown)
+        yield ReachedRun(run, facts, (), ())
+        return
+    from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
+
+    with closing(open_network(options, known.ssh_config)) as network:
+        yield ReachedRun(run, facts, known.hosts, network.try_each(known.hosts))
+
+
+def hosts_text(hosts: Sequence[Host], ssh_config: str) -> str:
+    """Return hosts.json for hosts that were reached by this ssh_config, or by the user's own."""
+    config = str(Path(ssh_config).resolve()) if ssh_config else ""
+    content = {"hosts": list(map(asdict, hosts)), "ssh_config": config}
+    return f"{json.dumps(content, indent=2)}\n"
+
+
+def _hosts_in(folder: RunFolder) -> RunHosts | None:
+    with suppress(OSError, Misshapen):
+        return parsed_file(folder.hosts, RunHosts, MOST_BYTES)
+    return None
+
+
+def is_here(plan: Plan) -> bool:
+    """Return True for the plan of this machine alone."""
+    return {host.name for host in plan.hosts} <= {THIS_MACHINE, socket.gethostname()}
 
 
 def facts_in(folder: RunFolder) -> RunFacts:
@@ -106,15 +126,6 @@ def plan_in(folder: RunFolder) -> Plan:
         raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
 
 
-def is_of_this_machine(run: Run, options: RunOptions) -> bool:
-    """Return True for a run of `./run-local`."""
-    if run.folder is None or options.name_hosts:
-        return False
-    with suppress(UsageError):
-        return read_settings(RunFolder(run.folder).settings).launch == "local"
-    return False
-
-
 def each_in_time(
     work: Callable[[Reached], T],
     pairs: Sequence[tuple[Host, Transport | Problem]],
@@ -137,26 +148,6 @@ def each_in_time(
 
 class TooLate(HostUnreachable):
     """A host that can be logged in to, and then does not answer."""
-
-
-def _hosts_of(run: Run, options: RunOptions, need_hosts: bool) -> tuple[Host, ...]:
-    """Return the hosts to ask: those that are typed or recorded, or this machine.
-
-    Raises UsageError if none are known and hosts are needed.
-    """
-    if options.name_hosts:
-        return hosts_named(Path(options.hosts), options.host_list)
-    if run.folder and is_of_this_machine(run, options):
-        return tuple(Host(host.name) for host in plan_in(RunFolder(run.folder)).hosts)
-    if run.record and (hosts := hosts_of(run.record)):
-        keep(run.id[:SHORT_ID])
-        return hosts
-    hint = "type: --hosts FILE, with the host file that it was started with"
-    unknown = f"the hosts of run {run.id} are not known here; {hint}"
-    if need_hosts or run.folder is None:
-        raise UsageError(unknown)
-    say(unknown)
-    return ()
 
 
 def processes_on(transport: Transport, python: str | None) -> closing[RpcClient]:

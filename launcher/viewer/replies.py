@@ -48,7 +48,7 @@ class Ending(Shape, frozen=True):
 class RunFacts:
     """What the folder of a run says about it."""
 
-    folder: str = ""
+    folder: str
     live: RunView | None = None
     """None before its first rank has started, and after its end."""
     alive: bool = False

@@ -82,7 +82,7 @@ def status_of_all(run: ReachedRun) -> list[HostStatus]:
         (host, run.silent.get(host.label, transport))
         for host, transport in zip(hosts, run.transports, strict=True)
     ]
-    ask = partial(_status_of, run.id[:SHORT_ID])  # of every attempt
+    ask = partial(_status_of, run.run.id[:SHORT_ID])  # of every attempt
     outcomes = each_in_time(ask, pairs)
     for host, outcome in zip(hosts, outcomes, strict=True):
         if isinstance(outcome, TooLate):
@@ -130,8 +130,8 @@ def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     live = {host.name: host for host in reply.live.hosts} if reply.live else {}
     seconds = reply.live.seconds if reply.live else None
     return {
-        "run": run.id,
-        "name": run.name,
+        "run": run.run.id,
+        "name": run.run.name,
         "supervised": reply.alive,
         "exit_code": finish.exit_code if finish else None,
         "verdict": finish.verdict if finish else "",
@@ -167,9 +167,10 @@ def _state_of(host: HostStatus, has_ranks: bool, live: HostView | None) -> str:
 
 def describe(report: dict[str, Any]) -> str:
     """Return the report as text, with hosts that are alike in one row."""
-    lines = [f"run {report['run']} {one_line(report['name'])}: {_headline(report)}"]
-    if report["folder"]:
-        lines.append(f"folder {one_line(report['folder'])}")
+    lines = [
+        f"run {report['run']} {one_line(report['name'])}: {_headline(report)}",
+        f"folder {one_line(report['folder'])}",
+    ]
     if not report["hosts"]:
         return "\n".join([*lines, ""])
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -192,8 +193,6 @@ def _headline(report: dict[str, Any]) -> str:
     if report["supervised"]:
         seconds = report["seconds"]
         return "running" if seconds is None else f"running for {duration(seconds)}"
-    if not report["folder"]:
-        return "its folder is not on this machine"
     if report["exit_code"] is None:
         return "its launcher is gone; its hosts end it on their own"
     return f"ended with {report['exit_code']}: {one_line(report['cause'])}"

@@ -53,13 +53,11 @@ class StopOptions(RunOptions):
 
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
-    if run.folder:
-        launcher = LocalLauncher(RunFolder(run.folder))
-        was_running = _interrupt(launcher, run.id, options.force)
-        if not (was_running or options.name_hosts):
-            ending = launcher.ending()
-            if ending and set(ending.hosts.values()) == {"clean"}:
-                return 0
+    launcher = LocalLauncher(run.folder)
+    was_running = _interrupt(launcher, run.id, options.force)
+    ending = launcher.ending()
+    if not was_running and ending and set(ending.hosts.values()) == {"clean"}:
+        return 0
     with reached(run, options) as reached_run:
         left = is_left(reached_run, LINGER_SECONDS)
     return HostLost.exit_code if left else 0

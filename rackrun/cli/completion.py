@@ -17,7 +17,6 @@ from pathlib import Path
 from rackrun.cli.dispatch import COMMANDS
 from rackrun.commands import LAUNCHES, called, is_command, program
 from rackrun.errors import UsageError
-from rackrun.runs import RECORDS
 from rackrun.user_code.tasks import find_task, known_tasks
 
 _SCRIPTS = {
@@ -135,8 +134,7 @@ def _in_help(main: Callable[[list[str]], object], args: list[str]) -> set[str]:
 
 
 def _runs() -> set[str]:
-    detached = (file.stem for file in RECORDS.expanduser().glob("*.json"))
-    return _plain([*(folder.name for folder in Path("runs").glob("*-*-*")), *detached])
+    return _plain(folder.name for folder in Path("runs").glob("*-*-*"))
 
 
 def _plain(names: Iterable[str]) -> set[str]:

@@ -62,6 +62,10 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",
         "--source": "leave it out: images keep their bytes, and verify checks each of them",
+        "status --host-list": "type --on with the machine where the run was started",
+        "status --hosts": "type --on with the machine where the run was started",
+        "stop --host-list": "type --on with the machine where the run was started",
+        "stop --hosts": "type --on with the machine where the run was started",
         "--start-seconds": "the agents of all hosts have 60 seconds to answer; torchrun has"
         " --rendezvous-seconds",
         "--stochastic-depth": "type --model-args stochastic_depth_prob=0.1, as the model calls it"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun import runs as runs_here
 from rackrun.launcher.commands import rerun
 from rackrun.launcher.commands.local import HEAD
 from rackrun.launcher.commands.parse import CommandLine, read
@@ -151,7 +150,6 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, mo
 def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str) -> Path:
     """Return the folder of a run as a launch with these settings leaves it."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(runs_here, "RECORDS", folder / "known")
     path = new_run_folder(Path("runs"), name).path
     written(path, text)
     return path

@@ -15,7 +15,6 @@ import pytest
 import rackrun
 import rackrun.catdog.__main__ as catdog
 from rackrun import commands
-from rackrun import runs as runs_here
 from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
 from rackrun.commandline.options import options
@@ -39,7 +38,6 @@ from tests.lab.warm import ROOT
     ],
 )
 def test_words_that_other_programs_have_are_understood(args, says, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # --help
         assert dispatch.run(args) == 0
@@ -60,7 +58,6 @@ def test_each_command_runs_behind_each_door(door, monkeypatch, capsys):
 
 def test_a_command_is_understood_behind_options(tmp_path, monkeypatch, capsys):
     """They go to the command; --plain is what it does anyway."""
-    monkeypatch.setattr(runs_here, "RECORDS", tmp_path / "known")
     monkeypatch.chdir(tmp_path)
     for args in (
         ["./run-ssh", "--ssh-config", "no-such-config", "ps"],
@@ -269,7 +266,7 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
         ("ssh hosts.txt --", {"--sync", "--max-restarts"}, {"--epochs"}),
         ("ssh hosts.txt catdog --", {"--epochs", "--data"}, {"--sync"}),
         ("ssh stop --", {"--force"}, {"--sync"}),
-        ("stop ", {"20260101-000000-catdog", "3fa81c02"}, {"catdog"}),
+        ("stop ", {"20260101-000000-catdog"}, {"catdog"}),
         ("local -- ", set(), {"catdog"}),
         ("convert ", {"folder", "imagenet", "verify"}, {"catdog/"}),
         ("convert folder --", {"--val-percent", "--exif"}, {"--subset"}),
@@ -278,8 +275,6 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
 def test_completion_knows_what_may_come_next(typed, has, lacks, tmp_path, monkeypatch):
     """Commands, then tasks and runs, and the options that the help of each shows."""
     (tmp_path / "runs" / "20260101-000000-catdog").mkdir(parents=True)
-    (tmp_path / ".rackrun" / "known").mkdir(parents=True)
-    (tmp_path / ".rackrun" / "known" / "3fa81c02.json").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     result = completion.candidates(typed.split(" "))
@@ -368,9 +363,7 @@ def a_hostile_folder(folder: Path) -> None:
     for parent in (folder / "runs", folder / "shards", folder):
         for name in HOSTILE:
             (parent / name).mkdir(parents=True)
-    (folder / ".rackrun" / "known").mkdir(parents=True)
     for name in HOSTILE:
-        (folder / ".rackrun" / "known" / f"{name}.json").touch()
         (folder / f"{name}.py").write_text("TASK = 1\n")
     code = f"open({str(folder / 'ran')!r}, 'w')\nTASK = RECIPES = main = COMMANDS = 1\n"
     for name in ("rackrun", "training", "convert", "launcher", "sitecustomize", "mine", "ast"):

@@ -22,7 +22,6 @@ from rackrun.launcher.supervision import peers
 from rackrun.launcher.viewer import replies as viewed
 from rackrun.run_history import HostUsage
 from rackrun.run_report import folder
-from rackrun.runs import LaunchRecord
 from rackrun.shapes import Excerpt, Misshapen, Shape, Whole, at_most, between, matches, parsed
 from rackrun.shards.index import Manifest
 from rackrun.training.track.tracker import Sent
@@ -33,7 +32,7 @@ DECLARED = [
     *(download.OfferedFiles, download.Header, download.TransferEnd),
     *(*get_args(events.Event), RunView, EndLine, viewed.Ending, viewed.HostRuns, viewed.RunListing),
     *(folders.PlannedRun, folders.ReachedStep, folders.Outcome, folder.RunPlan, folder.RunEnd),
-    *(HostUsage, LaunchRecord, Manifest, Sent),
+    *(HostUsage, Manifest, Sent),
 ]
 
 

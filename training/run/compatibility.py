@@ -186,7 +186,7 @@ def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
 def _run_to_resume(source: TaskSource, config: Config, is_here: bool) -> Path | None:
     if config.resume == LATEST:  # elsewhere, only the ranks know which it is
         return newest_run(source.name) if is_here and source.name in TASKS else None
-    return run_folder(config.resume, runs_folder(), must_be_here=False) if config.resume else None
+    return run_folder(config.resume, runs_folder()) if config.resume else None
 
 
 def _check_checkpoints(resume: str, path: Path) -> None:

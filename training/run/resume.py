@@ -123,7 +123,7 @@ def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
 def requested_checkpoint(resume: str, task: str) -> CheckpointFile:
     """Return the checkpoint (and its bytes) of `--resume`: a file, a run folder, or `latest`."""
     is_latest = resume == LATEST
-    run = newest_run(task) if is_latest else run_folder(resume, runs_folder(), must_be_here=False)
+    run = newest_run(task) if is_latest else run_folder(resume, runs_folder())
     if not run.exists():
         raise UsageError(f"--resume {resume}: no such file or run folder; type its path, or latest")
     if run.is_file():

@@ -79,7 +79,7 @@ ROWS = [
     Refusal("rackrun loacl catdog", 64, ("loacl", "local?")),
     Refusal("./run-ssh list -- true", 64, "list:1:6", {"list": "host 1\n"}),
     Refusal("./run-ssh hosts.txt ps", 64, "./run-ssh ps hosts.txt"),
-    Refusal("./run-ssh h.txt logs a3", 64, "./run-ssh logs --hosts h.txt a3"),
+    Refusal("./run-ssh h.txt logs a3", 64, "./run-ssh logs a3"),
     Refusal("./run-ssh --plain h.txt report a3", 64, "./run-local report a3"),
     Refusal("./run-local --nproc 2 convert folder", 64, ("--nproc", "convert")),
     Refusal("./run-ssh --nproc 2 ps", 64, ("--nproc", "./run-ssh ps --help")),

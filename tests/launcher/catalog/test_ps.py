@@ -42,7 +42,6 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
         if how == "its launcher lives":
             assert launcher.wait(30) == 130
             assert "interrupted: stopped by ./run-ssh stop" in err
-            assert not list((detached.home / ".rackrun" / "known").iterdir())  # all were clean
             launcher.communicate()
 
 

@@ -28,6 +28,7 @@ from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.serving import folder_to_serve
 from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.preflight.checks import CHECKS, check_allowed
+from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
@@ -124,7 +125,7 @@ def test_ranks_know_the_commit_of_the_launchers_code(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     options = LocalOptions()
     job = options.jobs.job(Command(("true",)), RunFolder(tmp_path))
-    environment = dict(plan_alone(job, 1, "").hosts[0].environment)
+    environment = dict(plan_alone(job, Host("localhost"), "").hosts[0].environment)
     assert environment["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from rackrun.catdog.recipes import RECIPES
 from rackrun.cli import dispatch
-from rackrun.launcher.commands import local_run, ray, ssh_run
+from rackrun.launcher.commands import local, ray, ssh
 from rackrun.launcher.commands.parse import job_template
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import SshOptions
@@ -44,8 +44,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     def on_ray(work: Work, options: RayOptions, settings: LaunchSettings) -> NoReturn:
         raise Asked(work, options, settings.jobs)
 
-    monkeypatch.setattr(local_run, "start", on_this_machine)
-    monkeypatch.setattr(ssh_run, "start", over_ssh)
+    monkeypatch.setattr(local, "start", on_this_machine)
+    monkeypatch.setattr(ssh, "start", over_ssh)
     monkeypatch.setattr(ray, "prepared", on_ray)
     with pytest.raises(Asked) as raised:
         dispatch.run(shlex.split(line.removeprefix("rackrun ")))
@@ -58,9 +58,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
         "./run-local",
         "./run-local --nproc 2 --runs 'my runs'",
         "./run-ssh --name 'a b' hosts.txt",
-        "./run-ssh --detach --max-restarts 1 hosts.txt catdog --data /s --resume latest",
         "./run-ray --runs there catdog --data=/s --epochs 2",
         "rackrun ray",
+        "./run-ssh --detach --max-restarts 1 hosts.txt catdog --data /s --resume latest",
     ],
 )
 def test_it_asks_for_the_same_and_the_run(monkeypatch, tmp_path, line):

@@ -70,7 +70,8 @@ def test_restarts_and_spares_work_while_nobody_looks(detached):
     )
     rules = ("--max-restarts", "1", "--spares", "1")
     detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
-    until(lambda: first.with_name("first1").exists(), "the rank to be killed was there", 60)
+    marks = [first.with_name(f"first{rank}") for rank in (0, 1)]
+    until(lambda: all(mark.exists() for mark in marks), "both ranks were there", 60)
     detached.lab.hosts[1].stop()
     for pid in (*detached.lab.hosts[1].sessions(), *detached.on(detached.lab.hosts[1])):
         with_signal(pid, signal.SIGKILL)
