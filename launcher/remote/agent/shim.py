@@ -44,6 +44,7 @@ class Shim:
         self.local = local
         self.torchrun = os.getppid()  # another parent later on means that torchrun was killed
         self.agent_is_gone = False
+        self.rank_has_ended = False
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
 
@@ -59,6 +60,7 @@ class Shim:
         child, status = os.wait()
         while child != rank:  # a daemon that the rank has left
             child, status = os.wait()
+        self.rank_has_ended = True
         code, number = exit_status(status)
         kill_descendants()  # what the rank left in the background holds its pipes and GPUs
         self._report(event="ended", code=code, signal=number)
@@ -101,7 +103,8 @@ class Shim:
     def _take_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.agent_is_gone or os.getppid() != self.torchrun:
             self._abandon()  # nobody else could end the rank
-        self._report(event="asked-to-stop", signal=signum)
+        if not self.rank_has_ended:
+            self._report(event="asked-to-stop", signal=signum)
 
     def _abandon(self) -> NoReturn:
         """End a rank that is no longer supervised, and all that it started."""
