@@ -7,6 +7,7 @@ SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is 
 In an archive all of that may be below one more folder.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,6 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.readers.archives import open_images
 from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import dataset_name, free_key
@@ -35,15 +35,17 @@ from rackrun.convert.readers.records import (
     as_text,
     excluded,
     images,
+    open_archive,
     reading,
     system_folder,
 )
-from rackrun.convert.readers.tars import Tar
+from rackrun.convert.readers.tars import Tar, refuse_packed
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
+ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 LETTERS = re.compile(r"[a-z]+")
 SPLIT_WORD = re.compile(rf"({'|'.join(SPLITS)})(?:set|data|images?)?[ab]?")
 NO_SPLITS = "if all folders are classes, add --allow split-names"
@@ -189,7 +191,7 @@ def _tree(source: Path, exclude: Sequence[str]) -> _Tree:
         return _Tree(source, folder, folder.records(), exclude=exclude)
     if not source.exists():
         raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
-    container = open_images(source)
+    container = _archive(source)
     records = [each for each in container.records() if not HIDDEN.search(each.name)]
     if exclude:
         left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
@@ -203,6 +205,21 @@ def _tree(source: Path, exclude: Sequence[str]) -> _Tree:
     if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
         return replace(tree, prefix=f"{tops[0]}/")
     return tree
+
+
+def _archive(source: Path) -> Zip | Tar:
+    """Open a zip or a tar (also of tars) by its first bytes; UsageError for anything else."""
+    descriptor = open_archive(source)
+    try:
+        head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)
+    finally:
+        os.close(descriptor)
+    refuse_packed(source, head)
+    if head.startswith(ZIP) or source.suffix.lower() == ".zip":
+        return Zip(source)
+    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
+        return Tar(source)
+    raise UsageError(f"{source}: SOURCE is a folder, a zip or a tar of images")
 
 
 def _is_excluded(name: str, patterns: Sequence[str]) -> bool:

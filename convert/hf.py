@@ -9,8 +9,9 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
@@ -90,17 +91,20 @@ class HuggingFace:
             missing = [column for column in columns if column not in loaded[name].features]
             if missing:  # splits may differ in theirs
                 raise DataError(clean(f"{self.source}: split {name} has no column {missing[0]!r}"))
-            tables[name] = ArrowImages(name, loaded[name], columns, files)
-        for name, table in list(tables.items()):
-            if all(row.label in (None, NO_LABEL) for row in table.rows()):
+            table = ArrowImages(name, loaded[name], columns, files)
+            if table.labels():
+                tables[name] = table
+            else:
                 say(f"{self.source}: split {name} has no labels: left out")
-                del tables[name]
         if names := getattr(features[columns[1]], "names", None):
             classes, numbers = tuple(names), {str(number): number for number in range(len(names))}
         else:
             classes, numbers = _classes(tables)
         findings = list[ImageDefect]()
-        records = _records(tables, splits, numbers, findings)
+        records = chain.from_iterable(
+            table.records(splits[name], container, numbers, findings)
+            for container, (name, table) in enumerate(tables.items())
+        )
         dataset = dataset_name(self.name or Path(self.source).name)
         return RecordListing(dataset, classes, tuple(tables.values()), records, findings)
 
@@ -223,47 +227,13 @@ def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
 
 def _classes(tables: Mapping[str, "ArrowImages"]) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the classes of a column without names, and the number of each label."""
-    labels = {
-        str(row.label)
-        for table in tables.values()
-        for row in table.rows()
-        if row.label not in (None, NO_LABEL)
-    }
+    labels = set[str]().union(*(table.labels() for table in tables.values()))
     strange = [label for label in labels if not is_class_name(label)]
     if strange:
         raise DataError(clean(f"{strange[0][:60]!r} is no class: names or whole numbers are"))
     names = class_names(labels)
     table = class_table(set(names.values()))
     return tuple(table), {label: table[name] for label, name in names.items()}
-
-
-def _records(
-    tables: Mapping[str, "ArrowImages"],
-    splits: Mapping[str, str],
-    numbers: Mapping[str, int],
-    findings: list[ImageDefect],
-) -> Iterator[Record]:
-    for number, (name, table) in enumerate(tables.items()):
-        for row in table.rows():
-            record, label = table.record(row, number), numbers.get(str(row.label))
-            where = f"{table.name}/{row.number}"
-            if record is None:
-                findings.append(ImageDefect(where, "no image"))
-            elif not record.size:
-                findings.append(ImageDefect(where, "empty"))
-            elif label is None:
-                findings.append(ImageDefect(where, "unlabelled"))
-            else:
-                yield record._replace(label=label, split=splits[name])
-
-
-class ArrowRow(NamedTuple):
-    """An image and its label, not read yet."""
-
-    number: int
-    path: str
-    size: int | None  # of the stored bytes; None where there are none
-    label: Any
 
 
 class ArrowImages:
@@ -281,38 +251,33 @@ class ArrowImages:
         self._bytes = 0
         self._listing = sha256()
 
-    def rows(self) -> Iterator[ArrowRow]:
-        """Yield all rows; no image is read."""
-        import pyarrow
-        from pyarrow import compute
+    def labels(self) -> set[str]:
+        """Return all labels as text, without those that stand for none."""
+        return {str(label) for _, _, label in self._listed() if label not in (None, NO_LABEL)}
 
-        image, label = self._columns
-        for start in range(0, len(self._rows), BATCH):
-            try:
-                table = self._rows[start : start + BATCH]
-                table.validate(full=True)
-                sizes = compute.binary_length(compute.struct_field(table[image], "bytes"))
-                paths = compute.struct_field(table[image], "path")
-            except pyarrow.ArrowException as error:
-                raise DataError(f"{self.name}: damaged: {error}; save it again") from None
-            values = (sizes.to_pylist(), table[label].to_pylist(), paths.to_pylist())
-            for number, (size, value, path) in enumerate(zip(*values, strict=True), start):
-                yield ArrowRow(number, path or "", size, value)
-
-    def record(self, row: ArrowRow, container: int) -> Record | None:
-        """Return the record of a row, which lacks its label; None for a row without an image."""
-        suffix = PurePosixPath(row.path).suffix.lower()
-        if suffix not in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES):
-            suffix = ""  # a row is an image, whatever it was called before
-        name, size = f"{self.name}/{row.number}{suffix}", row.size
-        if size is None and row.path:
-            name, size = self._find(row)
-        if size is None:
-            return None
-        self._bytes += size
-        self._listing.update(f"{name}\0{size}\0{row.label}\n".encode("utf-8", "surrogateescape"))
-        key = f"{safe_key(self.name)}_{row.number:07d}"
-        return Record(key, 0, "", name, container, row.number, row.size or 0, size)
+    def records(
+        self, split: str, container: int, numbers: Mapping[str, int], findings: list[ImageDefect]
+    ) -> Iterator[Record]:
+        """Yield the images that have a label among `numbers`; note the others in `findings`."""
+        for row, (path, stored_bytes, label) in enumerate(self._listed()):
+            suffix = PurePosixPath(path).suffix.lower()
+            if suffix not in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES):
+                suffix = ""  # a row is an image, whatever it was called before
+            name, size = f"{self.name}/{row}{suffix}", stored_bytes or 0
+            if stored_bytes is None and path:
+                name, size = self._find(row, path)
+            self._bytes += size
+            self._listing.update(f"{name}\0{size}\0{label}\n".encode("utf-8", "surrogateescape"))
+            number = numbers.get(str(label))
+            if stored_bytes is None and not path:
+                findings.append(ImageDefect(f"{self.name}/{row}", "no image"))
+            elif not size or number is None:
+                kind = "unlabelled" if size else "empty"
+                findings.append(ImageDefect(f"{self.name}/{row}", kind))
+            else:
+                key = f"{safe_key(self.name)}_{row:07d}"
+                place = (container, row, stored_bytes or 0, size)
+                yield Record(key, number, split, name, *place)
 
     def origin(self) -> Origin:
         """Return the split's entry of the manifest; all rows must have been listed."""
@@ -329,11 +294,28 @@ class ArrowImages:
             raise DataError(f"{record.name}: has changed since it was listed; add --force")
         return data
 
-    def _find(self, row: ArrowRow) -> tuple[str, int]:
-        where = f"{self.name}: row {row.number:,}: {row.path}"
+    def _listed(self) -> Iterator[tuple[str, int | None, Any]]:
+        """Yield path, size and label of each row, the size None without bytes; reads no image."""
+        import pyarrow
+        from pyarrow import compute
+
+        image, label = self._columns
+        for start in range(0, len(self._rows), BATCH):
+            try:
+                table = self._rows[start : start + BATCH]
+                table.validate(full=True)
+                sizes = compute.binary_length(compute.struct_field(table[image], "bytes"))
+                paths = compute.struct_field(table[image], "path")
+            except pyarrow.ArrowException as error:
+                raise DataError(f"{self.name}: damaged: {error}; save it again") from None
+            of_paths = (path or "" for path in paths.to_pylist())
+            yield from zip(of_paths, sizes.to_pylist(), table[label].to_pylist(), strict=True)
+
+    def _find(self, row: int, path: str) -> tuple[str, int]:
+        where = f"{self.name}: row {row:,}: {path}"
         if self._files is None:
             raise DataError(
                 f"{where}: a file, whose bytes are not stored in the data set; add --root FOLDER "
                 "that holds all images"
             )
-        return self._files.find(row.path, where)
+        return self._files.find(path, where)

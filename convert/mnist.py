@@ -1,23 +1,35 @@
-"""MNIST: four files of digits (`readers/idx.py`).
+"""MNIST: four files of digits in the format IDX, gzipped or not.
 
 They are small enough to keep in memory. Each image becomes a PNG when its turn comes: every pixel
 stays as it is. Sets of the same form, such as Fashion MNIST, are read as well.
 """
 
+import gzip
 import io
 import math
+import os
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar, cast
+
+import numpy as np
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.readers.idx import ANEW, SIDES, idx
-from rackrun.convert.readers.records import HELD_OUT, TEST, Record, RecordListing, as_text
+from rackrun.convert.readers.records import (
+    HELD_OUT,
+    TEST,
+    Record,
+    RecordListing,
+    as_text,
+    open_archive,
+    reading,
+)
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
 from rackrun.terminal import say
@@ -26,6 +38,11 @@ CLASSES = tuple("0123456789")
 COUNTS = (60_000, 10_000)
 FOLDERS = ("", "raw", "MNIST/raw")  # the latter two are torchvision's
 PARTS = {"train": HELD_OUT, "t10k": TEST}
+OF_BYTES = 0x800  # magic of a file of bytes, without its number of dimensions
+GZIP = b"\x1f\x8b"
+LARGEST = 1 << 30  # bytes: MNIST has 47 million
+SIDES = (28, 28)
+ANEW = "download it again"
 
 
 @dataclass(frozen=True)
@@ -86,7 +103,7 @@ class IdxPair:
     def __init__(self, images: Path, labels: Path) -> None:
         """Read both files; DataError unless they are images of 28 x 28 and labels of 10 classes."""
         self._name = as_text(images.name)
-        self._pixels, self._labels = idx(images, 3), idx(labels, 1)
+        self._pixels, self._labels = _idx(images, 3), _idx(labels, 1)
         self.count = len(self._pixels)
         if self.count != len(self._labels):
             raise DataError(
@@ -118,3 +135,30 @@ class IdxPair:
         stored = io.BytesIO()
         Image.fromarray(self._pixels[record.offset]).save(stored, "PNG")
         return stored.getvalue()
+
+
+def _idx(path: Path, dimensions: int) -> np.ndarray:
+    """Return the bytes of an IDX file by its dimensions; DataError for any other file.
+
+    It begins with a magic number and the dimensions, each of 32 bits, big-endian.
+    """
+    with reading(path), os.fdopen(open_archive(path), "rb") as file:
+        is_packed = file.peek(2).startswith(GZIP)
+        try:
+            packed = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_packed else file
+            data = packed.read(LARGEST + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
+    if len(data) > LARGEST:
+        raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
+    magic, head_bytes = OF_BYTES + dimensions, 4 * (1 + dimensions)
+    found = int.from_bytes(data[:4], "big")
+    if len(data) < head_bytes or found != magic:
+        raise DataError(f"{path}: begins with {found}, an IDX file of this kind with {magic}")
+    sizes = np.frombuffer(data, ">u4", dimensions, offset=4).tolist()
+    if sizes[1:] not in ([], [*SIDES]):
+        raise DataError(f"{path}: images of {sizes[1]}x{sizes[2]}, not {SIDES[0]}x{SIDES[1]}")
+    promised = head_bytes + math.prod(sizes)
+    if len(data) != promised:
+        raise DataError(f"{path}: {len(data):,} bytes, its header promises {promised:,}; {ANEW}")
+    return np.frombuffer(data, np.uint8, offset=head_bytes).reshape(sizes)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Preset
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
 

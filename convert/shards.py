@@ -14,7 +14,7 @@ from typing import ClassVar
 from rackrun.atomic import write_whole
 from rackrun.commandline.options import Examples, Positional
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.images.resize import Preset
+from rackrun.convert.images.treatment import Preset
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.stored_samples import shards_of

@@ -94,17 +94,13 @@ class ImageTable:
         rows = [row._replace(label=names[row.label]) for row in rows]
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
-        findings = list[ImageDefect]()
-        rows = _with_suffix(self.source, rows, container.root)
-        groups = dict[str, str]()
-        located = _records(self.source, rows, classes, container, findings, groups)
-        records = _complete(located, self.source, container.root, findings, self.packing)
-        dataset = dataset_name(self.name or self.source.stem)
+        findings, groups = list[ImageDefect](), dict[str, str]()
+        records = container.records(rows, classes, findings, groups)
         return RecordListing(
-            dataset,
+            dataset_name(self.name or self.source.stem),
             tuple(classes),
             (container,),
-            records,
+            _complete(records, container, findings, self.packing.allow_left_out or 0),
             findings,
             group_of=(lambda record: groups[record.name]) if self.columns.group_column else None,
         )
@@ -125,77 +121,68 @@ class TableImages(ListedFiles):
 
     def __init__(self, table: Path, root: Path | None) -> None:
         super().__init__(root or table.parent)
-        self._table = table
+        self.table = table
 
     def origin(self) -> Origin:
         """Return the table's entry of the manifest: the bytes are those of its images."""
-        digest = sha256(self._table.read_bytes()).hexdigest()
-        return Origin(as_text(self._table.name), self.bytes, digest)
+        digest = sha256(self.table.read_bytes()).hexdigest()
+        return Origin(as_text(self.table.name), self.bytes, digest)
 
+    def records(
+        self,
+        rows: list[ListedImage],
+        classes: dict[str, int],
+        findings: list[ImageDefect],
+        groups: dict[str, str],
+    ) -> Iterator[Record]:
+        """Yield the images of the rows; their groups, by name, are added to `groups`."""
+        train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
+        suffix, keys = self._lacking_suffix(rows), set[str]()
+        for row in rows:
+            where, path = clean(f"{self.table}: line {row.number}: {row.path}"), row.path + suffix
+            if "\\" in path and not (self.root / path).exists():
+                path = path.replace("\\", "/")  # as written on Windows
+            try:
+                name, size = self.find(path, where)
+            except MissingFile:
+                findings.append(ImageDefect(row.path, "missing", f"line {row.number}"))
+                continue
+            if name in groups:
+                raise DataError(f"{where}: is in the table twice; leave one of them out")
+            groups[name] = row.group
+            stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
+            key = free_key((stem,), name, keys)
+            split = train if row.split == TRAIN else row.split
+            yield Record(key, classes[row.label], split, name, 0, 0, size, size)
 
-def _with_suffix(table: Path, rows: list[ListedImage], root: Path) -> list[ListedImage]:
-    """Return the rows, where all paths lack a suffix with that of the first one's file."""
-    known = (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)
-    if any(row.path.lower().endswith(known) for row in rows):
-        return rows
-    first = root / rows[0].path
-    beside = [path.suffix for path in first.parent.glob(f"{escape(first.name)}.*")]
-    suffixes = [suffix for suffix in beside if suffix.lower() in known]
-    if len(suffixes) != 1 or first.is_file():
-        return rows
-    say(clean(f"{table}: no path has a suffix: {suffixes[0]} is added, as that of {rows[0].path}"))
-    return [row._replace(path=row.path + suffixes[0]) for row in rows]
-
-
-def _records(
-    table: Path,
-    rows: list[ListedImage],
-    classes: dict[str, int],
-    container: TableImages,
-    findings: list[ImageDefect],
-    groups: dict[str, str],
-) -> Iterator[Record]:
-    """Yield the images of the rows; their groups, by name, are added to `groups`."""
-    train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
-    names, keys = set[str](), set[str]()
-    for row in rows:
-        where = clean(f"{table}: line {row.number}: {row.path}")
-        try:
-            name, size = container.find(_with_slashes(row.path, container.root), where)
-        except MissingFile:
-            findings.append(ImageDefect(row.path, "missing", f"line {row.number}"))
-            continue
-        if name in names:
-            raise DataError(f"{where}: is in the table twice; leave one of them out")
-        names.add(name)
-        groups[name] = row.group
-        stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
-        key = free_key((stem,), name, keys)
-        split = train if row.split == TRAIN else row.split
-        yield Record(key, classes[row.label], split, name, 0, 0, size, size)
-
-
-def _with_slashes(path: str, root: Path) -> str:
-    """Return a path that was written on Windows as this machine has it."""
-    return path.replace("\\", "/") if "\\" in path and not (root / path).exists() else path
+    def _lacking_suffix(self, rows: list[ListedImage]) -> str:
+        """Return the suffix of the first row's file where no path has one; else nothing."""
+        known = (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)
+        first = self.root / rows[0].path
+        if any(row.path.lower().endswith(known) for row in rows) or first.is_file():
+            return ""
+        beside = [path.suffix for path in first.parent.glob(f"{escape(first.name)}.*")]
+        suffixes = [suffix for suffix in beside if suffix.lower() in known]
+        if len(suffixes) != 1:
+            return ""
+        what = f"{suffixes[0]} is added, as that of {rows[0].path}"
+        say(clean(f"{self.table}: no path has a suffix: {what}"))
+        return suffixes[0]
 
 
 def _complete(
-    records: Iterator[Record],
-    table: Path,
-    root: Path,
-    findings: list[ImageDefect],
-    packing: Packing,
+    records: Iterator[Record], container: TableImages, findings: list[ImageDefect], allowed: int
 ) -> Iterator[Record]:
-    """Yield the images; DataError after them for files that are missing, unless that is allowed."""
+    """Yield the images; DataError after them if more files are missing than allowed."""
     yield from images(records, findings)
     missing = [finding for finding in findings if finding.kind == "missing"]
-    if len(missing) > (packing.allow_left_out or 0):
+    if len(missing) > allowed:
         names = first_few([f"{each.detail}: {each.name}" for each in missing], NAMED)
         raise DataError(
             clean(
-                f"{table}: {plural(len(missing), 'file')} of it: there is no such file in {root}: "
-                f"{names}; correct the table, or --root, or add --allow-left-out {len(missing)}"
+                f"{container.table}: {plural(len(missing), 'file')} of it: there is no such file in"
+                f" {container.root}: {names}; correct the table, or --root, or add "
+                f"--allow-left-out {len(missing)}"
             )
         )
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels

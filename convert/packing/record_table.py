@@ -70,16 +70,8 @@ class RecordTable:
 
     def hashes(self, salt: object) -> np.ndarray:
         """Return a number of 64 bits for each record, by its key and the salt alone."""
-        return np.fromiter(
-            (hash_of(f"{salt}:{self.key(number)}") for number in range(len(self))),
-            np.uint64,
-            len(self),
-        )
-
-    def key(self, number: int) -> str:
-        """Return the key of a record."""
-        start, length = (int(self.rows[name][number]) for name in ("text", "key"))
-        return self._text[start : start + length].decode()
+        hashes = (hash_of(f"{salt}:{key.decode()}") for key in self._texts(self.rows["key"]))
+        return np.fromiter(hashes, np.uint64, len(self))
 
     def reorder(self, order: np.ndarray) -> None:
         """Give the records another order."""
@@ -88,10 +80,18 @@ class RecordTable:
     @property
     def sha256(self) -> str:
         """The digest of all records in their order."""
-        digest = sha256()
-        for record in self:
-            digest.update(ascii(tuple(record)).encode())
+        rows = self.rows.copy()
+        rows["text"] = 0  # which depends on the order in which they were listed
+        digest = sha256(rows.tobytes())
+        for text in self._texts(self.rows["key"] + self.rows["name"]):
+            digest.update(text)
         return digest.hexdigest()
+
+    def _texts(self, lengths: np.ndarray) -> Iterator[bytearray]:
+        """Yield so many of the first bytes of each record's text."""
+        starts = self.rows["text"].tolist()
+        for start, length in zip(starts, lengths.tolist(), strict=True):
+            yield self._text[start : start + length]
 
 
 def hash_of(text: str) -> int:

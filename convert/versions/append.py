@@ -16,8 +16,7 @@ from typing import ClassVar, Literal
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.folder import listing as listing_of_folder
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import NameImage, SplitRows, image_marks
 from rackrun.convert.packing.finalize import checked_parts

@@ -12,7 +12,7 @@ that column is taken whole. Of a row, shard and class must be right if they are 
 """
 
 import difflib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,6 @@ import numpy as np
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
-from rackrun.convert.packing.copies import SplitRows
 from rackrun.convert.packing.stored_samples import shards_of
 from rackrun.convert.readers.csv_rows import csv_rows
 from rackrun.convert.versions.version import NewestVersion
@@ -80,33 +79,27 @@ def _edited(data: str, requests: Sequence[str], action: str) -> None:
     edits, others = _edits(requests, action)
     with NewestVersion.locked(data) as newest:
         folder = newest.target.folder
-        labels = _labels(newest, edits)
-        if not labels:
+        changes = _changes(newest, edits)
+        if not changes:
             say(f"{folder}: nothing to {action}; the newest version is {newest.manifest.number}")
             return
         parts = newest.parts()
-        for split, by_row in labels.items():
-            parts[split] = _changed(parts[split], by_row)
-        count = sum(map(len, labels.values()))
+        for split, part in parts.items():
+            stays = np.ones(len(part.rows), bool)
+            for place, label in changes.items():
+                if place.split == split and label is None:
+                    stays[place.row] = False
+                elif place.split == split:
+                    part.rows["label"][place.row] = label
+            parts[split] = part._replace(rows=part.rows[stays])
         command = (action, data, *requests)
-        newest.publish([*parts.values()], {DONE[action]: count}, command)
-        say(f"{folder}: {plural(count, 'sample')} {DONE[action]}")
+        newest.publish([*parts.values()], {DONE[action]: len(changes)}, command)
+        say(f"{folder}: {plural(len(changes), 'sample')} {DONE[action]}")
         if others:
             say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
 
 
-def _changed(part: SplitRows, labels: dict[int, int | None]) -> SplitRows:
-    rows, stays = part.rows, np.ones(len(part.rows), bool)
-    for row, label in labels.items():
-        if label is None:
-            stays[row] = False
-        else:
-            rows["label"][row] = label
-    return part._replace(rows=rows[stays])
-
-
-@dataclass(frozen=True)
-class Edit:
+class Edit(NamedTuple):
     """A sample to change, and where that was asked for."""
 
     key: str
@@ -125,26 +118,23 @@ def _edits(requests: Sequence[str], action: str) -> tuple[list[Edit], int]:
     """Return what names and tables ask for, and how many rows ask for something else."""
     if not requests:
         raise UsageError(f"samples: missing; type: {called('convert')} {action} --help")
-    edits, others = list[Edit](), 0
+    asked = list[Edit | None]()
     for text in requests:
-        if not text.lower().endswith(TABLE):
-            edits.append(_named(text, action))
-            continue
-        for edit in _rows(Path(text), action):
-            if edit is None:
-                others += 1
-            else:
-                edits.append(edit)
+        if text.lower().endswith(TABLE):
+            asked += _rows(Path(text), action)
+        else:
+            asked.append(_named(text, action))
+    edits = [edit for edit in asked if edit]
     if not edits:
         raise UsageError(f"{first_few([*requests], NAMED)}: no row whose action is {action}")
-    return edits, others
+    return edits, len(asked) - len(edits)
 
 
 def _named(text: str, action: str) -> Edit:
     name, new_class = text, ""
     if action == "relabel":
-        name, equals, new_class = text.rpartition("=")
-        if not equals or not new_class:
+        name, _, new_class = text.rpartition("=")
+        if not new_class:
             raise UsageError(f"{text}: no class; type KEY=CLASS, or a table that ends with {TABLE}")
     shard, tar, key = name.partition(".tar/")
     if not tar:
@@ -159,87 +149,75 @@ def _rows(table: Path, action: str) -> Iterator[Edit | None]:
         if missing := [name for name in needed if name not in row]:
             has = clean(", ".join(row))[:200]
             raise UsageError(f"{table}: no column {missing[0]!r}, only {has}")
-        yield _edit(row, action, clean(f"{table}: line {line}"))
+        where = clean(f"{table}: line {line}")
+        cells = {name: in_cell((value or "").strip()) for name, value in row.items() if name}
+        if ACTION in row and cells[ACTION] != action:
+            yield None
+            continue
+        if any(len(value) > MOST_CELL for value in cells.values()):
+            raise DataError(f"{where}: a cell of more than {MOST_CELL:,} characters")
+        new_class = cells[NEW_CLASS] if action == "relabel" else ""
+        if not cells[KEY] or (action == "relabel" and not new_class):
+            key = clean(cells[KEY])
+            raise DataError(f"{where}: {key}: no new_class" if key else f"{where}: no key")
+        yield Edit(cells[KEY], where, cells.get(SHARD, ""), cells.get(CLASS, ""), new_class)
 
 
-def _edit(row: dict[str, str | None], action: str, where: str) -> Edit | None:
-    cells = {name: in_cell((value or "").strip()) for name, value in row.items() if name}
-    if ACTION in row and cells[ACTION] != action:
-        return None
-    if any(len(value) > MOST_CELL for value in cells.values()):
-        raise DataError(f"{where}: a cell of more than {MOST_CELL:,} characters")
-    if not cells[KEY]:
-        raise DataError(f"{where}: no key")
-    new_class = cells.get(NEW_CLASS, "") if action == "relabel" else ""
-    if action == "relabel" and not new_class:
-        raise DataError(f"{where}: {clean(cells[KEY])}: no new_class")
-    return Edit(cells[KEY], where, cells.get(SHARD, ""), cells.get(CLASS, ""), new_class)
-
-
-class _Current(NamedTuple):
-    """A sample of the newest version."""
+class Place(NamedTuple):
+    """Where a sample of the newest version is, and its class."""
 
     split: str
     shard: str
     row: int
+    """Within its split."""
     label: int
 
 
-def _labels(newest: NewestVersion, edits: Sequence[Edit]) -> dict[str, dict[int, int | None]]:
-    """Return the new label by split and row, None for a sample to drop; without what is so already.
+def _changes(newest: NewestVersion, edits: Sequence[Edit]) -> dict[Place, int | None]:
+    """Return the new label of each sample, None for one to drop; without what is so already.
 
     DataError, with file and line, for a key or a class that no version has. Rows that were written
     for another state of their sample are left aside, and the first one is named.
     """
-    classes, current = newest.manifest.classes, _current(newest, edits)
-    _check_absent([edit for edit in edits if edit.key not in current], newest)
+    classes, places = newest.manifest.classes, _places(newest, {edit.key for edit in edits})
+    _refuse_absent([edit for edit in edits if edit.key not in places], newest)
     shards = {stored.shard.name for stored in shards_of(newest.source)}
-    wanted: dict[_Current, int | None] = {}
+    wanted: dict[Place, int | None] = {}
     stale = list[DataError]()
     for edit in edits:
-        if edit.key not in current:
+        if edit.key not in places:
             continue
-        samples = current[edit.key]
-        meant = [each for each in samples if each.shard == edit.shard] or samples
-        if len(meant) > 1:
-            names = " and ".join(f"{each.shard}/{edit.key}" for each in meant)
+        meant = [each for each in places[edit.key] if each.shard == edit.shard]
+        place, *more = meant or places[edit.key]
+        if more:
+            names = " and ".join(f"{each.shard}/{edit.key}" for each in (place, *more))
             raise edit.refuse(f"two samples have that key; type one of {names}")
-        sample = meant[0]
         new = _class_number(edit, classes) if edit.new_class else None
-        why = _other_state(edit, sample, classes[sample.label], shards)
-        if why and new != sample.label:  # else the row has been carried out before
+        why = ""
+        if edit.shard in shards and edit.shard != place.shard:
+            why = f"it is in {place.shard}, not in {edit.shard}"
+        elif edit.class_name and edit.class_name != classes[place.label]:
+            why = f"its class is {classes[place.label]}, not {edit.class_name}"
+        if why and new != place.label:  # else the row has been carried out before
             stale.append(edit.refuse(why))
-        elif wanted.setdefault(sample, new) != new:
+        elif wanted.setdefault(place, new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
     if stale:
         say(f"left aside {plural(len(stale), 'row')} for another state of DATA; {stale[0]}")
-    labels = defaultdict[str, dict[int, int | None]](dict)
-    for sample, new in wanted.items():
-        if new != sample.label:
-            labels[sample.split][sample.row] = new
-    return labels
+    return {place: new for place, new in wanted.items() if new != place.label}
 
 
-def _other_state(edit: Edit, sample: _Current, class_name: str, shards: set[str]) -> str:
-    """Return how a sample differs from what a request says of it; empty if it does not."""
-    if edit.shard in shards and edit.shard != sample.shard:
-        return f"it is in {sample.shard}, not in {edit.shard}"
-    if edit.class_name and edit.class_name != class_name:
-        return f"its class is {class_name}, not {edit.class_name}"
-    return ""
-
-
-def _current(newest: NewestVersion, edits: Sequence[Edit]) -> dict[str, list[_Current]]:
-    """Return the samples that edits name, by key, which two splits of other programs may share."""
-    asked = {edit.key for edit in edits}
-    current, first = defaultdict[str, list[_Current]](list), defaultdict[str, int](int)
+def _places(newest: NewestVersion, keys: set[str]) -> dict[str, list[Place]]:
+    """Return the samples of these keys, which two splits of other programs may share."""
+    places, rows = defaultdict[str, list[Place]](list), Counter[str]()
     for stored in shards_of(newest.source):
-        begin, labels = first[stored.split], stored.rows["label"].tolist()
-        first[stored.split] += len(labels)
-        for row, (key, label) in enumerate(zip(stored.sample_keys(), labels, strict=True), begin):
-            if key in asked:
-                current[key].append(_Current(stored.split, stored.shard.name, row, label))
-    return current
+        labels = stored.rows["label"].tolist()
+        for key, label in zip(stored.sample_keys(), labels, strict=True):
+            if key in keys:
+                row = rows[stored.split]
+                places[key].append(Place(stored.split, stored.shard.name, row, label))
+            rows[stored.split] += 1
+    return places
 
 
 def _class_number(edit: Edit, classes: Sequence[str]) -> int:
@@ -250,7 +228,7 @@ def _class_number(edit: Edit, classes: Sequence[str]) -> int:
     raise edit.refuse(f"no class {edit.new_class!r}; {hint}; a new class comes with append")
 
 
-def _check_absent(edits: Sequence[Edit], newest: NewestVersion) -> None:
+def _refuse_absent(edits: Sequence[Edit], newest: NewestVersion) -> None:
     """Raise DataError for a sample that is not there, unless it has been dropped already."""
     if not edits:
         return

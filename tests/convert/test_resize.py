@@ -7,8 +7,7 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from tests.lab.data import drawn
 
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.convert.packing.plan import ShardPlan
 from rackrun.convert.readers.records import Defect
 from rackrun.convert.readers.tars import Tar

@@ -5,8 +5,7 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
 from rackrun.training.data.decode import decode

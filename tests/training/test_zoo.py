@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.resize import Preset
-from rackrun.convert.images.treatment import Treatment
+from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
 from rackrun.training.data.decode import decode
