@@ -7,11 +7,10 @@ SRC/train/<class>/… and SRC/test/… test/ is kept apart, a part of train/ is 
 In an archive all of that may be below one more folder.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
@@ -19,11 +18,9 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.readers.class_order import with_classes
-from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import dataset_name, free_key
 from rackrun.convert.readers.records import (
     HELD_OUT,
-    HIDDEN,
     IMAGE_SUFFIXES,
     SPLITS,
     TEST,
@@ -33,19 +30,13 @@ from rackrun.convert.readers.records import (
     Record,
     RecordListing,
     as_text,
-    excluded,
     images,
-    open_archive,
-    reading,
-    system_folder,
 )
-from rackrun.convert.readers.tars import Tar, refuse_packed
-from rackrun.convert.readers.zips import Zip
+from rackrun.convert.readers.tree import Tree, tree_of
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
-ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 LETTERS = re.compile(r"[a-z]+")
 SPLIT_WORD = re.compile(rf"({'|'.join(SPLITS)})(?:set|data|images?)?[ab]?")
 NO_SPLITS = "if all folders are classes, add --allow split-names"
@@ -104,7 +95,7 @@ def listing(
     `may_be_splits`: classes may be called like splits, and no folder is a split. `group_level`: of
     the folders whose images stay together, counted from that of the class; 0 for none.
     """
-    tree = _tree(source, exclude)
+    tree = tree_of(source, exclude)
     parts = {} if may_be_splits else _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
     classes = tree.folders(*train[:1])
@@ -153,81 +144,7 @@ def _by_folder(depth: int) -> Callable[[Record], str]:
     return group_of
 
 
-@dataclass(frozen=True)
-class _Tree:
-    """The folders and files of a source, on a disk or in an archive."""
-
-    source: Path
-    container: Folder | Zip | Tar
-    records: Iterator[Record]
-    prefix: str = ""
-    """The folder of an archive that all else is in, with a slash."""
-    names: frozenset[PurePosixPath] | None = None
-    """Of an archive: the folders in it."""
-    exclude: Sequence[str] = ()
-    """Patterns of what is left out."""
-
-    def folders(self, *below: str) -> list[str]:
-        """Return the visible folders in a folder, sorted; those that a link points to as well."""
-        if self.names is None:
-            path = self.source.joinpath(*below)
-            with reading(path):
-                folders = [each.name for each in path.iterdir() if each.is_dir()]
-        else:
-            above = PurePosixPath(self.prefix, *below)
-            folders = [path.name for path in self.names if path.parent == above]
-        return sorted(
-            name
-            for name in folders
-            if not HIDDEN.search(name)
-            and not system_folder(name)
-            and not excluded("/".join((*below, name)), self.exclude)
-        )
-
-
-def _tree(source: Path, exclude: Sequence[str]) -> _Tree:
-    if source.is_dir():
-        folder = Folder(source, exclude)
-        return _Tree(source, folder, folder.records(), exclude=exclude)
-    if not source.exists():
-        raise UsageError(f"{source}: there is no such folder; {EXAMPLE}")
-    container = _archive(source)
-    records = [each for each in container.records() if not HIDDEN.search(each.name)]
-    if exclude:
-        left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
-        records = [each for each in records if each.name not in left_out]
-        container.findings += (ImageDefect(name, "excluded") for name in sorted(left_out))
-    folders = {
-        above for each in records for above in PurePosixPath(each.name).parents if above.name
-    }
-    tree = _Tree(source, container, iter(records), names=frozenset(folders))
-    tops = tree.folders()
-    if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
-        return replace(tree, prefix=f"{tops[0]}/")
-    return tree
-
-
-def _archive(source: Path) -> Zip | Tar:
-    """Open a zip or a tar (also of tars) by its first bytes; UsageError for anything else."""
-    descriptor = open_archive(source)
-    try:
-        head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)
-    finally:
-        os.close(descriptor)
-    refuse_packed(source, head)
-    if head.startswith(ZIP) or source.suffix.lower() == ".zip":
-        return Zip(source)
-    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
-        return Tar(source)
-    raise UsageError(f"{source}: SOURCE is a folder, a zip or a tar of images")
-
-
-def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
-    path = PurePosixPath(name)
-    return any(excluded(str(each), patterns) for each in (path, *path.parents))
-
-
-def _parts(tree: _Tree) -> dict[str, str]:
+def _parts(tree: Tree) -> dict[str, str]:
     source, tops = tree.source, tree.folders()
     parts = {top: SPLITS[top.lower()] for top in tops if top.lower() in SPLITS}
     train = [top for top in tops if parts.get(top) == TRAIN and tree.folders(top)]
@@ -240,7 +157,7 @@ def _parts(tree: _Tree) -> dict[str, str]:
     return {}  # the class folders are right below
 
 
-def _refuse_splits(tree: _Tree, above: list[str], classes: list[str]) -> None:
+def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
     """Raise DataError for classes that look like splits, or that have splits in them."""
     folders = [tree.folders(*above, name) for name in classes]
     kinds = [{_split_in(name) for name in each} - {""} for each in folders]
@@ -272,7 +189,7 @@ def _refuse_splits(tree: _Tree, above: list[str], classes: list[str]) -> None:
         )
 
 
-def _innermost(tree: _Tree, *below: str) -> Path:
+def _innermost(tree: Tree, *below: str) -> Path:
     """Return the first folder on the way down that holds more than one folder."""
     while len(inner := tree.folders(*below)) == 1:
         below += (inner[0],)
@@ -286,7 +203,7 @@ def _split_in(name: str) -> str:
 
 
 def _records(
-    tree: _Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
+    tree: Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
 ) -> Iterator[Record]:
     labels = {name: label for label, name in enumerate(classes)}
     counts, strays = Counter[str](), Counter[str]()

@@ -1,0 +1,97 @@
+"""The folders and files of a source of class folders: a folder, a zip or a tar."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from rackrun.convert.readers.directories import Folder
+from rackrun.convert.readers.records import (
+    HIDDEN,
+    ImageDefect,
+    Record,
+    excluded,
+    open_archive,
+    reading,
+    system_folder,
+)
+from rackrun.convert.readers.tars import Tar, refuse_packed
+from rackrun.convert.readers.zips import Zip
+from rackrun.errors import UsageError
+
+ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The folders and files of a source, on a disk or in an archive."""
+
+    source: Path
+    container: Folder | Zip | Tar
+    records: Iterator[Record]
+    prefix: str = ""
+    """The folder of an archive that all else is in, with a slash."""
+    names: frozenset[PurePosixPath] | None = None
+    """Of an archive: the folders in it."""
+    exclude: Sequence[str] = ()
+    """Patterns of what is left out."""
+
+    def folders(self, *below: str) -> list[str]:
+        """Return the visible folders in a folder, sorted; those that a link points to as well."""
+        if self.names is None:
+            path = self.source.joinpath(*below)
+            with reading(path):
+                folders = [each.name for each in path.iterdir() if each.is_dir()]
+        else:
+            above = PurePosixPath(self.prefix, *below)
+            folders = [path.name for path in self.names if path.parent == above]
+        return sorted(
+            name
+            for name in folders
+            if not HIDDEN.search(name)
+            and not system_folder(name)
+            and not excluded("/".join((*below, name)), self.exclude)
+        )
+
+
+def tree_of(source: Path, exclude: Sequence[str]) -> Tree:
+    """List an archive, and only open a folder; UsageError for anything else."""
+    if source.is_dir():
+        folder = Folder(source, exclude)
+        return Tree(source, folder, folder.records(), exclude=exclude)
+    if not source.exists():
+        raise UsageError(f"{source}: there is no such file or folder")
+    container = _archive(source)
+    records = [each for each in container.records() if not HIDDEN.search(each.name)]
+    if exclude:
+        left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
+        records = [each for each in records if each.name not in left_out]
+        container.findings += (ImageDefect(name, "excluded") for name in sorted(left_out))
+    folders = {
+        above for each in records for above in PurePosixPath(each.name).parents if above.name
+    }
+    tree = Tree(source, container, iter(records), names=frozenset(folders))
+    tops = tree.folders()
+    if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
+        return replace(tree, prefix=f"{tops[0]}/")
+    return tree
+
+
+def _archive(source: Path) -> Zip | Tar:
+    """Open a zip or a tar (also of tars) by its first bytes; UsageError for anything else."""
+    descriptor = open_archive(source)
+    try:
+        head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)
+    finally:
+        os.close(descriptor)
+    refuse_packed(source, head)
+    if head.startswith(ZIP) or source.suffix.lower() == ".zip":
+        return Zip(source)
+    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
+        return Tar(source)
+    raise UsageError(f"{source}: SOURCE is a folder, a zip or a tar of images")
+
+
+def _is_excluded(name: str, patterns: Sequence[str]) -> bool:
+    path = PurePosixPath(name)
+    return any(excluded(str(each), patterns) for each in (path, *path.parents))
