@@ -18,12 +18,12 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rackrun.commandline.options import Examples, Positional
-from rackrun.convert.devkit import DEVKIT, LARGEST, SOLUTION, WNID, Truth, beside, words
+from rackrun.convert.devkit import DEVKIT, LARGEST, SOLUTION, WNID, ReadText, Truth, beside, words
 from rackrun.convert.images.info import LEFT_OUT
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
@@ -119,7 +119,7 @@ def listing(source: Path, choice: Choice) -> RecordListing:
     _refuse_decoy(source)
     store = _open(source)
     truth = Truth(store.text)
-    wnids = _chosen(sorted(store.wnids()), choice, source)
+    wnids = _chosen(sorted(store.wnids), choice, source)
     names = words()
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
     records = _limited(_labelled(store, truth, wnids), choice.limit)
@@ -135,110 +135,74 @@ def listing(source: Path, choice: Choice) -> RecordListing:
     )
 
 
-class OfficialArchives:
-    """The two tars in a folder, the training images nested two deep."""
+class ImagenetFiles(NamedTuple):
+    """ImageNet in one of the forms in which it is stored on disks."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._train, self._val = Tar(root / TRAIN_TAR), Tar(root / VAL_TAR)
-        self.containers: tuple[Container, ...] = (self._train, self._val)
-        self._class_tars = [
-            member for member in self._train.members() if member.name.endswith(".tar")
-        ]
+    containers: tuple[Container, ...]
+    wnids: set[str]
+    """The classes of the training images."""
+    entries: Iterator[Entry]
+    text: ReadText
+    """Returns a file that lies beside the images, or in the devkit."""
 
-    def wnids(self) -> set[str]:
-        """Return the names of the tars in the training tar."""
-        return {PurePosixPath(member.name).stem for member in self._class_tars}
 
-    def entries(self) -> Iterator[Entry]:
-        """Yield the images of the class tars, then those of the flat validation tar."""
-        for class_tar in self._class_tars:
-            wnid = PurePosixPath(class_tar.name).stem
-            for member in self._train.members(class_tar):
+def _official(root: Path) -> ImagenetFiles:
+    """Return the images of the two tars in a folder, the training images nested two deep."""
+    train, val = Tar(root / TRAIN_TAR), Tar(root / VAL_TAR)
+    class_tars = {
+        PurePosixPath(member.name).stem: member
+        for member in train.members()
+        if member.name.endswith(".tar")
+    }
+
+    def entries() -> Iterator[Entry]:
+        for wnid, class_tar in class_tars.items():
+            for member in train.members(class_tar):
                 if is_image(member.name):
                     name = f"{class_tar.name}/{member.name}"
                     yield wnid, member._replace(key=_key(name), split="train", name=name)
-        for member in self._val.members():
+        for member in val.members():
             if is_image(member.name):
                 yield "", member._replace(key=_key(member.name), split="val", container=1)
 
-    def text(self, name: str) -> bytes | None:
-        """Return a file beside the archives, or of the devkit."""
-        return beside(self._root, name)
+    return ImagenetFiles((train, val), {*class_tars}, entries(), partial(beside, root))
 
 
-class Tree:
-    """Folders of images."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._folder = Folder(root)
-        self.containers: tuple[Container, ...] = (self._folder,)
-
-    def wnids(self) -> set[str]:
-        """Return the names of the class folders of the training set."""
-        with reading(self._root):
-            return {
-                path.name
-                for folder in TREES
-                if (train := self._root / folder / "train").is_dir()
-                for path in train.iterdir()
-                if WNID.fullmatch(path.name)
-            }
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image below a folder called train or val."""
-        return _entries(self._folder.records())
-
-    def text(self, name: str) -> bytes | None:
-        """Return a file beside the folders, or of the devkit."""
-        return beside(self._root, name)
+def _tree(root: Path) -> ImagenetFiles:
+    """Return the images below folders called train and val."""
+    folder, wnids = Folder(root), set[str]()
+    with reading(root):
+        for train in (root / tree / "train" for tree in TREES):
+            if train.is_dir():
+                wnids.update(path.name for path in train.iterdir() if WNID.fullmatch(path.name))
+    return ImagenetFiles((folder,), wnids, _entries(folder.records()), partial(beside, root))
 
 
-class KaggleZip:
-    """The archive of Kaggle's competition."""
+def _kaggle_zip(path: Path) -> ImagenetFiles:
+    """Return the images of the archive of Kaggle's competition."""
+    archive, wnids, solutions = Zip(path), set[str](), list[Record]()
+    for member in archive.records():
+        match = IMAGE_PATH.fullmatch(member.name)
+        if match and match["split"] == "train" and match["wnid"] and is_image(member.name):
+            wnids.add(match["wnid"])
+        elif PurePosixPath(member.name).name == SOLUTION:
+            solutions = [member]
 
-    def __init__(self, path: Path) -> None:
-        self._zip = Zip(path)
-        self.containers: tuple[Container, ...] = (self._zip,)
-
-    def wnids(self) -> set[str]:
-        """Return the class folders of the training set in the zip's table of contents."""
-        return set(self._table[0])
-
-    def entries(self) -> Iterator[Entry]:
-        """Yield every image below a folder called train or val."""
-        return _entries(self._zip.records())
-
-    def text(self, name: str) -> bytes | None:
-        """Return a file of the zip, in whatever folder."""
-        record = self._table[1].get(name)
-        if record is None:
+    def text(name: str) -> bytes | None:
+        if name != SOLUTION or not solutions:
             return None
         try:
-            if record.size > LARGEST:
+            if solutions[0].size > LARGEST:
                 raise Defect("too large")
-            data = self._zip.read(record)
-            if zlib.crc32(data) != record.crc:
+            data = archive.read(solutions[0])
+            if zlib.crc32(data) != solutions[0].crc:
                 raise Defect("checksum")
             return data
         except Defect as defect:
-            raise DataError(f"{self._zip.path}: {record.name}: {LEFT_OUT[defect.kind]}") from None
+            why = LEFT_OUT[defect.kind]
+            raise DataError(f"{path}: {solutions[0].name}: {why}") from None
 
-    @cached_property
-    def _table(self) -> tuple[frozenset[str], dict[str, Record]]:
-        wnids, small = set(), {}
-        for member in self._zip.records():
-            match = IMAGE_PATH.fullmatch(member.name)
-            if match and match["split"] == "train" and match["wnid"] and is_image(member.name):
-                wnids.add(match["wnid"])
-            elif PurePosixPath(member.name).name == SOLUTION:
-                small[SOLUTION] = member
-        return frozenset(wnids), small
-
-
-ImagenetFiles = OfficialArchives | Tree | KaggleZip
-"""The forms in which ImageNet is stored on disks."""
+    return ImagenetFiles((archive,), wnids, _entries(archive.records()), text)
 
 
 def _open(source: Path) -> ImagenetFiles:
@@ -251,10 +215,10 @@ def _open(source: Path) -> ImagenetFiles:
         # Sorted folders beside the tars come first: they need no devkit.
         has_tars = (source / TRAIN_TAR).exists() or (source / VAL_TAR).exists()
         if has_tars and not has_class_folders:
-            return OfficialArchives(source)
-        return Tree(source)
+            return _official(source)
+        return _tree(source)
     if source.suffix == ".zip":
-        return KaggleZip(source)
+        return _kaggle_zip(source)
     if source.exists():
         raise UsageError(
             f"{source}: give the folder that holds {TRAIN_TAR}, {VAL_TAR} and {DEVKIT}.tar.gz"
@@ -305,10 +269,9 @@ def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
 
 def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
-    training_wnids = store.wnids()
-    for wnid, record in store.entries():
+    for wnid, record in store.entries:
         class_wnid = wnid or truth.wnid(PurePosixPath(record.name).stem)
-        if class_wnid not in training_wnids:
+        if class_wnid not in store.wnids:
             raise DataError(f"{record.name}: shows {class_wnid}, a class without training images")
         if class_wnid in ranks:
             yield record._replace(label=ranks[class_wnid])
