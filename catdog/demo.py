@@ -10,9 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from rackrun.atomic import partials, translated_os_errors
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from rackrun.atomic import atomic_write, partials, translated_os_errors
+from rackrun.catdog.drawing import KINDS, jpeg
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
@@ -107,8 +110,6 @@ def _has_drawn(demo: Demo) -> bool:
 
 
 def _draw(demo: Demo) -> None:
-    from rackrun.catdog.archive import write_archive  # costs --help too much
-
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
     start = time.monotonic()
@@ -119,6 +120,26 @@ def _draw(demo: Demo) -> None:
     _say(f"drew {demo.images:,} cats and dogs into {demo.archive} in {speed}")
 
 
+def write_archive(
+    path: Path,
+    images: int,
+    seed: int = 0,
+    comment: str = "",
+    tell: Callable[[], object] = lambda: None,
+) -> None:
+    """Write drawn images, cats and dogs in turn, in an archive as Kaggle's `train.zip`.
+
+    `tell` is called after each image. SaveError if it cannot be written, whole or not at all.
+    """
+    with atomic_write(path) as file, translated_os_errors(path), ZipFile(file, "w") as archive:
+        archive.comment = comment.encode()
+        for position in range(images):
+            number, kind = divmod(position, len(KINDS))
+            name = f"train/{KINDS[kind]}.{number}.jpg"
+            archive.writestr(ZipInfo(name), jpeg(KINDS[kind], seed, number))
+            tell()
+
+
 @contextmanager
 def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
     what = f"drawing {demo.images:,} cats and dogs"
@@ -126,8 +147,6 @@ def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
         _say(what)
         yield lambda: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, transient=True) as progress:
         task = progress.add_task(what, total=demo.images)

@@ -8,11 +8,14 @@ and tensors are read back, never code.
 import io
 import os
 import re
+import struct
+import zlib
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
-from zipfile import ZIP_STORED, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import numpy as np
 import torch
@@ -34,6 +37,11 @@ Content = dict[str, Any]
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
 """In torch's refusal of a pickle: what it will not call."""
 OTHER_FILE = "type a run folder, its final.pt, or a file of its checkpoints/"
+UNREADABLE = (  # what zipfile and torch raise for bytes that nobody has meant to be read
+    *(BadZipFile, UnpicklingError, zlib.error, struct.error, ImportError, MemoryError),
+    *(ArithmeticError, AssertionError, AttributeError, EOFError, LookupError, NotImplementedError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
 
 
 def _plain_data() -> list[Any]:
@@ -57,7 +65,7 @@ def write(path: Path, content: Content) -> None:
 
 def read(path: Path) -> Content:
     """Return what `write` wrote; raise SaveError for a damaged or foreign file."""
-    return parse(read_bytes(path), path)
+    return content_of(read_bytes(path), path)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -76,25 +84,29 @@ def _verify(data: bytes, path: Path) -> None:
     try:
         with ZipFile(io.BytesIO(data)) as entries:
             # torch stores, never packs: a packed file of a few KB could ask for all memory.
-            if any(entry.compress_type != ZIP_STORED for entry in entries.infolist()):
-                raise SaveError(f"{path}: not a file of weights and plain data: it is compressed")
-            damaged = entries.testzip()
-    except SaveError:
-        raise
-    except Exception:  # of a zip that is cut or damaged: errors of many kinds
+            is_packed = any(entry.compress_type != ZIP_STORED for entry in entries.infolist())
+            damaged = None if is_packed else entries.testzip()
+    except UNREADABLE:
         raise SaveError(f"{path}: cut short or damaged: its list of entries is lost") from None
+    if is_packed:
+        raise SaveError(f"{path}: not a file of weights and plain data: it is compressed")
     if damaged:
         entry = clean(damaged)[:100]
         raise SaveError(f"{path}: damaged: the checksum of {entry} is not that of its bytes")
 
 
 def parse(data: bytes, path: Path) -> Content:
-    """Return the content in a file's bytes: plain data and tensors only, on the CPU."""
+    """Return the content of any file of torch.save; a zip is verified first."""
     if data.startswith(ZIP):
         _verify(data, path)
+    return content_of(data, path)
+
+
+def content_of(data: bytes, path: Path) -> Content:
+    """Return the content in verified bytes: plain data and tensors only, on the CPU."""
     try:
         content = unpack(data)
-    except Exception as error:  # a damaged pickle leads torch to errors of any kind
+    except UNREADABLE as error:
         refused = REFUSED.search(str(error))
         why = kind_of(data, clean(refused[1])[:100] if refused else "")
         raise SaveError(f"{path}: not a file of weights and plain data: {why}") from None

@@ -10,11 +10,12 @@ import copy
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from pickle import PicklingError
 
 import torch
 from torch import nn
 
-from rackrun.errors import UsageError, UserCodeError
+from rackrun.errors import Problem, UserCodeError
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
@@ -31,20 +32,15 @@ def dry_step(task: Task, config: Config, classes: int) -> str:
     UserCodeError or UsageError where no rank can train it as these settings ask. What may be due to
     this machine, which can lack what hosts have, is for the ranks to say.
     """
-    config = task.resolve(config)
     with redirect_stdout(sys.stderr):  # a check answers in JSON
         try:
+            config = task.resolve(config)
             model = task.built(config, classes)
-        except UsageError:
-            raise
-        except Exception:  # whatever a user's code raises
-            return ""
-        try:
             with blamed_on_model(config.model):
                 return _step(model, task, config, classes)
-        except (UserCodeError, UsageError):
+        except Problem:
             raise
-        except Exception:
+        except Exception:  # of the user's code, whatever it raises
             return ""
 
 
@@ -67,7 +63,7 @@ def require_copy(model: nn.Module, config: Config) -> None:
     """Raise UserCodeError for a model of which no average can be kept."""
     try:
         copy.deepcopy(model)
-    except Exception as error:  # whatever holds it up
+    except (RuntimeError, TypeError, ValueError, AttributeError, PicklingError) as error:
         raise UserCodeError(
             f"--model {config.model}: cannot be copied, as --ema-decay needs:"
             f" {one_line(str(error))[:200]}; leave --ema-decay out, or change the model (for"
@@ -82,7 +78,7 @@ def require_plain_state(model: nn.Module, config: Config) -> None:
     try:
         if others:
             checkpoint.unpack(checkpoint.pack(others))
-    except Exception as error:  # whatever pickle and torch refuse
+    except (*checkpoint.UNREADABLE, PicklingError) as error:
         raise UserCodeError(
             f"--model {config.model}: cannot be saved as tensors and plain data:"
             f" {first_few([*others], 3)} of its state_dict(): {one_line(str(error))[:200]}"

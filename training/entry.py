@@ -9,9 +9,8 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, NoReturn
 
 from rackrun.commandline import program
@@ -19,7 +18,6 @@ from rackrun.training.data.worker_server import start_worker_server
 from rackrun.user_code.tasks import TaskSource
 
 if TYPE_CHECKING:
-    from rackrun.contract.task_needs import TaskNeeds
     from rackrun.training.config import Config
 
 # Threads of torch that wait for one another must not spin: on a machine with other work they take
@@ -60,14 +58,16 @@ def train(source: TaskSource, prog: str, args: list[str]) -> int:
     A check prints what else must be true of the machines that are to train.
     """
     from rackrun.training.conditions import refuse_ineffective
+    from rackrun.training.precheck import needs_of
 
-    only_check = args[:1] == ["check"]
-    config, typed = settings_of(source, prog, args[only_check:])
-    needs = checked(source, config, typed) if only_check else None
-    refuse_ineffective(config, typed)  # after the check: no model is misspelled any more
-    if needs:
+    if args[:1] == ["check"]:
+        config, typed = settings_of(source, prog, args[1:])
+        needs = needs_of(source, config, typed)
+        refuse_ineffective(config, typed)  # after the check: no model is misspelled any more
         sys.stdout.write(f"{json.dumps(asdict(needs))}\n")
         return 0
+    config, typed = settings_of(source, prog, args)
+    refuse_ineffective(config, typed)
     return run(source, config)
 
 
@@ -81,19 +81,6 @@ def settings_of(source: TaskSource, prog: str, args: list[str]) -> tuple["Config
     return with_weights_or_all_layers(config, typed), typed
 
 
-def checked(
-    source: TaskSource, config: "Config", typed: set[str], is_here: bool = False
-) -> "TaskNeeds":
-    """Return what the settings need of the machines that train; UsageError for mistakes in them.
-
-    `is_here`: this machine trains.
-    """
-    from rackrun.training.precheck import precheck
-
-    config.require_data(source.name)
-    return _tried(source, config, precheck(source, config, typed, is_here))
-
-
 def run(source: TaskSource, config: "Config") -> int:
     """Train a task with these settings, as one rank; return the exit code."""
     from rackrun.training.tasks.definition import task_of
@@ -104,26 +91,3 @@ def run(source: TaskSource, config: "Config") -> int:
     from rackrun.training import train
 
     return train.run(task, config)
-
-
-def _tried(source: TaskSource, config: "Config", needs: "TaskNeeds") -> "TaskNeeds":
-    # With what the user's parts say, and a step on zeros of a model, where they and torch are here.
-    from rackrun.training.models.registered import TIMM
-    from rackrun.user_code.imports import imported, is_import_path
-
-    for option, name, example, *arguments in (
-        ("--optimizer", config.optimizer, "Lion", "params", "lr"),
-        ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
-    ):
-        if is_import_path(name) and find_spec(name.partition(":")[0].partition(".")[0]):
-            imported(option, name, example, *arguments)
-    if ":" not in config.model or config.model.startswith(TIMM) or needs.modules:
-        return needs
-    if find_spec("torch") is None or find_spec("torchvision") is None:
-        return needs
-    from rackrun.training.dry_step import dry_step
-    from rackrun.training.precheck import class_count
-    from rackrun.training.tasks.definition import task_of
-
-    why_not_more = dry_step(task_of(source), config, class_count(config))
-    return replace(needs, most_ranks=1, why_not_more=why_not_more) if why_not_more else needs

@@ -20,6 +20,7 @@ from rackrun.terminal import one_line
 from rackrun.training import checkpoint, entry
 from rackrun.training.conditions import refuse_ineffective
 from rackrun.training.models.weights import are_weights
+from rackrun.training.precheck import needs_of
 from rackrun.training.tasks.definition import require_task, task_of
 from rackrun.training.trained import ClassNames
 
@@ -35,7 +36,7 @@ def train(task: str, **settings: object) -> RunFolder:
     source = require_task(task)
     words = [word for name, value in settings.items() for word in _words(name, value)]
     config, typed = entry.settings_of(source, f"{called('local')} {task}", words)
-    entry.checked(source, config, typed, is_here=True)
+    needs_of(source, config, typed, is_here=True)
     refuse_ineffective(config, typed)
     if not config.synthetic and not are_plain_tars(config.data):
         for location in parts_of(config.data):  # refused before there is a folder

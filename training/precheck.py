@@ -27,8 +27,9 @@ from rackrun.training.models.registered import TIMM, refuse_unknown, refuse_unpu
 from rackrun.training.run.compatibility import check_settings, own_models
 from rackrun.training.run.data_version import is_local_folder
 from rackrun.training.schedule import most_ranks
+from rackrun.training.tasks.definition import task_of
 from rackrun.training.weights_file import why_no_weights
-from rackrun.user_code.imports import is_import_path
+from rackrun.user_code.imports import imported, is_import_path
 from rackrun.user_code.sources import refuse_absent
 from rackrun.user_code.tasks import TaskSource
 
@@ -36,27 +37,24 @@ TRAIN = "train"
 SOME_CLASSES = 10
 
 
-def precheck(
+def needs_of(
     source: TaskSource, config: Config, typed: Collection[str] = (), is_here: bool = False
 ) -> TaskNeeds:
     """Return what the settings need of the machines that run them; raise UsageError for the rest.
 
     That is a model, weights or parts of the user's that do not exist, classes or a split that the
-    data do not have, and a run to resume that these settings cannot continue. `typed`: the settings
-    that the command line names; `is_here`: the ranks run on this machine, as those of a launch do
-    whose folder is here.
+    data do not have, and a run to resume that these settings cannot continue. Parts of the user's
+    are tried out where what they need is here. `typed`: the settings that the command line names;
+    `is_here`: the ranks run on this machine, as those of a launch do whose folder is here.
     """
+    config.require_data(source.name)
     is_here = is_here or variables.RUN_FOLDER in os.environ
     if config.model != type(config).model:
         refuse_unknown(config.model, config.image_size, own_models(source))
     weights_file = _weights_file(config, is_here)
     step_images = check_settings(source, config, is_here)
-    for option, name, example, *arguments in (
-        ("--optimizer", config.optimizer, "Lion", "params", "lr"),
-        ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
-    ):
-        if is_import_path(name):
-            refuse_absent(option, name, example, *arguments)
+    for part in _parts(config):
+        refuse_absent(*part)
     if is_here and config.compile and (why := why_no_compiler()):
         raise UsageError(why)
     splits = (TRAIN, *([config.eval_split] if "eval_split" in typed else ()))
@@ -69,11 +67,13 @@ def precheck(
         _check_data(config, needed, typed)
     most, why_not_more = most_ranks(config)
     needs_timm = config.model.startswith(TIMM) or config.optimizer == "lamb"
-    parts = (config.model, config.optimizer, config.lr_schedule)
+    modules = tuple(dict.fromkeys(_elsewhere((config.model, config.optimizer, config.lr_schedule))))
+    if why_alone := _tried(source, config, can_build=not modules):
+        most, why_not_more = 1, why_alone
     return TaskNeeds(
         packages=(*(["timm"] if needs_timm else []), "click", "msgspec"),  # as no torch has
         trackers=tuple(config.trackers),
-        modules=tuple(dict.fromkeys(_elsewhere(parts))),
+        modules=modules,
         weights=weights_file,
         cache=config.cache,
         splits=needed,
@@ -87,11 +87,39 @@ def precheck(
     )
 
 
+def _parts(config: Config) -> list[tuple[str, str, str, str, str]]:
+    # The user's own: option, import path, an example of a name, and the arguments of its call.
+    parts = (
+        ("--optimizer", config.optimizer, "Lion", "params", "lr"),
+        ("--lr-schedule", config.lr_schedule, "triangle", "step", "steps"),
+    )
+    return [part for part in parts if is_import_path(part[1])]
+
+
+def _tried(source: TaskSource, config: Config, can_build: bool) -> str:
+    # Imports the user's parts, and runs a step of their model on zeros, where all that it needs is
+    # here, too. Returns why not more than one rank can train it, or "".
+    for option, name, *form in _parts(config):
+        if find_spec(name.partition(":")[0].partition(".")[0]):
+            imported(option, name, *form)
+    is_own_model = ":" in config.model and not config.model.startswith(TIMM)
+    has_torch = find_spec("torch") is not None and find_spec("torchvision") is not None
+    if not (can_build and has_torch and (is_own_model or source.file)):
+        return ""
+    from rackrun.training.dry_step import dry_step
+
+    try:
+        task = task_of(source)
+    except (ImportError, UsageError):  # of what only hosts have; or no Task: its ranks say so
+        return ""
+    return dry_step(task, config, _class_count(config))
+
+
 def _names(settings: type[Config]) -> set[str]:
     return {field.name.replace("_", "-") for field in fields(settings)}
 
 
-def class_count(config: Config) -> int:
+def _class_count(config: Config) -> int:
     """Return the number of classes of the data, or of some where only hosts can read them."""
     if config.num_classes:
         return config.num_classes

@@ -6,7 +6,6 @@ or are rare, so no step waits for a GPU.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -99,10 +98,6 @@ class Ranks:
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return int(result)
 
-    def all_reduce_max_later(self, *numbers: int) -> "PendingMax":
-        """Start the same for each of these numbers, between several ranks."""
-        return PendingMax(numbers)
-
     def broadcast_buffers(self, model: nn.Module) -> None:
         """Give every rank the buffers of rank 0.
 
@@ -185,26 +180,6 @@ class Ranks:
         return content.numpy().tobytes()
 
 
-class PendingMax:
-    """An exchange under way, of the largest of each of the numbers that the ranks give."""
-
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self._largest = torch.tensor(numbers)
-        self._work = dist.all_reduce(self._largest, dist.ReduceOp.MAX, async_op=True)
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether `wait` would return at once."""
-        return self._work is None or self._work.is_completed()
-
-    def wait(self) -> list[int]:
-        """Return the largest of each number, the same on all ranks."""
-        if self._work:
-            self._work.wait()
-        largest: list[int] = self._largest.tolist()
-        return largest
-
-
 def _statistics(model: nn.Module) -> list[torch.Tensor]:
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     buffers = [each for norm in norms for each in (norm.running_mean, norm.running_var)]
@@ -226,11 +201,6 @@ def usual_workers(ranks: Ranks) -> int:
     """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
     cores = core_count() // ranks.local_world
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
-
-
-def without_exchange(model: nn.Module) -> AbstractContextManager[None]:
-    """Keep gradients local: for all but the last part of an accumulated step."""
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def is_of_exchange(error: Exception) -> bool:

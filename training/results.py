@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from rackrun.atomic import atomic_write, translated_os_errors
+from rackrun.errors import Problem
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
 from rackrun.training.evaluation import Scores, answers
@@ -41,7 +42,7 @@ def write_results(run: TrainingRun, scores: Scores | None) -> str:
         if hardest := predictions(run, rows) if rows else None:
             write_grid(folder.hardest, hardest)
         return str(write(folder.path))
-    except Exception as error:  # whatever it is, as a server that is gone, the run is done
+    except (Problem, OSError) as error:  # as of a server that is gone: the run is done
         run.log.say(f"no report: {one_line(str(error))[:300]}")
         return ""
 

@@ -16,17 +16,23 @@ from rackrun.errors import SaveError
 from rackrun.terminal import say
 from rackrun.training.stop_requests import STOP, StopRequests
 
-NOTICE_SECONDS = 1.5  # for the main thread to take the signal; the launcher kills after 5
+NOTICE_SECONDS = 1.5, 3.5  # at least, at most, to take the signal; the launcher kills after 5
 _POLL_SECONDS = 0.05
 
 
 @contextmanager
-def saves_while_hung(requests: StopRequests, save: Callable[[], object]) -> Iterator[None]:
-    """At a SIGTERM that the main thread does not take, save and end this process with 143."""
+def saves_while_hung(
+    requests: StopRequests, save: Callable[[], object], step_seconds: Callable[[], float]
+) -> Iterator[None]:
+    """At a SIGTERM that the main thread does not take, save and end this process with 143.
+
+    `step_seconds` returns what the last step took: within a backward no signal is taken either, and
+    the main thread gets the time for one.
+    """
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = Thread(target=_watch, args=(reader, requests, save), daemon=True)
+    thread = Thread(target=_watch, args=(reader, requests, save, step_seconds), daemon=True)
     thread.start()
     try:
         yield
@@ -37,9 +43,16 @@ def saves_while_hung(requests: StopRequests, save: Callable[[], object]) -> Iter
         os.close(reader)
 
 
-def _watch(reader: int, requests: StopRequests, save: Callable[[], object]) -> None:
+def _watch(
+    reader: int,
+    requests: StopRequests,
+    save: Callable[[], object],
+    step_seconds: Callable[[], float],
+) -> None:
+    least, most = NOTICE_SECONDS
     while number := os.read(reader, 1):
-        if number[0] == signal.SIGTERM and not _is_taken(requests):
+        seconds = min(max(least, 1.5 * step_seconds()), most)
+        if number[0] == signal.SIGTERM and not _is_taken(requests, seconds):
             try:
                 save()
             except SaveError as error:
@@ -48,8 +61,8 @@ def _watch(reader: int, requests: StopRequests, save: Callable[[], object]) -> N
                 os._exit(STOP + signal.SIGTERM)
 
 
-def _is_taken(requests: StopRequests) -> bool:
-    until = time.monotonic() + NOTICE_SECONDS
+def _is_taken(requests: StopRequests, seconds: float) -> bool:
+    until = time.monotonic() + seconds
     while not requests.ending and time.monotonic() < until:
         time.sleep(_POLL_SECONDS)
     return bool(requests.ending)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -45,22 +45,22 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         earlier = earlier_run(config, task.name, ranks)  # of any host, sent to all
         config = earlier.resolved(config) if earlier else task.resolve(config)
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.
-        version = pinned(config, earlier, ranks)
+        located, remarks = pinned(config, earlier, ranks)
         transforms = task.for_workers(config)
         with closing(
-            open_data(version.config, ranks, transforms, task.name, task.synthetic_classes)
+            open_data(located, ranks, transforms, task.name, task.synthetic_classes)
         ) as data:
             if not data.has_evaluation:
                 config = without_evaluation(config)
             run = TrainingRun(task, config, ranks, requests, compute, data, earlier)
-            run.version_remarks = version.remarks
+            run.version_remarks = remarks
             yield run
 
 
 class TrainingRun:
     """What a run is made of; only the state, the log and the checkpoints of it change."""
 
-    version_remarks: tuple[str, ...] = ()
+    version_remarks: Sequence[str] = ()
     """Whether a resumed run stays on its version of the data."""
 
     def __init__(

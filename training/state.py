@@ -1,6 +1,7 @@
 """The state that survives a restart, in one object."""
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -47,6 +48,9 @@ class TrainingState:
         self._lock = Lock()
         self.is_whole = True
         """Whether it is that of the last step, and not on its way to the next one."""
+        self.step_seconds = 0.0
+        """The time between the last two steps."""
+        self._changed = time.monotonic()
 
     @contextmanager
     def whole(self) -> Iterator[bool]:
@@ -61,6 +65,8 @@ class TrainingState:
             self.is_whole = False
             yield
             self.is_whole = True
+        now = time.monotonic()
+        self.step_seconds, self._changed = now - self._changed, now
 
     @property
     def best(self) -> float:

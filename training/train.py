@@ -14,28 +14,25 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from itertools import islice
 
-import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from rackrun.contract import phases
 from rackrun.errors import UserCodeError
-from rackrun.terminal import say
 from rackrun.training.balance import begin_balance, remedy
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import as_counts
 from rackrun.training.data.loader import first_batch, waits_reported
-from rackrun.training.data.order import Cut
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
 from rackrun.training.divergence import require_finite
 from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.evaluation import Scores, Table
+from rackrun.training.gradient_sync import GradientSync, split
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
@@ -44,19 +41,13 @@ from rackrun.training.run.noted_rows import note_rows
 from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, check_scaled_lr, due
 from rackrun.training.setup import TrainingRun, started
+from rackrun.training.step_exchange import StepExchange
 from rackrun.training.step_times import StepTimes
 from rackrun.training.stop_requests import SAVE
 from rackrun.training.stragglers import Stragglers
-from rackrun.training.sync.gradient_sync import GradientSync
-from rackrun.training.sync.step_exchange import StepExchange
-from rackrun.training.task import Task, are_probabilities, check_logits
-from rackrun.training.trace import StepTrace
+from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
+from rackrun.training.trace import trace_remark, traced
 from rackrun.units import plural
-
-PROBABILITIES = (
-    "the model's outputs are probabilities, as of a softmax or sigmoid at its end; the loss takes"
-    " logits: leave that out, or training stops far from its best"
-)
 
 
 def run(task: Task, config: Config) -> int:
@@ -93,7 +84,11 @@ def saved_by_a_thread(run: TrainingRun) -> AbstractContextManager[None]:
     # On a GPU, steps that are counted here may not have been computed.
     if run.ranks.world == 1 or run.ranks.device.type != "cpu":
         return nullcontext()
-    return saves_while_hung(run.requests, lambda: run.checkpoints.keep_step(run.state))
+    return saves_while_hung(
+        run.requests,
+        lambda: run.checkpoints.keep_step(run.state),
+        lambda: run.state.step_seconds,
+    )
 
 
 class Trainer:
@@ -112,13 +107,9 @@ class Trainer:
 
     def train(self) -> int:
         """Train the remaining stages; return 0, or 128 + the number of a signal."""
-        config, state, log = self.config, self.state, self.log
-        trace = StepTrace(config.profile_steps, log.folder.trace, self.ranks)
-        with (
-            closing(trace),
-            # Closed, so that loader workers end here, and not whenever garbage is collected.
-            closing(trace.watched(self.batches(), state.step)) as batches,
-        ):
+        state, log = self.state, self.log
+        # Closed, so that loader workers end here, and not whenever garbage is collected.
+        with closing(self.batches()) as batches:
             for stage in self.schedule.stages_from(state.epoch):
                 # Before the clock of steps and DDP look at the weights: both take those that train.
                 state.freeze(stage.frozen, len(self.data.classes))
@@ -127,16 +118,20 @@ class Trainer:
                 self.checkpoints.wait()
                 if request:
                     return request
-            trace.close()
-            log.say(trace.remark())
-            self.finish()
+        if steps := self.config.profile_steps:
+            log.say(trace_remark(steps, log.folder.trace))
+        self.finish()
         return 0
 
     def batches(self) -> Generator[Batch]:
         """Return this rank's remaining batches, once every rank has read its first one."""
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
-        batches = self.data.training(self.state.step)
-        return waits_reported(first_batch(batches, self.ranks), batches, self.log)
+        start, log, steps = self.state.step, self.log, self.config.profile_steps
+        batches = self.data.training(start)
+        batches = waits_reported(first_batch(batches, self.ranks), batches, log)
+        if steps and self.ranks.first:
+            return traced(batches, steps, start, log.folder.trace)
+        return batches
 
     def _prepared_stage(self) -> StepTimes:
         # What is made anew for each stage: DDP waits for the gradients of all weights that trained
@@ -166,9 +161,9 @@ class Trainer:
                 note_rows(log.folder.path, self.ranks, state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
-                parts, fewest = self.parts_in(state.step)
-                kind = (stage, batch.images.shape[2:])
                 samples = self.data.samples_in(state.step)
+                parts, fewest = self.sync.parts(self.data.cut(state.step), samples)
+                kind = (stage, batch.images.shape[2:])
                 with self.compiling(kind), self.sync.step(samples, fewest):
                     self.step(batch, parts, transforms)
                 # From here on, state.step is the number of steps that are done.
@@ -204,13 +199,6 @@ class Trainer:
         self.compiled.add(kind)
         return self.log.during(phases.COMPILE)
 
-    def parts_in(self, step: int) -> tuple[int, int]:
-        """Return in how many parts this rank computes its batch, and the fewest samples of any."""
-        # Under an even cut equally many on all ranks, as SyncBatchNorm needs: it exchanges in each.
-        per_part = self.config.batch_size // self.config.grad_accum_steps
-        parts, fewest = _parts_and_fewest(self.data.cut(step), self.data.samples_in(step), per_part)
-        return parts[self.ranks.rank], fewest
-
     def step(self, batch: Batch, parts: int, transforms: Transforms) -> None:
         """Take a step of the optimizer, and count its loss and correct predictions."""
         config, state, classes = self.config, self.state, len(self.data.classes)
@@ -231,8 +219,8 @@ class Trainer:
                     self.show_first_batch(mixed, targets)
                 logits = self.compute.logits(self.sync.model, transforms.normalised, mixed)
                 check_logits(logits, len(labels), classes)
-                if not state.step and number == 1:
-                    self.remark_probabilities(logits)
+                if not state.step and number == 1 and are_probabilities(logits):
+                    self.log.say(PROBABILITIES)
                 # A sum over samples, then a constant: means of uneven parts weigh their samples
                 # unlike.
                 loss = summed_loss(logits, targets, config, self.run.weights_for(logits))
@@ -251,11 +239,6 @@ class Trainer:
         with state.changing():
             state.advance()
         self.log.sums.add(sums, len(batch.labels), batch.skipped)
-
-    def remark_probabilities(self, logits: torch.Tensor) -> None:
-        """Say so, once, where the first outputs are probabilities and no logits."""
-        if self.ranks.first and are_probabilities(logits):
-            say(PROBABILITIES)
 
     def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
         """Write training images of the first step for the report."""
@@ -337,20 +320,3 @@ class Trainer:
             self.checkpoints.restore_best(state)
         report = write_results(self.run, self.scores) if self.ranks.first else ""
         log.finish(state.accuracy, report)
-
-
-def split(batch: Batch, parts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the images and labels of a batch in the parts that are computed one after another."""
-    if parts == 1:
-        return [(batch.images, batch.labels)]
-    images, labels = batch.images.tensor_split(parts), batch.labels.tensor_split(parts)
-    return list(zip(images, labels, strict=True))
-
-
-@lru_cache(8)  # all steps but an epoch's last have the same answer
-def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
-    # By rank, in how many parts it computes its samples; and the fewest samples of any part.
-    sizes = cut.sizes(samples)
-    largest = np.maximum(sizes, sizes.max()) if cut.is_even else sizes
-    parts = np.maximum(1, -(-largest // per_part))
-    return tuple(parts.tolist()), int((sizes // parts).min())

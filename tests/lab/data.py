@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from rackrun.catdog.archive import write_archive
+from rackrun.catdog.demo import write_archive
 from rackrun.shards.index import (
     Manifest,
     Row,

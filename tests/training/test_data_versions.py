@@ -63,8 +63,8 @@ def test_another_version_is_refused(data, tmp_path):
     """A typed version that is not the run's is no slip that goes unnoticed."""
     recorded = open_source(str(data)).manifest.digest
     append(data, tmp_path)
-    assert chosen(str(data), recorded).location == f"{data}@1"
-    assert chosen(f"{data}@1", recorded).location == f"{data}@1"
+    assert chosen(str(data), recorded)[0] == f"{data}@1"
+    assert chosen(f"{data}@1", recorded)[0] == f"{data}@1"
     with pytest.raises(UsageError, match=f"is on version 1; .* type --data {data}@1, or .*weights"):
         chosen(f"{data}@2", recorded)
     second = open_source(str(data)).manifest.digest

@@ -6,9 +6,9 @@ from torch import nn
 
 from rackrun.errors import UsageError
 from rackrun.training.config import Config
+from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState
-from rackrun.training.sync.gradient_sync import GradientSync
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,6 @@ from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
 
 from rackrun.errors import SaveError
-from rackrun.imagenet.model import blur_halvings
 from rackrun.training.models.named import torchvision_model
 from rackrun.training.models.weights import load_weights, resized_bias_tables
 
@@ -138,16 +137,6 @@ def test_auxiliary_heads_are_left_out(tmp_path):
     message = loaded(model, tmp_path / "w.pth", published | inception)
     assert message == "; auxiliary heads left out"
     assert same(model, published)
-
-
-def test_plain_weights_serve_a_blurred_model(tmp_path):
-    """The recipe ffcv16 only puts a fixed blur before convolutions."""
-    plain = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
-    model = models.ResNet(models.resnet.BasicBlock, [1, 1, 1, 1])
-    blur_halvings(model)
-    assert loaded(model, tmp_path / "w.pth", plain.state_dict()) == "; plain convolutions blurred"
-    blurred = model.layer2[0].conv1.convolution.weight
-    assert torch.equal(blurred, plain.layer2[0].conv1.weight)
 
 
 def vit(side: int) -> nn.Module:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 
 import pytest
 import torch
@@ -68,29 +68,6 @@ def test_weights_are_downloaded_once(home, tmp_path, monkeypatch):
     assert downloaded_weights("imagenet", "densenet121", ALONE) == path
     assert [path.name for path in home.iterdir()] == [name]
     assert downloaded_weights("own.pth", "densenet121", ALONE) == Path("own.pth")
-
-
-def test_ranks_meet_while_one_of_them_downloads(home, tmp_path, monkeypatch):
-    """An exchange has a limit, and a download none: a long one takes several exchanges."""
-    name, meetings = publish(tmp_path / "www"), []
-    goes_on = Event()
-
-    def meet(ranks: Ranks, number: int) -> int:
-        meetings.append(number)
-        if len(meetings) == 3:
-            goes_on.set()
-        return number
-
-    def slow(url: str, path: Path) -> None:
-        assert goes_on.wait(60)
-        bring(url, path)
-
-    monkeypatch.setattr(Ranks, "all_reduce_max", meet)
-    monkeypatch.setattr(published, "MEETING_SECONDS", 0.01)
-    monkeypatch.setattr(published, "bring", slow)
-    with served(tmp_path / "www") as address:
-        assert downloaded_weights(f"{address}/{name}", "", ALONE).read_bytes() == b"weights"
-    assert meetings[:3] == [1, 1, 1] and meetings[-2:] == [0, 0]
 
 
 def test_what_is_damaged_is_refused(home, tmp_path):

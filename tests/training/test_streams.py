@@ -17,12 +17,12 @@ from rackrun.training.data.open import Synthetic
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import Compute
 from rackrun.training.evaluation import Table
+from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
+from rackrun.training.step_exchange import StepExchange
 from rackrun.training.stop_requests import StopRequests
-from rackrun.training.sync.gradient_sync import GradientSync
-from rackrun.training.sync.step_exchange import StepExchange
 from rackrun.training.train import Trainer
 
 CPU = torch.device("cpu")

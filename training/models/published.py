@@ -8,7 +8,6 @@ densenet121-a639ec97.pth, and it is held against them whenever it is used.
 import hashlib
 import re
 import socket
-from concurrent.futures import ThreadPoolExecutor, wait
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 import torch
 
 from rackrun.contract.files import PUBLISHED
-from rackrun.errors import SaveError, UsageError
+from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.terminal import one_line
 from rackrun.training.models.named import repository, timm_weights
 from rackrun.training.models.registered import TIMM, refuse_unpublished
@@ -25,7 +24,6 @@ from rackrun.training.ranks import Ranks
 URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
 SECONDS = 60  # without an answer
-MEETING_SECONDS = 20  # from one exchange to the next while ranks wait for a download
 
 
 def downloaded_weights(given: str, model: str, ranks: Ranks) -> Path:
@@ -64,12 +62,13 @@ def _of_timm(name: str, ranks: Ranks) -> Path:
 
 def _cached(url: str, ranks: Ranks) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
-    with ThreadPoolExecutor(1) as pool:
-        job = pool.submit(bring, url, path) if ranks.writes else None
-        # A large file takes longer than a rank waits for others in one exchange.
-        while ranks.all_reduce_max(bool(job and wait([job], timeout=MEETING_SECONDS).not_done)):
-            pass
-    problem = job.exception() if job else None
+    problem: Problem | None = None
+    if ranks.writes:
+        try:
+            bring(url, path)
+        except Problem as error:
+            problem = error
+    # The others wait here for a download, as long as an exchange may take: 20 minutes.
     if ranks.all_reduce_max(problem is not None):
         raise problem or SaveError(f"--weights {url}: not on every host")
     return path

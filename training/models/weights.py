@@ -38,7 +38,6 @@ EXTRA_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, fo
 POSITIONS = ("pos_embedding", "pos_embed")
 BIAS_TABLE = "relative_position_bias_table"
 COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
-BLURRED = ".convolution."  # a convolution with a blur before it (imagenet.model.BlurredConv)
 INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
@@ -307,13 +306,6 @@ def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple
     return kept, "auxiliary heads left out" if len(kept) < len(file_tensors) else ""
 
 
-def _blurred(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
-    plain = {name.replace(BLURRED, "."): name for name in model_tensors if BLURRED in name}
-    renamed = {plain.get(name, name): tensor for name, tensor in file_tensors.items()}
-    changed = renamed.keys() != file_tensors.keys()
-    return renamed, "plain convolutions blurred" if changed else ""
-
-
 def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
     # Position embeddings of another image size: (1, tokens + side * side, width).
     changed, note = {}, ""
@@ -375,7 +367,6 @@ STEPS: tuple[Step, ...] = (
     _in_place,
     _renamed,
     _without_extra_heads,
-    _blurred,
     _resized_positions,
     resized_bias_tables,
     _counted,

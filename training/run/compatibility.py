@@ -23,7 +23,7 @@ from rackrun.shapes import LARGEST_NUMBER, Misshapen, parsed_file
 from rackrun.shards.open import open_source
 from rackrun.training.config import Config
 from rackrun.training.differences import short, table_differences
-from rackrun.training.run.data_version import chosen, described_tensors, is_local_folder
+from rackrun.training.run.data_version import chosen, is_local_folder
 from rackrun.training.run.folder import newest_run, runs_folder
 from rackrun.training.settings.data import SELECTION
 from rackrun.training.settings.run import OutputSettings, RunSettings
@@ -64,61 +64,68 @@ def identity(
         "seed": described["config"]["seed"],
         "global batch": batch,
         "steps per epoch": epoch_steps,
-        "tensors": described_tensors(model.state_dict()),
+        "tensors": {
+            name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+            for name, tensor in model.state_dict().items()
+        },
     }
 
 
 def check(expected: Content, described: Content, content: Content, path: Path) -> None:
     """Raise SaveError with all reasons why the `described` run cannot resume from a checkpoint."""
-    recorded_identity = content.get("identity")
-    if not isinstance(recorded_identity, dict):
+    recorded = content.get("identity")
+    if not isinstance(recorded, dict):
         raise SaveError(f"{path}: no checkpoint of a run (weights alone: type --weights {path})")
-    if problems := list(_problems(expected, described, recorded_identity, content)):
+    if problems := list(_problems(expected, described, recorded, content)):
         raise SaveError(f"{path}: not a checkpoint of this run: {'; '.join(problems)}")
 
 
 def changes(config: Mapping[str, Any], content: Content) -> str:
     """Return the settings that differ from those of a checkpoint, or ""."""
-    settings, recorded = settings_of(config), settings_of(content.get("config", {}))
-    return "; ".join(
-        differences(settings, recorded, [name for name in settings if name not in FREE])
-    )
+    names = [name for name in config if name not in FREE]
+    return "; ".join(differences(config, _table(content.get("config")), names))
 
 
 def _problems(
-    expected: Content, described: Content, recorded_identity: Content, content: Content
+    expected: Content, described: Content, identity: Content, content: Content
 ) -> Iterator[str]:
     # What follows from another reason is left out: other classes make another last layer.
-    differs = {name for name in expected if expected[name] != recorded_identity.get(name)}
-    settings, recorded = settings_of(described["config"]), settings_of(content.get("config", {}))
+    settings, recorded = described["config"], _table(content.get("config"))
+    differs = {name for name in expected if expected[name] != identity.get(name)}
     for name in ("format", "task"):
         if name in differs:
-            recorded_value = short(recorded_identity.get(name))
-            yield f"{name} {short(expected[name])} here, {recorded_value} {IN_CHECKPOINT}"
+            yield f"{name} {short(expected[name])} here, {_there(identity.get(name))}"
     if "data" in differs:
-        yield from (chosen := list(differences(settings, recorded, SELECTION)))
-        if not chosen or described.get("dataset") != content.get("dataset"):
-            recorded_data = _data(content, recorded_identity)
-            yield f"data: {_data(described, expected)} here, {recorded_data} {IN_CHECKPOINT}"
+        yield from (selected := list(differences(settings, recorded, SELECTION)))
+        if not selected or described.get("dataset") != content.get("dataset"):
+            yield f"data: {_data(described, expected)} here, {_there(_data(content, identity))}"
     yield from differences(settings, recorded, FIXED)
     if "global batch" in differs:
         yield from differences(settings, recorded, ["batch_size"])
-        yield _batch(expected["global batch"], recorded_identity.get("global batch"), settings)
+        yield _batch(expected["global batch"], identity.get("global batch"), settings)
     elif "steps per epoch" in differs and "data" not in differs:
         yield from differences(settings, recorded, STEPS)
         steps = f"{expected['steps per epoch']} steps per epoch here"
-        yield f"{steps}, {short(recorded_identity.get('steps per epoch'))} {IN_CHECKPOINT}"
+        yield f"{steps}, {_there(identity.get('steps per epoch'))}"
     if "tensors" in differs and "task" not in differs:
         of_model = [name for name in settings if name not in NOT_OF_MODELS]
         options = list(differences(settings, recorded, of_model))
         if options or "data" not in differs:
-            yield from options or table_differences(
-                expected["tensors"], recorded_identity.get("tensors") or {}
-            )
+            tensors = _table(identity.get("tensors"))
+            yield from options or table_differences(expected["tensors"], tensors)
+
+
+def _there(value: object) -> str:
+    return f"{short(value)} {IN_CHECKPOINT}"
+
+
+def _table(recorded: object) -> Mapping[str, Any]:
+    # None where nothing like settings is recorded: a file may hold anything.
+    return recorded if isinstance(recorded, Mapping) else {}
 
 
 def _data(described: Content, identity: Content) -> str:
-    config = described.get("config", {})
+    config = _table(described.get("config"))
     parts = (
         described.get("dataset", ""),
         plural(len(described.get("classes", ())), "class", "classes"),
@@ -128,14 +135,11 @@ def _data(described: Content, identity: Content) -> str:
     return ", ".join(short(part) for part in parts if part)
 
 
-def _batch(batch: int, recorded_batch: object, config: Mapping[str, Any]) -> str:
-    text = f"{batch} images per step here, {short(recorded_batch)} {IN_CHECKPOINT}"
+def _batch(batch: int, recorded_batch: Any, config: Mapping[str, Any]) -> str:
+    text = f"{batch} images per step here, {_there(recorded_batch)}"
     ranks = max(batch // config["batch_size"], 1)
-    if (
-        isinstance(recorded_batch, int)
-        and recorded_batch % ranks == 0
-        and not config.get("global_batch")
-    ):
+    is_free = isinstance(recorded_batch, int) and not config.get("global_batch")
+    if is_free and recorded_batch % ranks == 0:
         text += f" (with {plural(ranks, 'rank')}: --batch-size {recorded_batch // ranks})"
     return text
 
@@ -156,31 +160,23 @@ def check_settings(source: TaskSource, config: Config, is_here: bool) -> int:
         recorded = parsed_file(RunFolder(folder).config, dict[str, Any], MOST_BYTES)
     except (OSError, Misshapen):
         return 0
-    settings, recorded_settings = settings_of(asdict(config)), settings_of(recorded)
-    problems = list(
-        differences(
-            settings,
-            recorded_settings,
-            (*SELECTION, *FIXED, *_of_the_model(source, settings, recorded_settings)),
-        )
-    )
+    settings = asdict(config)
+    batch = _table(recorded.get("resolved")).get("batch")
+    batch = batch if isinstance(batch, int) and 0 < batch < LARGEST_NUMBER else 0
+    names = [*SELECTION, *FIXED, *_of_the_model(source, settings, recorded), "steps_per_epoch"]
+    if 1 in (settings["layer_decay"], recorded.get("layer_decay", 1)):  # 1: no groups of layers
+        names.append("layer_decay")
+    problems = list(differences(settings, recorded, names))
     if not problems and is_local_folder(config.data) and not config.chooses:
-        digest = str(recorded_settings.get("data_sha256"))
-        location = chosen(config.data, digest).location
-        if open_source(location).manifest.digest != digest:
-            problems.append(
-                f"--data {config.data} here, {short(recorded_settings.get('data'))} {IN_CHECKPOINT}"
-            )
-    resolved = _counts(recorded.get("resolved"))
-    problems += _other_steps(settings, recorded_settings, resolved)
-    if (settings["layer_decay"] == 1) != (recorded_settings.get("layer_decay", 1) == 1):
-        problems += differences(settings, recorded_settings, ("layer_decay",))
-    if config.global_batch and resolved["batch"] not in (0, config.global_batch):
-        text = f"--global-batch {config.global_batch} here, {resolved['batch']} {IN_CHECKPOINT}"
+        digest = str(recorded.get("data_sha256"))
+        if open_source(chosen(config.data, digest)[0]).manifest.digest != digest:
+            problems.append(f"--data {config.data} here, {_there(recorded.get('data'))}")
+    if config.global_batch and batch not in (0, config.global_batch):
+        text = f"--global-batch {config.global_batch} here, {_there(batch)}"
         problems.append(f"{text}, which is taken where none is typed")
     if problems:
         raise UsageError(f"--resume {config.resume}: not a run to resume: {'; '.join(problems)}")
-    return 0 if config.exact_epochs else resolved["batch"]
+    return 0 if config.exact_epochs else batch
 
 
 def _run_to_resume(source: TaskSource, config: Config, is_here: bool) -> Path | None:
@@ -201,42 +197,10 @@ def _check_checkpoints(resume: str, path: Path) -> None:
             )
 
 
-def _counts(resolved: object) -> dict[str, int]:
-    # 0 for what is not known.
-    recorded_counts = resolved if isinstance(resolved, Mapping) else {}
-    counts = {name: recorded_counts.get(name) for name in ("batch", "images")}
-    return {
-        name: n if isinstance(n, int) and 0 < n < LARGEST_NUMBER else 0
-        for name, n in counts.items()
-    }
-
-
-def _other_steps(
-    settings: Mapping[str, Any], recorded_settings: Mapping[str, Any], resolved: Mapping[str, int]
-) -> Iterator[str]:
-    images, batch = resolved["images"], resolved["batch"]
-    chosen = any(each.get(name) for each in (settings, recorded_settings) for name in SELECTION)
-    if (
-        images
-        and batch
-        and not chosen
-        and _steps(settings, images, batch) != _steps(recorded_settings, images, batch)
-    ):
-        yield from differences(settings, recorded_settings, STEPS)
-
-
-def _steps(settings: Mapping[str, Any], images: int, batch: int) -> int:
-    # As training.data counts them.
-    if settings.get("exact_epochs"):
-        return -(-images // batch)
-    given = settings.get("steps_per_epoch")
-    return given if isinstance(given, int) and given else max(images // batch, 1)
-
-
 def _of_the_model(
-    source: TaskSource, settings: Mapping[str, Any], recorded_settings: Mapping[str, Any]
+    source: TaskSource, settings: Mapping[str, Any], recorded: Mapping[str, Any]
 ) -> Iterator[str]:
-    models = f"{settings.get('model')}{recorded_settings.get('model')}"
+    models = f"{settings.get('model')}{recorded.get('model')}"
     if ":" not in models:  # else two names may mean the same
         yield "model"
     if settings.get("model") in (own_models(source) or ()):
@@ -249,23 +213,15 @@ def own_models(source: TaskSource) -> tuple[str, ...] | None:
     return models
 
 
-def settings_of(config: object) -> Mapping[str, Any]:
-    """Return recorded settings; none where nothing like settings is recorded."""
-    return config if isinstance(config, Mapping) else {}
-
-
 def differences(
-    settings: Mapping[str, Any], recorded_settings: Mapping[str, Any], names: Sequence[str]
+    settings: Mapping[str, Any], recorded: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[str]:
     """Yield the settings among these that differ, as options."""
     for name in names:
-        if (
-            name in settings
-            and name in recorded_settings
-            and settings[name] != recorded_settings[name]
-        ):
-            recorded = _value(name, recorded_settings[name])
-            yield f"{_option(name, settings[name])} here, {recorded} {IN_CHECKPOINT}"
+        if name in settings and name in recorded and settings[name] != recorded[name]:
+            there = recorded[name]
+            shown = _option(name, there) if isinstance(there, bool) or there == "" else short(there)
+            yield f"{_option(name, settings[name])} here, {shown} {IN_CHECKPOINT}"
 
 
 def _option(name: str, value: object) -> str:
@@ -273,7 +229,3 @@ def _option(name: str, value: object) -> str:
     if isinstance(value, bool):
         return f"--{option}" if value else f"--no-{option}"
     return f"no --{option}" if value == "" else f"--{option} {short(value)}"
-
-
-def _value(name: str, value: object) -> str:
-    return _option(name, value) if isinstance(value, bool) or value == "" else short(value)

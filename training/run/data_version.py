@@ -9,11 +9,10 @@ by that digest, whatever has been appended meanwhile.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.data_location import SEPARATOR, are_plain_tars, parts_of
@@ -23,21 +22,15 @@ from rackrun.shards.open import open_source
 from rackrun.training.config import Config
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rackrun.training.ranks import Ranks
     from rackrun.training.run.resume import Earlier
 
 
-@dataclass(frozen=True)
-class FolderVersion:
-    """The version of a folder that a run reads."""
-
-    location: str
-    remark: str = ""
+Choice = tuple[str, str]
+"""The location of the version of a folder that a run reads, and a remark on it."""
 
 
-def chosen(location: str, recorded: str) -> FolderVersion:
+def chosen(location: str, recorded: str) -> Choice:
     """Return which version a location means to a run whose checkpoint has the digest `recorded`.
 
     That is empty for a new run. UsageError for another version than the checkpoint's. A folder
@@ -47,22 +40,19 @@ def chosen(location: str, recorded: str) -> FolderVersion:
     named = open_source(location).manifest
     newest = open_source(folder).manifest if typed else named
     digests = (*newest.parents, newest.digest)
-
-    def at(number: int) -> str:
-        return f"{folder}@{number}"
-
     if recorded not in digests:
-        return FolderVersion(at(named.number))
+        return f"{folder}@{named.number}", ""
     number = digests.index(recorded) + 1
+    of_run = f"{folder}@{number}"
     if typed and number != typed:
         raise UsageError(
             f"--data {location}: the checkpoint's run is on version {number}; to go on, type --data"
-            f" {at(number)}, or start a run on version {typed} with --weights"
+            f" {of_run}, or start a run on version {typed} with --weights"
         )
     if number == newest.number:
-        return FolderVersion(at(number))
+        return of_run, ""
     remark = f"stays on version {number} of {folder}; to train on version {newest.number}, start a"
-    return FolderVersion(at(number), f"{remark} run with --weights")
+    return of_run, f"{remark} run with --weights"
 
 
 def is_local_folder(location: str) -> bool:
@@ -71,57 +61,31 @@ def is_local_folder(location: str) -> bool:
     return location != "" and "://" not in location and (folder / MANIFEST_NAME).is_file()
 
 
-def recorded_digests(content: Mapping[str, Any]) -> list[str]:
-    """Return the digests of the folders that a run was trained on, as it has recorded them."""
-    versions = content.get("data_versions")
-    return [str(digest) for digest in versions.values()] if isinstance(versions, Mapping) else []
-
-
-@dataclass(frozen=True)
-class PinnedData:
-    """Settings whose locations name versions."""
-
-    config: Config
-    remarks: tuple[str, ...] = ()
-
-
-def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> PinnedData:
+def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> tuple[Config, list[str]]:
     """Return the settings with the versions that all ranks read, as the first rank sees them.
 
-    UsageError on all ranks if there is no such version.
+    With them are remarks on versions. UsageError on all ranks if there is no such version.
     """
     if config.synthetic or not config.data or are_plain_tars(config.data):
-        return PinnedData(config)
+        return config, []
     payload = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
-    choice = json.loads(ranks.broadcast_bytes(payload, 0))
-    if choice["problem"]:
-        raise UsageError(choice["problem"])
-    located = replace(config, data=SEPARATOR.join(choice["locations"]))
-    return PinnedData(located, tuple(choice["remarks"]))
+    problem, choices = json.loads(ranks.broadcast_bytes(payload, 0))
+    if problem:
+        raise UsageError(problem)
+    located = replace(config, data=SEPARATOR.join(location for location, _ in choices))
+    return located, [remark for _, remark in choices if remark]
 
 
-def _chosen_of(config: Config, earlier: Earlier | None) -> dict[str, Any]:
-    # Plain data, which the first rank sends to the others.
-    recorded = chain(recorded_digests(earlier.content) if earlier else [], repeat(""))
+def _chosen_of(config: Config, earlier: Earlier | None) -> tuple[str, list[Choice]]:
+    # Plain data, which the first rank sends to the others: a problem, or what it has chosen.
+    recorded = map(str, earlier.table("data_versions").values()) if earlier else ()
+    locations = parts_of(config.data)
     try:
-        choices = [
+        return "", [
             chosen(location, digest)
-            for location, digest in zip(parts_of(config.data), recorded, strict=False)
+            for location, digest in zip(locations, chain(recorded, repeat("")), strict=False)
         ]
     except UsageError as problem:
-        return {"problem": str(problem)}
+        return str(problem), []
     except Problem:  # which each rank meets, too, when it opens the data
-        choices = [FolderVersion(location) for location in parts_of(config.data)]
-    return {
-        "problem": "",
-        "locations": [choice.location for choice in choices],
-        "remarks": [choice.remark for choice in choices if choice.remark],
-    }
-
-
-def described_tensors(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return type and shape of each tensor as text."""
-    return {
-        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-        for name, tensor in tensors.items()
-    }
+        return "", [(location, "") for location in locations]

@@ -1,10 +1,10 @@
 """Resume from the newest intact checkpoint of any node, broadcast to all ranks."""
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.runs import run_folder
-from rackrun.training.checkpoint import Content, newest_valid, parse, read_bytes, steps_in
+from rackrun.training.checkpoint import Content, content_of, newest_valid, read_bytes, steps_in
 from rackrun.training.config import Config
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.folder import newest_run, runs_folder
@@ -36,22 +36,24 @@ class Earlier:
         """The run that wrote it."""
         return RunFolder(self.path.parent.parent)
 
+    def table(self, name: str) -> Mapping[str, Any]:
+        """Return what it has recorded under a name; none where that is something else."""
+        recorded = self.content.get(name)
+        return recorded if isinstance(recorded, Mapping) else {}
+
     def resolved(self, config: Config) -> Config:
         """Return settings with what the earlier run chose where these leave the choice."""
-        recorded = self.content.get("config")
+        recorded = self.table("config")
         kept = {
             name: recorded[name]
             for name, undecided in UNDECIDED.items()
             if getattr(config, name, None) == undecided
-            and isinstance(recorded, dict)
             and type(recorded.get(name)) is type(undecided)
         }
-        return self._with_batch(replace(config, **kept))
-
-    def _with_batch(self, config: Config) -> Config:
-        batch = self.content.get("identity", {}).get("global batch", 0)
-        adopts = config.exact_epochs and not config.global_batch
-        return replace(config, global_batch=batch) if adopts else config
+        batch = self.table("identity").get("global batch")
+        if config.exact_epochs and not config.global_batch and isinstance(batch, int):
+            kept["global_batch"] = batch
+        return replace(config, **kept)
 
     def release(self) -> None:
         """Free its memory, once the run has what it needs of it."""
@@ -61,10 +63,10 @@ class Earlier:
 def earlier_run(config: Config, task: str, ranks: Ranks) -> Earlier | None:
     """Return the checkpoint that the settings name; None if the run starts from scratch.
 
-    Checkpoints of earlier attempts of the same launch take precedence, if there are any.
+    After a restart that is the newest one of the same launch, if it has saved any.
     """
-    attempts = [Path(name) for name in config.earlier_attempts.split(",") if name]
-    earlier = _newest(partial(_in_attempts, attempts), ranks) if attempts else None
+    attempt = config.earlier_attempts
+    earlier = _newest(partial(_of_attempt, RunFolder(Path(attempt))), ranks) if attempt else None
     return earlier or (resumed(config.resume, task, ranks) if config.resume else None)
 
 
@@ -83,7 +85,6 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
 def _newest(
     search: Callable[[], CheckpointFile | None], ranks: Ranks, by_run: bool = True
 ) -> Earlier | None:
-    # When no node has one, each rank raises what its node's writer met with, if anything.
     checkpoint: CheckpointFile | None = None
     problem: Problem | None = None
     if ranks.writes:
@@ -91,9 +92,8 @@ def _newest(
             checkpoint = search()
         except Problem as error:  # another node may have a whole one
             problem = error
-    if checkpoint:
-        checkpoint = checkpoint[0].absolute(), checkpoint[1]
-    name = f"{checkpoint[0].parent.parent.name}/{checkpoint[0].name}" if checkpoint else ""
+    path, data = checkpoint or (None, None)
+    name = f"{path.absolute().parent.parent.name}/{path.name}" if path else ""
     # Run folder and step, both with zeros in front: the greatest text is the newest.
     offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
     if not any(offers):
@@ -102,22 +102,20 @@ def _newest(
         return None
     newest = max(offers, key=lambda offer: offer if by_run else offer.split(b"/")[-1])
     source = offers.index(newest)
-    own_path, own_data = checkpoint or (None, None)
-    own_text = str(own_path).encode() if own_path else None
-    path = Path(ranks.broadcast_bytes(own_text, source).decode())
-    data = ranks.broadcast_bytes(own_data, source)
-    return Earlier(path, parse(data, path), data)
+    own_path = str(path.absolute()).encode() if path else None
+    path = Path(ranks.broadcast_bytes(own_path, source).decode())
+    data = ranks.broadcast_bytes(data, source)
+    return Earlier(path, content_of(data, path), data)
 
 
-def _in_attempts(attempts: Sequence[Path]) -> CheckpointFile | None:
-    folders = [RunFolder(path).checkpoints for path in attempts]
-    saved = [folder for folder in folders if steps_in(folder)]
-    for folder in saved:
-        with suppress(SaveError):
-            return newest_valid(folder)
-    if saved:
-        raise SaveError(f"{saved[0]}: no checkpoint of an earlier attempt is whole")
-    return None
+def _of_attempt(folder: RunFolder) -> CheckpointFile | None:
+    if not steps_in(folder.checkpoints):
+        return None
+    try:
+        return newest_valid(folder.checkpoints)
+    except SaveError:
+        text = f"{folder.checkpoints}: no checkpoint of an earlier attempt is whole"
+        raise SaveError(text) from None
 
 
 def requested_checkpoint(resume: str, task: str) -> CheckpointFile:

@@ -34,8 +34,8 @@ class RunSettings(Slice):
     resume: str = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
     earlier_attempts: Annotated[str, Hidden] = ""
-    """Run folders, newest first, comma-separated: continue from the newest checkpoint in them on
-    any node, if there is one. The launcher sets this after a failure."""
+    """Run folder: continue from the newest checkpoint in it on any node, if there is one. The
+    launcher sets this after a failure."""
 
     @property
     def builder_args(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.contract.files import SENT_FILES
@@ -31,6 +31,8 @@ from rackrun.training.stop_requests import StopRequests
 
 Line = dict[str, Any]
 """A line of metrics.jsonl."""
+End = tuple[str, dict[str, float]]
+"""How a run ended: finished, stopped or failed; and its last and best accuracy, by name."""
 
 NOT_MEASURED = frozenset(
     {"kind", "step", "epoch", "split", "samples", "images", "time", "rank", "why"}
@@ -62,19 +64,6 @@ class Sent:
         return bool(line["step"] > self.steps.get(line["kind"], -1))
 
 
-class TrackedRun(Protocol):
-    """A tracker's side of a run, begun or continued: made of a folder, settings and Sent."""
-
-    id: str
-    server: str
-
-    def log(self, lines: list[Line]) -> None:
-        """Send lines of metrics.jsonl."""
-
-    def end(self, verdict: str, result: dict[str, float], report: Path) -> None:
-        """Send how the run ended, what it came to, and its page."""
-
-
 class Tracker:
     """Sends the lines of a run, and reports in one line when it fails."""
 
@@ -89,7 +78,7 @@ class Tracker:
         """Begin with the lines so far; `settings` are those of config.json."""
         self._name, self._folder, self._settings, self._say = name, folder, settings, say
         self._sent = read_sent(folder, name)
-        self._queue = SimpleQueue[Line | _End]()
+        self._queue = SimpleQueue[Line | End]()
         self._begun, self._problem, self._is_over = False, "", False
         self._deadline = time.monotonic() + START_SECONDS
         os.environ.update({each: value for each, value in QUIET.items() if each not in os.environ})
@@ -109,7 +98,7 @@ class Tracker:
 
     def end(self, verdict: str, result: dict[str, float]) -> None:
         """Hand over how the run ended, and wait until all was sent, for a bounded time."""
-        self._queue.put(_End(verdict, result))
+        self._queue.put((verdict, result))
         seconds = END_SECONDS if verdict == "finished" else STOPPED_SECONDS
         deadline = time.monotonic() + (0 if self._is_over else seconds)
         with StopRequests(save_minutes=0) as requests:
@@ -134,8 +123,8 @@ class Tracker:
 
     def _send(self) -> None:
         module = import_module(f"rackrun.training.track.{self._name}_run")
-        make: Callable[..., TrackedRun] = getattr(module, f"{self._name.capitalize()}Run")
-        run = make(self._folder, self._settings, self._sent)
+        make = getattr(module, f"{self._name.capitalize()}Run")
+        run = make(self._folder, self._settings, self._sent)  # begun or continued
         if run.id != self._sent.id:  # a new run has none of the lines of another one
             self._sent = Sent(run.id, run.server)
         self._begun = True
@@ -147,29 +136,21 @@ class Tracker:
                 self._sent.steps |= {line["kind"]: line["step"] for line in lacking}
                 self._write()
             if end:
-                run.end(end.verdict, end.result, RunFolder(self._folder).report)
+                run.end(*end, RunFolder(self._folder).report)
                 return
 
-    def _next(self) -> tuple[list[Line], "_End | None"]:
+    def _next(self) -> tuple[list[Line], End | None]:
         # All lines that wait, at least one, and the end if it has come.
         lines: list[Line] = []
         while not lines or not self._queue.empty():
             item = self._queue.get()
-            if isinstance(item, _End):
+            if isinstance(item, tuple):
                 return lines, item
             lines.append(item)
         return lines, None
 
     def _write(self) -> None:
         write_whole(path_of(self._folder, self._name), json.dumps(asdict(self._sent)).encode())
-
-
-@dataclass(frozen=True)
-class _End:
-    verdict: str
-    """finished, stopped or failed"""
-    result: dict[str, float]
-    """The last and the best accuracy, by their names in result.json."""
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:

@@ -17,8 +17,10 @@ which all have the statistics of a rank that did.
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
@@ -28,8 +30,10 @@ from torch.nn.parallel import DistributedDataParallel
 from rackrun.errors import UsageError
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
+from rackrun.training.data.order import Cut
+from rackrun.training.data.samples import Batch
 from rackrun.training.layers import BATCH_NORMS
-from rackrun.training.ranks import Ranks, without_exchange
+from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState
 from rackrun.units import plural
 
@@ -40,13 +44,18 @@ class GradientSync:
     def __init__(self, config: Config, ranks: Ranks, state: TrainingState) -> None:
         self.model = ranks.ddp(state.model)
         """What a step calls: the state's model, under DDP where there are other ranks."""
+        self.ddp = self.model if isinstance(self.model, DistributedDataParallel) else None
+        """The same, where there are other ranks."""
         self._config, self._ranks, self._state = config, ranks, state
-        if (
-            isinstance(self.model, DistributedDataParallel)
-            and config.grad_compression == "bfloat16"
-        ):
+        if self.ddp and config.grad_compression == "bfloat16":
             # Half the bytes of float32; sums lose about two digits.
-            self.model.register_comm_hook(None, bf16_compress_hook)
+            self.ddp.register_comm_hook(None, bf16_compress_hook)
+
+    def parts(self, cut: Cut, samples: int) -> tuple[int, int]:
+        """Return in how many parts this rank computes its batch, and the fewest samples of any."""
+        per_part = self._config.batch_size // self._config.grad_accum_steps
+        parts, fewest = _parts_and_fewest(cut, samples, per_part)
+        return parts[self._ranks.rank], fewest
 
     def require_join(self, last_samples: int) -> None:
         """Raise UsageError where an epoch ends with a step that not every rank can take part in."""
@@ -60,7 +69,7 @@ class GradientSync:
 
     def step(self, samples: int, fewest: int) -> AbstractContextManager[None]:
         """Run a step of that many samples over all ranks, `fewest` in a part, in this context."""
-        if self._ranks.world == 1:
+        if not self.ddp:
             return nullcontext()
         # Before Join, inside of which any other exchange hangs. The plan tells all ranks the same
         # `fewest`, so all take part.
@@ -68,14 +77,14 @@ class GradientSync:
             self._ranks.share_statistics(self._state.model)
         if samples >= self._ranks.world:
             return nullcontext()
-        return joined_by_all(self.model, self._state, self._ranks)
+        return joined_by_all(self.ddp, self._state, self._ranks)
 
     @contextmanager
     def part(self, images: int, is_last: bool) -> Iterator[None]:
         """Run forward and backward of a part of a batch; only the last part exchanges gradients."""
         # DDP must be left out during forward already: that is where it prepares its exchange.
         with (
-            nullcontext() if is_last else without_exchange(self.model),
+            self.ddp.no_sync() if self.ddp and not is_last else nullcontext(),
             self._norms_of_one_image() if images == 1 else nullcontext(),
         ):
             yield
@@ -93,6 +102,24 @@ class GradientSync:
             for norm, hook in zip(norms, hooks, strict=True):
                 hook.remove()
                 norm.train()
+
+
+def split(batch: Batch, parts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the images and labels of a batch in the parts that are computed one after another."""
+    if parts == 1:
+        return [(batch.images, batch.labels)]
+    images, labels = batch.images.tensor_split(parts), batch.labels.tensor_split(parts)
+    return list(zip(images, labels, strict=True))
+
+
+@lru_cache(8)  # all steps but an epoch's last have the same answer
+def _parts_and_fewest(cut: Cut, samples: int, per_part: int) -> tuple[tuple[int, ...], int]:
+    # By rank, in how many parts it computes its samples; and the fewest samples of any part. Under
+    # an even cut equally many on all ranks, as SyncBatchNorm needs: it exchanges in each.
+    sizes = cut.sizes(samples)
+    largest = np.maximum(sizes, sizes.max()) if cut.is_even else sizes
+    parts = np.maximum(1, -(-largest // per_part))
+    return tuple(parts.tolist()), int((sizes // parts).min())
 
 
 def _with_usable_statistics(norm: nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -121,9 +148,10 @@ def why_not_join(model: nn.Module) -> str:
 
 
 @contextmanager
-def joined_by_all(model: nn.Module, state: TrainingState, ranks: Ranks) -> Iterator[None]:
+def joined_by_all(
+    model: DistributedDataParallel, state: TrainingState, ranks: Ranks
+) -> Iterator[None]:
     """Run a step that only ranks with samples compute; all ranks have the same state after it."""
-    assert isinstance(model, DistributedDataParallel)
     joinables = [model, StateBroadcast(model, state, ranks)]
     with Join(joinables):
         yield

@@ -1,1 +1,0 @@
-"""Exchange of gradients and parameters between ranks."""
