@@ -142,7 +142,7 @@ def test_torch_is_not_needed():
     modules = {
         "rackrun.shards.source",
         "rackrun.shards.writer",
-        *(one.module for one in COMMANDS.values()),
+        *(f"rackrun.convert.{one.module}" for one in COMMANDS.values()),
     }
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run(
