@@ -11,7 +11,7 @@ from pathlib import Path
 from rackrun.errors import MissingProgram
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.output.console import say
-from rackrun.launcher.remote.probe import describe
+from rackrun.launcher.remote.interpreter import describe
 from rackrun.launcher.run.job import FunctionCall, Work
 
 OTHER = "for another environment type --python"

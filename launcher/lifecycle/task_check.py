@@ -108,7 +108,7 @@ def _refuse(process: subprocess.Popen[str]) -> TaskNeeds:
 def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
     """Raise UsageError or MissingPackage for what this interpreter of the ranks cannot import."""
     if needs.imports:
-        from rackrun.launcher.remote.probe import describe
+        from rackrun.launcher.remote.interpreter import describe
 
         missing = describe([python], needs.imports, str(Path.cwd())).get("missing", ())
         for name in missing:
@@ -126,7 +126,7 @@ def refuse_missing_packages(needs: TaskNeeds, python: str) -> None:
 
 def refuse_cache(needs: TaskNeeds) -> None:
     """Raise UsageError for a --cache in which ranks on this machine can keep nothing."""
-    from rackrun.launcher.remote.probe import cache_problem
+    from rackrun.launcher.remote.disks import cache_problem
 
     if needs.cache and (why := cache_problem(needs.cache)):
         raise UsageError(f"--cache {needs.cache}: {why}; name another folder")
@@ -230,7 +230,7 @@ def check_gpus(
         )
     if gpus and not is_on_cpu(work) and not image:
         from rackrun.cuda import driver_here, gpu_problem
-        from rackrun.launcher.remote.probe import describe
+        from rackrun.launcher.remote.interpreter import describe
 
         versions = describe([python])
         torch, cuda = versions.get("torch", ""), versions.get("cuda", "")

@@ -14,7 +14,7 @@ from rackrun.launcher.lifecycle import task_check
 from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import gpus as remote
-from rackrun.launcher.remote import probe
+from rackrun.launcher.remote import interpreter
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
@@ -183,7 +183,7 @@ ECC = "2 uncorrected ECC errors since the driver was loaded"
 def test_advice_fits_the_command(monkeypatch):
     """When torch cannot use the GPUs here, a script is not advised --device cpu."""
     monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
-    monkeypatch.setattr(probe, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
+    monkeypatch.setattr(interpreter, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
     for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
         with pytest.raises(PreflightRefused, match=says) as refused:
             task_check.check_gpus(work, 1, "here", "python", "")
@@ -193,7 +193,7 @@ def test_advice_fits_the_command(monkeypatch):
 def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch):
     """Each needs its own, unless they train on the CPU; a command may share them."""
     monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
-    monkeypatch.setattr(probe, "describe", lambda pythons: {})
+    monkeypatch.setattr(interpreter, "describe", lambda pythons: {})
     with pytest.raises(
         UsageError, match="--nproc 3: a rank needs its own GPU, and this machine has 2"
     ):

@@ -21,7 +21,7 @@ import pytest
 from rackrun.launcher.output.screen import wants_lines
 from rackrun.launcher.preflight import facts
 from rackrun.launcher.remote import network
-from rackrun.launcher.remote.probe import INTERPRETER_SECONDS
+from rackrun.launcher.remote.interpreter import INTERPRETER_SECONDS
 from rackrun.launcher.run.hosts import parse_hosts
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.data import write_tiny

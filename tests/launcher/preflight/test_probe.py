@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.remote import network, probe
+from rackrun.launcher.remote import interpreter, network, probe
 from tests.lab.hosts import free_port
 from tests.launcher.preflight.silent_disk import silent_disk
 
@@ -98,13 +98,13 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(start_lab,
 
 def test_shards_on_a_disk_that_does_not_answer_are_named_in_time(tmp_path, monkeypatch):
     """The folder of --data, or the file with the password."""
-    monkeypatch.setattr(probe, "SHARDS_SECONDS", 1.0)
+    monkeypatch.setattr(interpreter, "SHARDS_SECONDS", 1.0)
     with silent_disk(tmp_path / "gone") as folder:
         for data, environment in (
             (str(folder), {}),
             ("http://127.0.0.1:9", {"RACKRUN_CREDENTIALS": f"{folder}/secret"}),
         ):
-            reply = probe.shards(data, [sys.executable], "/", False, environment)
+            reply = interpreter.shards(data, [sys.executable], "/", False, environment)
             assert reply == {"error": f"{data}: does not answer in time"}
 
 
@@ -114,7 +114,7 @@ def test_an_interpreter_that_says_nothing_of_the_data_is_named(tmp_path, prints)
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho '{prints}'\n")
     python.chmod(0o755)
-    reply = probe.shards("data", [str(python)], "/", False, {})
+    reply = interpreter.shards("data", [str(python)], "/", False, {})
     assert reply == {"error": f"data: {python} gives no answer"}
 
 
@@ -125,6 +125,6 @@ def test_what_an_interpreter_says_of_itself_is_text_or_no_answer(tmp_path):
         python = tmp_path / "python"
         python.write_text(f"#!/bin/sh\ncat {tmp_path}/said\n")
         python.chmod(0o755)
-        assert probe.describe([str(python)]) == {"error": f"{python}: no answer"}
+        assert interpreter.describe([str(python)]) == {"error": f"{python}: no answer"}
     (tmp_path / "said").write_text(json.dumps({"version": 3, "torch": "", "cuda": None}))
-    assert probe.describe([str(python)])["version"] == "3"
+    assert interpreter.describe([str(python)])["version"] == "3"

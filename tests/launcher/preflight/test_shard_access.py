@@ -12,7 +12,7 @@ import pytest
 
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from rackrun.launcher.remote import probe
+from rackrun.launcher.remote import interpreter
 from rackrun.shards.credentials import authorization, tls_context
 from tests.lab.data import write_tiny
 from tests.lab.waiting import until
@@ -61,7 +61,7 @@ def secret(folder: Path) -> dict[str, str]:
 
 
 def asked(data: str, workdir: Path, environment: dict[str, str]) -> dict[str, object]:
-    return probe.shards(data, [sys.executable], str(workdir), False, environment)
+    return interpreter.shards(data, [sys.executable], str(workdir), False, environment)
 
 
 def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(server, tmp_path):
@@ -100,7 +100,7 @@ def test_a_server_that_drips_is_not_waited_for(server, tmp_path, monkeypatch):
             caller.sendall(b"H")
 
     server.then = drip
-    monkeypatch.setattr(probe, "SHARDS_SECONDS", 1.0)
+    monkeypatch.setattr(interpreter, "SHARDS_SECONDS", 1.0)
     try:
         result = asked(server.url, tmp_path, {})
     finally:
@@ -133,7 +133,7 @@ def test_check_reads_every_shard_and_a_launch_the_first(tmp_path):
     write_tiny(tmp_path / "data", shards=2)
     (tmp_path / "data" / "tiny-train-000001.tar").unlink()
     launch, check = (
-        probe.shards("data", [sys.executable], str(tmp_path), every_shard, {})
+        interpreter.shards("data", [sys.executable], str(tmp_path), every_shard, {})
         for every_shard in (False, True)
     )
     assert launch == {"dataset": "tiny", "splits": ["train"]}
