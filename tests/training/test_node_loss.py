@@ -21,7 +21,8 @@ from rackrun.training.checkpoint import steps_in
 from tests.lab import warm
 from tests.lab.hosts import free_port
 from tests.lab.network import NetLab, net_labs
-from tests.lab.oracles import NOTED, exact_epochs
+from tests.lab.oracles import exact_epochs
+from tests.lab.ranks import codes, exact_ranks
 from tests.lab.waiting import until
 
 EPOCHS, STEPS = 10, 10  # of 200 samples
@@ -173,39 +174,20 @@ def test_a_spare_takes_over_and_then_fewer_go_on(net, shapes, tmp_path):
     assert calm[-1] < 0.4 and losses(went_on)[-1] < 0.4  # it was 0.7 at the start
 
 
-SMALL: dict[str, Any] = {
-    "epochs": 2,
-    "exact_epochs": True,
-    "global_batch": 12,
-    "batch_size": 6,
-    "workers": 0,
-    "lr": 0.05,
-    "image_size": 8,
-    "save_steps": 2,
-    "keep_checkpoints": 99,
-    "tensorboard": False,
-}
-SCRIPT = Path(__file__).with_name("lost_ranks.py")
+SMALL = {"global_batch": 12, "batch_size": 6, "save_steps": 2, "keep_checkpoints": 99}
 
 
-def two_ranks(data: Path, run: Path, die: dict[str, int], **options: Any) -> list[int]:
+def two_ranks(data: Path, run: Path, misdeed: str = "", **options: Any) -> list[int]:
     """Train on two ranks; return their exit codes. One that stops itself is killed at the end."""
-    settings = {**SMALL, "data": str(data), "run_folder": str(run), **options}
-    environment = {
-        **os.environ,
-        **NOTED,
-        **ONE_THREAD,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-    }
-    ranks = warm.ranks(2, SCRIPT, json.dumps(settings), json.dumps(die), env=environment)
-    if die.get("signal") == signal.SIGSTOP:
+    ranks = exact_ranks(data, [run, run], misdeed=misdeed, **{**SMALL, **options})
+    if misdeed == STOPPED:
         first, stopped = ranks
         until(lambda: state_of(stopped.pid) == "T", "a rank stops itself", SECONDS)
         time.sleep(2)  # the other one is in the exchange by now
         first.terminate()  # as the launcher would, which has missed the heartbeats of its host
-        first.wait(SECONDS)
+        first.communicate(timeout=SECONDS)
         stopped.kill()
-    return [rank.wait(SECONDS) for rank in ranks]
+    return codes(ranks)
 
 
 def state_of(pid: int) -> str:
@@ -213,8 +195,8 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-KILLED = {"rank": 1, "step": 4, "signal": int(signal.SIGKILL)}
-STOPPED = {**KILLED, "signal": int(signal.SIGSTOP)}
+KILLED = f"1,4,{int(signal.SIGKILL)}"
+STOPPED = f"1,4,{int(signal.SIGSTOP)}"
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -223,9 +205,10 @@ def test_survivors_of_a_lost_rank_keep_the_last_whole_step(norm, make_shards, tm
     long before a save is due, with the weights of two ranks to which nothing happened. A restart
     passes a spoiled copy over, goes on there, and ends with their weights; every epoch is exact."""
     data = make_shards(train=(20, 20, 12), val=(8, 5))  # norms of one image use their statistics
+    normed = {"norm": True} if norm else {}
     calm, first, second = (RunFolder(tmp_path / name) for name in ("calm", "first", "second"))
-    assert two_ranks(data, calm.path, {}, norm=norm, save_steps=1) == [0, 0]
-    assert two_ranks(data, first.path, KILLED, norm=norm) == [1, -9]
+    assert two_ranks(data, calm.path, save_steps=1, **normed) == [0, 0]
+    assert two_ranks(data, first.path, KILLED, **normed) == [70, -9]
     saved = steps_in(first.checkpoints)
     assert [path.stem for path in saved] == ["step-00000002", "step-00000003"]
     kept, whole = (checkpoint.read(run.checkpoint(3))["state"] for run in (first, calm))
@@ -236,8 +219,8 @@ def test_survivors_of_a_lost_rank_keep_the_last_whole_step(norm, make_shards, tm
     spoiled = bytearray(saved[1].read_bytes())
     spoiled[len(spoiled) // 2] ^= 1
     first.checkpoint(4).write_bytes(spoiled)
-    again = {"norm": norm, "earlier_attempts": str(first.path)}
-    assert two_ranks(data, second.path, {}, **again) == [0, 0]
+    again = {"earlier_attempts": first.path, **normed}
+    assert two_ranks(data, second.path, **again) == [0, 0]
     assert same_weights(weights(second), weights(calm))
     assert exact_epochs(first.path, second.path) == [[2], [2]]
 
@@ -247,12 +230,12 @@ def test_a_rank_that_waits_for_a_stopped_one_saves_the_last_whole_step(make_shar
     step 3, with the weights of two ranks to which nothing happened."""
     data = make_shards(train=(20, 20, 10), val=(8, 5))
     calm, first, second = (RunFolder(tmp_path / name) for name in ("calm", "first", "second"))
-    assert two_ranks(data, calm.path, {}, save_steps=1) == [0, 0]
+    assert two_ranks(data, calm.path, save_steps=1) == [0, 0]
     assert two_ranks(data, first.path, STOPPED, save_steps=0) == [143, -9]
     assert [path.stem for path in steps_in(first.checkpoints)] == ["step-00000003"]
     kept, whole = (checkpoint.read(run.checkpoint(3))["state"] for run in (first, calm))
     assert same_weights(kept["model"], whole["model"])
-    assert two_ranks(data, second.path, {}, earlier_attempts=str(first.path)) == [0, 0]
+    assert two_ranks(data, second.path, earlier_attempts=first.path) == [0, 0]
     assert same_weights(weights(second), weights(calm))
     assert exact_epochs(first.path, second.path) == [[2], [2]]
 
