@@ -23,7 +23,7 @@ from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, facts_in, reached
-from rackrun.launcher.viewer.replies import Ending, result_of
+from rackrun.launcher.viewer.replies import result_of
 from rackrun.launcher.viewer.status import HostStatus, status_of_all
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
@@ -53,9 +53,8 @@ class StopOptions(RunOptions):
 
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
-    launcher = LocalLauncher(run.folder)
-    was_running = _interrupt(launcher, run.id, options.force)
-    ending = launcher.ending()
+    was_running = _end_launcher(run, options.force)
+    ending = facts_in(run.folder).finish
     if not was_running and ending and set(ending.hosts.values()) == {"clean"}:
         return 0
     with reached(run, options) as reached_run:
@@ -63,38 +62,40 @@ def stop(run: Run, options: StopOptions) -> int:
     return HostLost.exit_code if left else 0
 
 
-class LocalLauncher:
-    """What supervises a run on this machine, found by its lock on the run's events."""
+def _end_launcher(run: Run, now: bool) -> bool:
+    """Have the launcher end the run; return False if none of this account runs here."""
+    was_running = _signal_launcher(run.folder, STOP_SIGNAL)
+    if was_running:
+        say("stopping" if now else "stopping; the ranks may save a checkpoint first")
+    elif not _is_alive(run.folder):
+        say("the run has already ended")
+    elif now:
+        return False  # --force ends the agents themselves, which needs no launcher
+    else:
+        raise UsageError(
+            f"the launcher of run {run.id} is not a process of yours on this machine; press"
+            f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run.id}"
+        )
+    _wait_for_end(run.folder, now)
+    if ending := facts_in(run.folder).finish:
+        say(last_line(result_of(ending, run.folder.path)))
+    return was_running
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
 
-    @property
-    def checkpoint_seconds(self) -> float:
-        """As it was started with; the default where its settings cannot be read."""
-        with suppress(UsageError, TypeError, ValueError):
-            table = read_settings(self.folder.settings).launcher
-            return float(table.get("checkpoint-seconds", Limits().checkpoint_seconds))
-        return Limits().checkpoint_seconds
+def _is_alive(folder: RunFolder) -> bool:
+    """Return True until the run has a result, or its launcher is gone."""
+    return not folder.result.exists() and is_supervised(folder)
 
-    def is_alive(self) -> bool:
-        """Return True until the run has a result, or the launcher is gone."""
-        return not self.folder.result.exists() and is_supervised(self.folder)
 
-    def interrupt(self, kill: bool = False) -> bool:
-        """Signal it; return False after its result, and for no process of this account here.
+def _signal_launcher(folder: RunFolder, number: signal.Signals) -> bool:
+    """Send a signal; return False after the result, and for no process of this account here.
 
-        The run may have been started on another machine that shares the folder.
-        """
-        pid = 0 if self.folder.result.exists() else _lock_holder(self.folder.events)
-        if pid:
-            # Not SIGINT, which a launcher in the background of a script ignores.
-            processes.send_signal(pid, signal.SIGKILL if kill else STOP_SIGNAL)
-        return bool(pid)
-
-    def ending(self) -> Ending | None:
-        """Return how the newest attempt ended, once it has."""
-        return facts_in(self.folder).finish
+    The run may have been started on another machine that shares the folder.
+    """
+    pid = 0 if folder.result.exists() else _lock_holder(folder.events)
+    if pid:
+        processes.send_signal(pid, number)
+    return bool(pid)
 
 
 def _lock_holder(locked: Path) -> int:
@@ -111,37 +112,27 @@ def _lock_holder(locked: Path) -> int:
     return 0
 
 
-def _interrupt(supervisor: LocalLauncher, run: str, now: bool) -> bool:
-    was_running = supervisor.interrupt()
-    if was_running:
-        say("stopping" if now else "stopping; the ranks may save a checkpoint first")
-    elif not supervisor.is_alive():
-        say("the run has already ended")
-    elif now:
-        return False  # --force ends the agents themselves, which needs no launcher
-    else:
-        raise UsageError(
-            f"the launcher of run {run} is not a process of yours on this machine; press"
-            f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run}"
-        )
-    _wait_for_end(supervisor, now)
-    if ending := supervisor.ending():
-        say(last_line(result_of(ending, supervisor.folder.path)))
-    return was_running
-
-
-def _wait_for_end(supervisor: LocalLauncher, now: bool) -> None:
-    seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + supervisor.checkpoint_seconds
+def _wait_for_end(folder: RunFolder, now: bool) -> None:
+    seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + _checkpoint_seconds(folder)
     deadline = time.monotonic() + seconds
-    while supervisor.is_alive():
+    while _is_alive(folder):
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:
             say("the launcher does not answer: killing it")
-        if now or is_late:  # two signals at once may arrive as one
-            supervisor.interrupt(kill=is_late)
-        if is_late and time.monotonic() > deadline + KILLED_SECONDS:
+            _signal_launcher(folder, signal.SIGKILL)
+        elif now:  # two signals at once may arrive as one
+            _signal_launcher(folder, STOP_SIGNAL)
+        if time.monotonic() > deadline + KILLED_SECONDS:
             raise HostLost("the launcher cannot be killed: its disk is down")
+
+
+def _checkpoint_seconds(folder: RunFolder) -> float:
+    """Return the time of the run for a checkpoint; the default if its settings cannot be read."""
+    with suppress(UsageError, TypeError, ValueError):
+        table = read_settings(folder.settings).launcher
+        return float(table.get("checkpoint-seconds", Limits().checkpoint_seconds))
+    return Limits().checkpoint_seconds
 
 
 def is_left(run: ReachedRun, linger_seconds: float) -> bool:
