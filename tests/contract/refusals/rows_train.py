@@ -439,6 +439,12 @@ TASKS = (
             (", classes))", ", classes), Two())", ("tuple", "logits"), "12 images in 2 classes"),
         )
     ]
+    + [
+        Refusal(  # by a step on zeros, before there is a run
+            "rackrun local ./mine.py --data data", 64, ("(2, 7)", "2 classes"),
+            DATA | {"mine.py": EXAMPLE.replace(", classes))", ", 7))")},
+        )
+    ]
 )  # fmt: skip
 
 ROWS = [
