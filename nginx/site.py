@@ -9,16 +9,18 @@ import socket
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rackrun.commandline.options import Positional
 from rackrun.commands import called
-from rackrun.contract.files import MANIFEST_NAME
+from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Problem, UsageError
+from rackrun.shapes import Misshapen, parsed_file
 
 TEMPLATE = Path(__file__).with_name("nginx.conf.template")
 INCLUDED = "included.conf"
 SERVED = r"dataset(\.v[0-9]+)?\.json|[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.(tar|index\.npy)"
-"""Names of manifests, shards and indexes."""
+"""Names of manifests, shards and indexes, as nginx and Python match them."""
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
 MOST_WORKERS = 16
 LIST_ADDRESSES = "type: ip -brief a"
@@ -114,17 +116,28 @@ def _free_port(site: Site) -> int:
 
 
 def first_shard(folder: Path) -> str:
-    """Return the name of a shard; FolderError unless there is one in the folder itself."""
-    shard = min(folder.glob("*.tar"), default=None)
-    if shard is None:
-        raise FolderError(f"{folder}: has no shards, only their index, so it cannot be served")
-    if shard.is_symlink():
-        target = shlex.quote(str(shard.resolve().parent))
+    """Return the name of the first shard; FolderError unless it lies in the folder itself."""
+    path = folder / MANIFEST_NAME
+    try:
+        splits = parsed_file(path, dict[str, Any], LARGEST_MANIFEST)["splits"]
+        name = splits[0]["shards"][0]["name"]
+        is_served = re.fullmatch(SERVED, name)
+    except OSError as error:
+        raise FolderError(f"{path}: cannot be read: {error.strerror}") from None
+    except (Misshapen, LookupError, TypeError):
+        raise FolderError(f"{path}: not the manifest of a data set; convert it again") from None
+    if not is_served:
+        why = "not a name that can be served"
+        raise FolderError(f"{path}: {name[:80]!r}: {why}; convert it again")
+    if (folder / name).is_symlink():
+        target = shlex.quote(str((folder / name).resolve().parent))
         raise FolderError(
-            f"{shard}: a link, and links are not followed; index the tars where they lie "
+            f"{folder / name}: a link, and links are not followed; index the tars where they lie "
             f"({target}) and serve that folder"
         )
-    return shard.name
+    if not (folder / name).is_file():
+        raise FolderError(f"{folder / name}: is missing, so the folder cannot be served")
+    return str(name)
 
 
 class _Template(string.Template):
