@@ -134,7 +134,7 @@ def _named(text: str, action: str) -> Edit:
     name, new_class = text, ""
     if action == "relabel":
         name, _, new_class = text.rpartition("=")
-        if not new_class:
+        if not name or not new_class:
             raise UsageError(f"{text}: no class; type KEY=CLASS, or a table that ends with {TABLE}")
     shard, tar, key = name.partition(".tar/")
     if not tar:
