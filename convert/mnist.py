@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, ClassVar, cast
 
+import rackrun  # isort: skip # noqa: F401 - a script goes on as ./run-local, and lacks numpy
 import numpy as np
 
 from rackrun.commandline.options import Examples, Positional

@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+import rackrun  # isort: skip # noqa: F401 - a script goes on as ./run-local, and lacks numpy
 import numpy as np
 
 from rackrun.commandline.options import Examples, Positional
