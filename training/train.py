@@ -20,7 +20,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from rackrun.contract import phases
-from rackrun.errors import UserCodeError
+from rackrun.errors import Problem, UserCodeError
 from rackrun.training.balance import begin_balance, remedy
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
@@ -72,11 +72,13 @@ def train(run: TrainingRun) -> int:
             if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
                 unused = why_unused(unused_layers(run.state.model, set()), run.config)
                 raise UserCodeError(unused or str(error)) from None
+            if not is_of_exchange(error):
+                raise
             # On a GPU, steps that are counted here may not have been computed.
-            if run.ranks.device.type == "cpu" and is_of_exchange(error):
+            if run.ranks.device.type == "cpu":
                 # Another rank has failed: a restart goes on from here.
                 run.checkpoints.keep_step(run.state)
-            raise
+            raise Problem(f"an exchange with other ranks failed: {error}") from error
 
 
 def saved_by_a_thread(run: TrainingRun) -> AbstractContextManager[None]:
