@@ -29,7 +29,7 @@ os._exit(0)
 
 def recipe(*addresses: str) -> list[list[str]]:
     """Return the lines of the docs, for these hosts and the lab's sshd."""
-    text = (ROOT / "docs" / "security.md").read_text()
+    text = (ROOT / "docs" / "reference" / "security.md").read_text()
     lines = re.findall(r"^ *(iptables .*)$", text, re.MULTILINE)
     assert len(lines) > 3
     listed = "10.0.0.11,10.0.0.12"
