@@ -249,32 +249,19 @@ def _value(values: list[str]) -> Any:
 
 def toml_of(keys: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> str:
     """Return keys, and tables of keys, as a TOML document."""
-    blocks = [
-        _lines_of(keys),
-        *(f"[{_toml_key(name)}]\n{_lines_of(table)}" for name, table in tables.items()),
-    ]
-    return "\n".join(block for block in blocks if block)
+    named = (f"[{_toml_key(name)}]\n{_lines_of(table)}" for name, table in tables.items())
+    return "\n".join(filter(None, (_lines_of(keys), *named)))
 
 
-def _lines_of(keys: Mapping[str, Any]) -> str:
-    return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in keys.items())
+def _lines_of(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_toml_key(key)} = {_toml_value(value)}\n" for key, value in table.items())
 
 
 def _toml_key(key: str) -> str:
-    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_text(key)
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _toml_value(key)
 
 
 def _toml_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return _toml_text(str(value))
-
-
-def _toml_text(text: str) -> str:
-    # a basic string: JSON's escapes are TOML's, which has one more character to escape
-    whole = text.encode("utf-8", "replace").decode()  # without surrogates of odd file names
-    return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # TOML takes values as JSON has them, but for one character that it wants escaped, too
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text.encode("utf-8", "replace").decode()  # without surrogates of odd file names

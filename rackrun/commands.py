@@ -1,4 +1,4 @@
-"""The names of the commands, and how the user calls them: what messages suggest to type."""
+"""The commands, and how the user calls them: what messages suggest to type."""
 
 from __future__ import annotations
 
@@ -7,18 +7,60 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rackrun.contract import variables
 
+
+class Command(NamedTuple):
+    """A command: its group and line in the help, and the module that runs it."""
+
+    group: str
+    help: str
+    module: str
+    """It has `main(args)`, which returns an exit code or None; imported when it is called."""
+    args: tuple[str, ...] = ()
+    """Arguments to insert before those of the user."""
+
+
+_LAUNCHER = "rackrun.launcher.commands"
+_RUN = f"{_LAUNCHER}.manage"
+
+COMMANDS = {
+    "local": Command("Train", "Train on this machine.", f"{_LAUNCHER}.local"),
+    "ssh": Command("Train", "Train on the hosts of a file, over SSH.", f"{_LAUNCHER}.ssh"),
+    "ray": Command("Train", "Train on the nodes of a Ray cluster.", f"{_LAUNCHER}.ray"),
+    "node": Command("Train", "Train on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
+    "check": Command("Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)),
+    "rack": Command("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
+    "ps": Command("Runs", "List the runs known here and on hosts.", "rackrun.launcher.catalog.ps"),
+    "rerun": Command("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
+    "report": Command(
+        "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
+    ),
+    "attach": Command("Runs", "Show a run from its first line on.", _RUN, ("attach",)),
+    "logs": Command("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
+    "status": Command("Runs", "Show the processes of a run on every host.", _RUN, ("status",)),
+    "stop": Command("Runs", "Stop a run as Ctrl-C would; verify every host.", _RUN, ("stop",)),
+    "evaluate": Command("Models", "Evaluate a model on a split.", "rackrun.training.judge.command"),
+    "predict": Command("Models", "Classify images with a model.", "rackrun.training.predict"),
+    "models": Command("Models", "List published models.", "rackrun.training.models.list_command"),
+    "export": Command(
+        "Models", "Export a model to other formats.", "rackrun.training.export.command"
+    ),
+    "convert": Command(
+        "Data", "Convert images to tar shards; verify them.", "rackrun.convert.__main__"
+    ),
+    "doctor": Command("Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"),
+    "serve": Command("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
+    "completion": Command(
+        "Shell", "Print completion for bash, zsh or fish.", "rackrun.cli.completion"
+    ),
+}
+"""The commands, in the order of the help."""
+
 LAUNCHES = ("local", "ssh", "ray", "node", "check")
 """The commands that launch, or check what would be launched."""
-
-NAMES = (
-    *(*LAUNCHES, "rack", "ps", "rerun", "report", "attach", "logs", "status", "stop"),
-    *("evaluate", "predict", "models", "export"),
-    *("convert", "doctor", "serve", "completion"),
-)
-"""All commands; rackrun/cli/dispatch.py has the module of each."""
 
 _SCRIPTS = ("local", "ssh", "ray")
 """The commands that are scripts of the repository: `./run-local` is `rackrun local`."""
@@ -64,4 +106,4 @@ def is_command(args: Sequence[str]) -> bool:
     A launch takes a file of its name for a host file.
     """
     name = args[0] if args else ""
-    return name in NAMES and not (name in LAUNCHES and Path(name).is_file())
+    return name in COMMANDS and not (name in LAUNCHES and Path(name).is_file())

@@ -71,18 +71,19 @@ def with_joined_data(words: Sequence[str]) -> list[str]:
 
     A --data without a value is left to the parser, which refuses it.
     """
-    others, given, names = list[str](), list[str](), False
-    for word in words:
-        if names:
-            given.append(word)
-        elif word.startswith("--data="):
-            given.append(word.removeprefix("--data="))
-        elif word != "--data":
+    others, given, left = list[str](), list[str](), iter(words)
+    for word in left:
+        name, is_joined, value = word.partition("=")
+        if name != "--data":
             others.append(word)
-        names = word == "--data" and not names
-    if names or len(given) < 2:
-        return list(words)
-    return [*others, f"--data={joined(given)}"]
+        elif is_joined:
+            given.append(value)
+        else:
+            value = next(left, "-")
+            if value.startswith("-"):
+                return list(words)
+            given.append(value)
+    return [*others, f"--data={joined(given)}"] if len(given) > 1 else list(words)
 
 
 def expanded(location: str) -> list[str]:

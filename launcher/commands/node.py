@@ -19,7 +19,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 
-from rackrun.commandline import removed
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
@@ -43,7 +42,6 @@ from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.job import Work, is_on_cpu
 from rackrun.launcher.run.plan import Plan, describe, make_plan
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.run.settings import check_nproc
 from rackrun.launcher.schedulers import Placement, Sourced, find_placement
 from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
@@ -60,8 +58,6 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     options, work = line.options, line.work
     if work is None:
         raise UsageError(f"nothing to run; type for example: {called('node')} catdog")
-    for name in removed.VARIABLES.keys() & os.environ.keys():
-        raise UsageError(f"{name}: {removed.VARIABLES[name]}")
     placement = with_free_port(placement_here(options, os.environ))
     if options.dry_run:
         show(placement, work, options)
@@ -82,7 +78,6 @@ def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Plac
         placement = replace(placement, master=Sourced(options.master, "--master"))
     if options.port:
         placement = replace(placement, port=Sourced(options.port, "--port"))
-    check_nproc(options.nproc)
     if options.nproc:
         placement = replace(placement, processes=Sourced(options.nproc, "--nproc"))
     elif options.slots:

@@ -14,7 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -92,13 +92,19 @@ exit 64
 
 def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
     """Return the value of --on before any `--`, and the other words."""
+    host, words = _taken("--on", args)
+    if not host:
+        raise UsageError("--on: name the host on which to type this")
+    return host, words
+
+
+def _taken(option: str, args: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the value of an option that stands before any `--`, "" without it; the other words."""
     end = args.index("--") if "--" in args else len(args)
     for index, arg in enumerate(args[:end]):
-        if arg.startswith("--on="):
-            return arg.removeprefix("--on="), [*args[:index], *args[index + 1 :]]
-        if arg == "--on":
-            if index + 1 >= end:
-                raise UsageError("--on: name the host on which to type this")
+        if arg.startswith(f"{option}="):
+            return arg.partition("=")[2], [*args[:index], *args[index + 1 :]]
+        if arg == option and index + 1 < end:
             return args[index + 1], [*args[:index], *args[index + 2 :]]
     return "", list(args)
 
@@ -107,10 +113,10 @@ def there(host: str, args: Sequence[str]) -> int:
     """Type the words on a host; return the exit code of the command there."""
     if host.startswith("-"):
         raise UsageError(f"--on {host}: no name of a host")
-    config, words = _without_config(args)
+    config, words = _taken("--ssh-config", args)  # a file of this machine
     ssh = ["ssh", *(("-F", config) if config else ())]
     is_launch = not any(word in MANAGES for word in words[:2])
-    if is_launch and not _may_launch(words[0]):
+    if is_launch and words[0].rpartition("run-")[2] not in LAUNCHES:
         raise UsageError(f"--on {host}: {words[0]} is typed here; log in there to type it")
     folder = _folder_there()
     values = ""
@@ -131,29 +137,11 @@ def there(host: str, args: Sequence[str]) -> int:
     return code
 
 
-def _without_config(args: Sequence[str]) -> tuple[str, list[str]]:
-    # it is a file of this machine
-    words = list(args)
-    for index, arg in enumerate(words):
-        if arg == "--":
-            break
-        if arg.startswith("--ssh-config="):
-            return arg.partition("=")[2], [*words[:index], *words[index + 1 :]]
-        if arg == "--ssh-config" and index + 1 < len(words):
-            return words[index + 1], [*words[:index], *words[index + 2 :]]
-    return "", words
-
-
-def _values(words: Sequence[str], *names: str) -> list[str]:
-    """Return the values of some options, as `--name value` or `--name=value`."""
-    ours = list(words[: words.index("--")] if "--" in words else words)
-    apart = [value for name, value in zip(ours, ours[1:], strict=False) if name in names]
-    joined = [word.partition("=")[2] for word in ours if word.partition("=")[0] in names]
-    return [*apart, *filter(None, joined)]
-
-
-def _may_launch(command: str) -> bool:
-    return command.rpartition("run-")[2] in LAUNCHES
+def _values(words: Sequence[str], option: str) -> Iterator[str]:
+    value, words = _taken(option, words)
+    while value:
+        yield value
+        value, words = _taken(option, words)
 
 
 def _folder_there() -> str:
@@ -180,9 +168,7 @@ def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Seque
 
 
 def _bring(host: str, config: str, folder: str) -> None:
-    from rackrun.launcher.transport.ssh import (
-        open_network,  # Fabric takes as long to import as --help may
-    )
+    from rackrun.launcher.transport.ssh import open_network  # Fabric, which imports for a while
 
     code = code_here(RUNS)
     tree = with_untracked(code, (), say) if code else WorkingTree(Path.cwd(), {})
@@ -193,7 +179,7 @@ def _bring(host: str, config: str, folder: str) -> None:
 
 def _send_values(ssh: Sequence[str], host: str, words: Sequence[str]) -> str:
     """Send the values of --secret NAME and --env NAME; return where they wait, "" without any."""
-    asked = [value for value in _values(words, "--secret", "--env") if "=" not in value]
+    asked = [*_values(words, "--secret"), *(v for v in _values(words, "--env") if "=" not in v)]
     values = {name: os.environ[name] for name in asked if name in os.environ}
     if not values:
         return ""

@@ -48,17 +48,8 @@ from rackrun.launcher.settings_file import (
 )
 from rackrun.user_code.tasks import OWN_TASK, find_task, known_tasks
 
-TYPED_ONLY = {
-    "sweep": "launch once for every combination instead",
-    "sweep_hosts": "launch once for every combination instead",
-    "detach": f"from Python a run stays attached; type: {called('ssh')} --detach",
-    "check": f"type: {called('check')}",
-    "deep": f"type: {called('check')} --deep",
-    "dry_run": f"type: {called('local')} --dry-run, or {called('ssh')} --dry-run",
-    "json": "a Result is returned",
-    "config": "give its options by name",
-}
-"""Options without effect when a run is started from Python, and what to do instead."""
+TYPED_ONLY = ("sweep", "sweep_hosts", "detach", "check", "deep", "dry_run", "json", "config")
+"""Options without effect when a run is started from Python."""
 
 SPELLINGS = {
     "--nproc-per-node": "--nproc",
@@ -147,6 +138,8 @@ def read(
     with _naming(file, typed):
         words = tuple(words_in(context, left_out="config"))
         _answer_help(launch, context, (*called(name).split(), *words))
+        if is_command(context.args):
+            refuse_command(context.args, words, ())
         hosts, rest = _host_file(settings, context, words, command)
         options = parser.built(settings, {**parser.values_of(context), **hosts})
         host_words = tuple(map(str, hosts.values()))
@@ -332,9 +325,8 @@ def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOpti
     """Return the options given by name in Python; raise UsageError for an unknown one."""
     names = {_as_field(theirs): _as_field(ours) for theirs, ours in SPELLINGS.items()}
     given = {names.get(name, name): value for name, value in values.items()}
-    for name, instead in TYPED_ONLY.items():
-        if given.get(name):
-            raise UsageError(f"{name} is for the command line: {instead}")
+    if typed_only := next(filter(given.get, TYPED_ONLY), ""):
+        raise UsageError(f"{typed_only} is for the command line; leave it out")
     rows = {row.field: row for row in options(settings)}
     if unknown := given.keys() - rows:
         first = min(unknown)

@@ -59,9 +59,7 @@ def connected(
     """Yield the hosts that the options name and a network to reach them; close it afterwards."""
     hosts = listed(options)
     RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
-    from rackrun.launcher.transport.ssh import (
-        open_network,  # Fabric takes as long to import as --help may
-    )
+    from rackrun.launcher.transport.ssh import open_network  # Fabric, which imports for a while
 
     with closing(open_network(options)) as network:
         yield hosts, network

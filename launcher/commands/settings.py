@@ -9,9 +9,16 @@ from typing import ClassVar
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
+from rackrun.commandline.ranges import Count, Seconds
 from rackrun.errors import UsageError
-from rackrun.launcher.run.job import check_seconds
-from rackrun.launcher.run.settings import SERVER, HostOptions, Options, ReachOptions, SweepOptions
+from rackrun.launcher.run.settings import (
+    SERVER,
+    HostOptions,
+    Options,
+    Ranks,
+    ReachOptions,
+    SweepOptions,
+)
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
@@ -61,15 +68,15 @@ class HostChoice:
     """Use only these hosts or slots: gpu01,gpu[03-04],gpu02:0,1"""
     exclude: str = ""
     """Exclude these hosts or slots."""
-    hosts_needed: int = 0
+    hosts_needed: Count = 0
     """Number of hosts to use, the first in the file that are free and pass the checks; 0: all."""
-    gpus_needed: int = 0
+    gpus_needed: Count = 0
     """Number of GPUs to use, any that are free and fit, whole hosts first; 0: all of the hosts."""
     gpu: str = ""
     """With --gpus-needed: part of the model's name, such as a100 or "h100 nvl"."""
-    gpu_memory: int = 0
+    gpu_memory: Count = 0
     """With --gpus-needed: memory that each GPU has at least, in GB."""
-    sweep_hosts: int = 0
+    sweep_hosts: Count = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
 
 
@@ -117,7 +124,7 @@ class DetachOptions:
 
     detach: bool = False
     """Print a run ID, return after the first step of every rank; the run goes on from here."""
-    detach_seconds: float = 10.0
+    detach_seconds: Seconds = 10.0
     """With --detach: seconds that your own command must run before the launcher returns."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
@@ -166,14 +173,9 @@ class SshOptions(
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, and options without effect."""
-        check_seconds("detach_seconds", self.detach_seconds)
         super().__post_init__()
         if self.host_list and self.slurm:
             raise UsageError("-H and --slurm exclude each other: leave one of them out")
-        for name in ("hosts_needed", "gpus_needed", "gpu_memory"):
-            if getattr(self, name) < 0:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
 
 
 NODE_HEAD = Head(
@@ -198,7 +200,7 @@ NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
 class NodeOptions(Options):
     """This node and the rendezvous."""
 
-    nproc: int = 0
+    nproc: Ranks = 0
     """Ranks on this node (also: --nproc-per-node); 0: the scheduler's number, or one per GPU."""
     slots: str = ""
     """Processes of every node, such as 2,1,4; a run with other numbers is refused."""
@@ -206,7 +208,7 @@ class NodeOptions(Options):
     """Name or address of node 0, instead of the scheduler's."""
     port: int = 0
     """Free port of node 0; 0: the scheduler's, or 29500; a free one for a single node."""
-    wait_seconds: float = 600.0
+    wait_seconds: Seconds = 600.0
     """Seconds to wait until node 0 resolves and answers, and until all nodes have joined."""
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
@@ -219,9 +221,8 @@ class NodeOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        """Refuse an unknown check, and a wait without an end."""
+        """Refuse an unknown check, and options without effect."""
         super().__post_init__()
-        check_seconds("wait_seconds", self.wait_seconds)
         given = changed_settings(self.serving)
         refuse_without_effect(self.serving, given, self.serving_conditions)
         for name in self.ignore_check:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NoReturn
 
-from rackrun.commands import LAUNCHES, NAMES, called
+from rackrun.commands import COMMANDS, LAUNCHES, called
 from rackrun.contract.files import LATEST
 from rackrun.data_location import PIPE, parts_of, with_joined_data
 from rackrun.errors import UsageError
@@ -49,7 +49,7 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
     name = args[0]
     if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
         return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
-    if close := get_close_matches(name, NAMES, n=1, cutoff=0.75):
+    if close := get_close_matches(name, COMMANDS, n=1, cutoff=0.75):
         meant = f"{called(close[0])} {shlex.join(args[1:])}".rstrip()
         return f"no task or command {name!r}; did you mean {close[0]}? type: {meant}"
     why = why_no_task(name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
-from rackrun.errors import UsageError
+from rackrun.commandline.ranges import Between, Seconds, refuse_out_of_range
 from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
 from rackrun.runs import SHORT_ID
 from rackrun.units import MOST_SECONDS
@@ -89,49 +89,34 @@ RUN_ID = r"[0-9a-f]{32}"
 """The grammar of a run's id, which other machines may send."""
 START_SECONDS = 60.0
 """For the agents of all hosts to answer after the start."""
-LEAST_SECONDS = {
-    "lease_seconds": 1.0,
-    "hang_seconds": 0.1,
-    "rendezvous_seconds": 1.0,
-}
+
+
+def _from(least: float) -> Between:
+    return Between(least, MOST_SECONDS, f"between {least:g} s and a century")
 
 
 @dataclass(frozen=True)
 class Limits:
     """Time limits."""
 
-    lease_seconds: float = 15.0
+    lease_seconds: Annotated[float, _from(1)] = 15.0
     """Heartbeat timeout: a silent host is lost; a host that gets no heartbeats ends its ranks."""
 
-    hang_seconds: float = 60.0
+    hang_seconds: Annotated[float, _from(0.1)] = 60.0
     """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
 
-    checkpoint_seconds: float = 30.0
+    checkpoint_seconds: Seconds = 30.0
     """Time between SIGTERM and SIGKILL when the user stops the run, for its checkpoint."""
 
-    rendezvous_seconds: float = 300.0
+    rendezvous_seconds: Annotated[float, _from(1)] = 300.0
     """Time for the torchrun of every host to join the rendezvous."""
 
-    silent_minutes: float = 0.0
+    silent_minutes: Annotated[float, Between(0, MOST_SECONDS / 60, "0 or more")] = 0.0
     """Minutes without output or report after which ranks hang, for scripts without reports."""
 
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""
-        for setting in fields(self):
-            if setting.name.endswith("_seconds"):
-                least = LEAST_SECONDS.get(setting.name, 0.0)
-                check_seconds(setting.name, getattr(self, setting.name), least)
-        if not 0 <= 60 * self.silent_minutes <= MOST_SECONDS:
-            hint = "type the minutes after which silence is a hang; 0 for never"
-            raise UsageError(f"--silent-minutes {self.silent_minutes:g}: {hint}")
-
-
-def check_seconds(name: str, seconds: float, least: float = 0.0) -> None:
-    """Raise UsageError for a setting of that name that is too short, or longer than a century."""
-    if not least <= seconds <= MOST_SECONDS:
-        option = name.replace("_", "-")
-        bounds = f"at least {least:g} s, and at most a century"
-        raise UsageError(f"--{option} {seconds:g}: must be {bounds}")
+        refuse_out_of_range(self)
 
 
 @dataclass(frozen=True)

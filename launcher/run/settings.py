@@ -8,9 +8,10 @@ import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.ranges import Between, Count, refuse_out_of_range
 from rackrun.errors import UsageError
 from rackrun.launcher.run.container import container_of
 from rackrun.launcher.run.hosts import LAST_PORT, MOST_SLOTS
@@ -21,6 +22,9 @@ from rackrun.user_code.revision import git_commit
 
 SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
 """Settings of the server of a run."""
+
+Ranks = Annotated[int, Between(0, MOST_SLOTS)]
+"""Of a node."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,7 @@ class Options:
     """When options have an effect; each class of options has those of its own."""
 
     def __post_init__(self) -> None:
+        refuse_out_of_range(self)
         refuse_ineffective(self)
 
     @property
@@ -195,12 +200,8 @@ class RankOptions(Options):
 class LocalOptions(RankOptions, SweepOptions):
     """Ranks on this machine."""
 
-    nproc: int = 0
+    nproc: Ranks = 0
     """Ranks to start (also: --nproc-per-node); 0: one per GPU, or a single one without GPUs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_nproc(self.nproc)
 
 
 @dataclass(frozen=True)
@@ -211,15 +212,15 @@ class HostOptions(RankOptions):
     """Name of a preflight check that may fail, such as code; repeatable."""
     workdir: str = ""
     """Folder of the code on the hosts (default: the path of the current folder)."""
-    port: int = 0
+    port: Annotated[int, Between(0, LAST_PORT)] = 0
     """Port of the rendezvous (MASTER_PORT); 0: a free one on the first host."""
     wait: bool = False
     """Wait until busy hosts are free, instead of refusing to start."""
-    max_restarts: int = 0
+    max_restarts: Count = 0
     """Restarts after failures; a task resumes from its newest checkpoint."""
-    spares: int = 0
+    spares: Count = 0
     """Number of hosts, the last in the file, kept in reserve to replace lost ones."""
-    min_hosts: int = 0
+    min_hosts: Count = 0
     """Minimum number of hosts to continue with after losses; 0: all."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
@@ -231,15 +232,6 @@ class HostOptions(RankOptions):
         ),
     )
 
-    def __post_init__(self) -> None:
-        for name in ("max_restarts", "spares", "min_hosts"):
-            if getattr(self, name) < 0:
-                option = name.replace("_", "-")
-                raise UsageError(f"--{option} {getattr(self, name)}: must be 0 or more")
-        if not 0 <= self.port <= LAST_PORT:
-            raise UsageError(f"--port {self.port}: must be 0, or a port up to {LAST_PORT}")
-        super().__post_init__()
-
 
 def refuse_ineffective(options: Any) -> None:
     """Raise UsageError for options that are given and change nothing, each with what to type."""
@@ -249,14 +241,6 @@ def refuse_ineffective(options: Any) -> None:
         for condition in vars(base).get("conditions", ())
     ]
     refuse_without_effect(options, changed_settings(options), conditions)
-
-
-def check_nproc(count: int) -> None:
-    """Refuse a number of ranks that no machine starts; 0 is left to its GPUs."""
-    if count < 0:
-        raise UsageError(f"--nproc {count}: cannot start fewer than one process")
-    if count > MOST_SLOTS:
-        raise UsageError(f"--nproc {str(count)[:40]}: more than {MOST_SLOTS} processes on a node")
 
 
 def _from_here(name: str, secret: bool = False) -> str:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 
-from rackrun.cli.dispatch import COMMANDS
-from rackrun.commands import LAUNCHES, called, is_command, program
+from rackrun.commands import COMMANDS, LAUNCHES, called, is_command, program
 from rackrun.errors import UsageError
 from rackrun.user_code.tasks import find_task, known_tasks
 

@@ -2,93 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from rackrun.commands import LAUNCHES, call_by, called, is_command
+from rackrun.commands import COMMANDS, LAUNCHES, call_by, is_command
 from rackrun.errors import UsageError
-
-
-class ModuleCommand(NamedTuple):
-    """A command: its group and line in the help, and the module that runs it."""
-
-    group: str
-    help: str
-    module: str
-    """It has `main(args)`, which returns an exit code or None."""
-    args: tuple[str, ...] = ()
-    """Arguments to insert before those of the user."""
-
-    def run(self, args: Sequence[str]) -> int:
-        """Import the module and run the command; return its exit code."""
-        code: int | None = import_module(self.module).main([*self.args, *args])
-        return code or 0
-
-
-_SSH = "rackrun.launcher.commands.ssh"
-_MANAGE = "rackrun.launcher.commands.manage"
-
-COMMANDS = {
-    "local": ModuleCommand("Train", "Train on this machine.", "rackrun.launcher.commands.local"),
-    "ssh": ModuleCommand("Train", "Train on the hosts of a file, over SSH.", _SSH),
-    "ray": ModuleCommand(
-        "Train", "Train on the nodes of a Ray cluster.", "rackrun.launcher.commands.ray"
-    ),
-    "node": ModuleCommand(
-        "Train", "Train on this node of a scheduler's job.", "rackrun.launcher.commands.node"
-    ),
-    "check": ModuleCommand("Train", "Check hosts and start nothing.", _SSH, ("--check",)),
-    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
-    "ps": ModuleCommand(
-        "Runs", "List the runs known here and on hosts.", "rackrun.launcher.catalog.ps"
-    ),
-    "rerun": ModuleCommand(
-        "Runs", "Start a run again, as a new one.", "rackrun.launcher.commands.rerun"
-    ),
-    "report": ModuleCommand(
-        "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
-    ),
-    "attach": ModuleCommand("Runs", "Show a run from its first line on.", _MANAGE, ("attach",)),
-    "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _MANAGE, ("logs",)),
-    "status": ModuleCommand(
-        "Runs", "Show the processes of a run on every host.", _MANAGE, ("status",)
-    ),
-    "stop": ModuleCommand(
-        "Runs", "Stop a run as Ctrl-C would; verify every host.", _MANAGE, ("stop",)
-    ),
-    "evaluate": ModuleCommand(
-        "Models", "Evaluate a model on a split.", "rackrun.training.judge.command"
-    ),
-    "predict": ModuleCommand("Models", "Classify images with a model.", "rackrun.training.predict"),
-    "models": ModuleCommand(
-        "Models", "List published models.", "rackrun.training.models.list_command"
-    ),
-    "export": ModuleCommand(
-        "Models", "Export a model to other formats.", "rackrun.training.export.command"
-    ),
-    "convert": ModuleCommand(
-        "Data", "Convert images to tar shards; verify them.", "rackrun.convert.__main__"
-    ),
-    "doctor": ModuleCommand(
-        "Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"
-    ),
-    "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
-    "completion": ModuleCommand(
-        "Shell", "Print completion for bash, zsh or fish.", "rackrun.cli.completion"
-    ),
-}
-"""The commands, in the order of the help; a module is imported only when its command is called."""
 
 VERSION = "--version"
 ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
 """Names that other programs use for these."""
-
-_DRAW = ("local", "ssh", "ray", "node", "attach", "rerun")
-"""The commands with a dashboard, and so with --plain."""
 
 _EXAMPLES = """\
   rackrun local                                              a demo that needs no data
@@ -124,42 +48,17 @@ def run(args: Sequence[str]) -> int:
         raise UsageError(_unknown(*args))
     if name in LAUNCHES:
         rest[:1] = map(_meant, rest[:1])
-        options, behind = _options_of_launch(name, rest)
-        if behind[2:] and behind[0].startswith("-") and is_command(behind[2:]):
-            raise _not_of(behind[2], behind[0])
-        if is_command(behind):
-            return _run_behind(options, behind)
-    return COMMANDS[name].run(rest)
+        if is_command(rest):  # ./run-ssh ps
+            name, *rest = rest
+    command = COMMANDS[name]
+    code: int | None = import_module(command.module).main([*command.args, *rest])
+    return code or 0
 
 
 def _is_elsewhere(args: Sequence[str]) -> bool:
     ours = args[: args.index("--")] if "--" in args else args
     is_help = any(arg in ("-h", "--help") for arg in ours)
     return not is_help and any(arg == "--on" or arg.startswith("--on=") for arg in ours)
-
-
-def _options_of_launch(name: str, args: Sequence[str]) -> tuple[list[str], list[str]]:
-    if not args or not args[0].startswith("-"):
-        return [], list(args)
-    from rackrun.launcher.commands.parse import split
-
-    before = list(itertools.takewhile(lambda arg: arg != "--", args))
-    options: type[Any] = import_module(COMMANDS[name].module).OPTIONS
-    return split(before, options, name)
-
-
-def _run_behind(options: Sequence[str], args: Sequence[str]) -> int:
-    """Run the command that follows a launch's options, as in `./run-ssh --ssh-config F ps`."""
-    name, *rest = args
-    if name not in _DRAW:  # the others print plain lines anyway
-        options = [option for option in options if option != "--plain"]
-    if options and COMMANDS[name].group not in ("Train", "Runs"):
-        raise _not_of(name, options[0])
-    return COMMANDS[name].run([*options, *rest])
-
-
-def _not_of(command: str, option: str) -> UsageError:
-    return UsageError(f"{option}: {command} has no such option; type: {called(command)} --help")
 
 
 def _meant(arg: str) -> str:

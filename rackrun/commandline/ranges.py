@@ -7,6 +7,9 @@ from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from rackrun.errors import UsageError
+from rackrun.units import MOST_SECONDS
+
 LARGEST_NUMBER = 2**53  # a float holds every whole number up to it
 
 
@@ -28,6 +31,7 @@ class Between:
 
 Count = Annotated[int, Between(0)]
 Positive = Annotated[int, Between(1)]
+Seconds = Annotated[float, Between(0, MOST_SECONDS, "between 0 s and a century")]
 Share = Annotated[float, Between(0, 0.99)]
 """Of something that must not vanish as a whole."""
 
@@ -57,3 +61,9 @@ def out_of_range(settings: Any) -> list[str]:
             limits = "2^53 at most" if value > field.most == LARGEST_NUMBER else str(field)
             sentences.append(f"--{name.replace('_', '-')} {shown} is not {limits}")
     return sentences
+
+
+def refuse_out_of_range(settings: Any) -> None:
+    """Raise UsageError for numbers that are not within the ranges of their fields."""
+    if sentences := out_of_range(settings):
+        raise UsageError("; ".join(sentences))

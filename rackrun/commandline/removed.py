@@ -6,8 +6,6 @@ Until 0.1.0 an option or a command that went is met with one line from here.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rackrun.contract import variables
-
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
         "--augmix": "type --trivial-augment or --rand-augment 9",
@@ -97,11 +95,3 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Command as typed, such as `board` or `convert diff` -> what to do instead."""
-
-VARIABLES: Mapping[str, str] = MappingProxyType(
-    {
-        variables.JOB_KEY: "nodes do not authenticate each other any more; keep the port of node 0"
-        f" within the cluster, and type: unset {variables.JOB_KEY}",
-    }
-)
-"""Variable of the environment -> what to do instead."""

@@ -16,8 +16,6 @@ GPUS = "RACKRUN_GPUS"
 COMMIT = "RACKRUN_COMMIT"
 """The launcher's commit, for code that --sync copied without git."""
 
-JOB_KEY = "RACKRUN_JOB_KEY"
-"""No longer read: with it, nodes authenticated each other."""
 TYPED = "RACKRUN_TYPED"
 """The command that started this process, as a user types it."""
 PLAIN = "RACKRUN_PLAIN"

@@ -246,24 +246,15 @@ def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
     if not path.exists():
         return
     with path.open("rb") as file:
-        number, left = 0, MOST_USAGE_BYTES
-        while text := file.readline(LINE_BYTES + 1):
-            number, left = number + 1, left - len(text)
-            if left < 0:
-                say(f"{path}: longer than {MOST_USAGE_BYTES} bytes; the rest is left out")
-                return
-            try:
-                yield _line(path, number, text, decoded, kind)
-            except DataError:
-                if text.endswith(b"\n") or len(text) > LINE_BYTES:
-                    raise
-
-
-def _line(path: Path, number: int, text: bytes, decoded: Callable[[str], T], kind: str) -> T:
-    try:
-        return decoded(text.decode(errors="replace"))
-    except (ValueError, KeyError, TypeError, OverflowError):
-        raise DataError(f"{path}: line {number} is not a line of {kind}") from None
+        content = file.read(MOST_USAGE_BYTES)
+        if file.read(1):
+            say(f"{path}: longer than {MOST_USAGE_BYTES} bytes; the rest is left out")
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        try:
+            yield decoded(line.decode(errors="replace"))
+        except (ValueError, KeyError, TypeError, OverflowError):
+            if line.endswith(b"\n") or len(line) > LINE_BYTES:
+                raise DataError(f"{path}: line {number} is not a line of {kind}") from None
 
 
 def _metric_line(text: str) -> Line:

@@ -47,26 +47,13 @@ def test_words_that_other_programs_have_are_understood(args, says, tmp_path, mon
 @pytest.mark.parametrize("door", ["./run-local", "./run-ssh", "./run-ray", "ssh"])
 def test_each_command_runs_behind_each_door(door, monkeypatch, capsys):
     """Its help has the spelling that was typed: that of the scripts, or `rackrun`."""
-    for name in commands.NAMES:
+    for name in commands.COMMANDS:
         with contextlib.suppress(SystemExit):
             assert dispatch.run([door, name, "--help"]) == 0
         usage = capsys.readouterr().out.partition("\n")[0]
         spelling = commands.called(name)
         assert spelling.startswith("./run-" if door.startswith("./") else "rackrun "), name
         assert usage.startswith(f"usage: {spelling}") or name == "completion", usage
-
-
-def test_a_command_is_understood_behind_options(tmp_path, monkeypatch, capsys):
-    """They go to the command; --plain is what it does anyway."""
-    monkeypatch.chdir(tmp_path)
-    for args in (
-        ["./run-ssh", "--ssh-config", "no-such-config", "ps"],
-        ["./run-local", "--plain", "status"],
-        ["./run-ssh", "--accept-new", "--plain", "ps", "--runs", "elsewhere"],
-        ["local", "--plain", "ps"],
-    ):
-        assert dispatch.run(args) == 0
-        assert capsys.readouterr().out == "no run is known here\n"
 
 
 PROGRAM = """

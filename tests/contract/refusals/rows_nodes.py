@@ -43,7 +43,6 @@ ROWS = [
     node("ngc-3", "NGC_GPUS_PER_NODE=999", NGC_GPUS_PER_NODE=ENDLESS),
     node("openmpi-no-master", "MASTER_ADDR", "--master ADDRESS"),
     node("trainjob-elastic", "PET_NNODES=1:4"),
-    node("by-hand", "unset RACKRUN_JOB_KEY", RACKRUN_JOB_KEY="0123456789abcdef"),
     # Once per node, and not per rank.
     node("torchrun", "TORCHELASTIC_RUN_ID"),
     node("openmpi-several", "OMPI_COMM_WORLD_LOCAL_SIZE=3", "--map-by ppr:1:node ./run-local node"),

@@ -41,11 +41,11 @@ from tests.lab.warm import ROOT
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"check": True, "hosts": "hosts.txt"}, "check is for the command line: type: ./run-ssh"),
+        ({"check": True, "hosts": "hosts.txt"}, "check is for the command line; leave it out"),
         ({"dry_run": True}, "dry_run is for the command line"),
         ({"elastic": True}, "elastic: no longer an option; type --max-restarts 3"),
         ({"json": True}, "json is for the command line"),
-        ({"detach": True, "hosts": "hosts.txt"}, "a run stays attached"),
+        ({"detach": True, "hosts": "hosts.txt"}, "detach is for the command line"),
         ({"env": "A=1"}, "env='A=1': must be a list"),
         ({"nproc": "2"}, "nproc='2': must be of type int"),
         ({"name": 7}, "name=7: must be of type str"),
