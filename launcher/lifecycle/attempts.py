@@ -63,6 +63,8 @@ class Launch:
         """When the first attempt began: the time limit counts from there on."""
         self._cut_off_until = 0.0
         """Until when hosts that were all lost at once are tried again."""
+        self._uncounted_from = 0.0
+        """From when on such a loss costs no restart; the run itself may bring all hosts down."""
         self._alerts = EventCommand(spec.settings.jobs.on_event)
         self._signals = SignalQueue()
 
@@ -199,11 +201,12 @@ class Launch:
 
     def _following(self, state: RestartState, before: Result | None) -> RestartState | None:
         following: RestartState | None
+        now = time.monotonic()
         if self.final.port_was_taken and not (before and before.port_was_taken):
             following = state  # until it is bound, any program can take it
-        elif self.final.was_cut_off and state.policy.max_restarts:
+        elif self.final.was_cut_off and state.policy.max_restarts and now >= self._uncounted_from:
             following = state  # its hosts are not to blame
-            self._cut_off_until = time.monotonic() + CUT_OFF_SECONDS
+            self._cut_off_until, self._uncounted_from = now + CUT_OFF_SECONDS, now + CUT_OFF_SECONDS
             self._say(f"trying for {CUT_OFF_SECONDS / 60:g} minutes to reach the hosts again")
         else:
             following = state.after(self.final)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-CUT_OFF = "no host could be reached any more, so this machine's own network was down"
+CUT_OFF = "no host could be reached any more: this machine's own network was down, or every host"
 
 
 @dataclass(frozen=True)
