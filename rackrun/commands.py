@@ -33,7 +33,9 @@ COMMANDS = {
     "node": Command("Train", "Train on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
     "check": Command("Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)),
     "rack": Command("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
-    "ps": Command("Runs", "List the runs known here and on hosts.", "rackrun.launcher.catalog.ps"),
+    "ps": Command(
+        "Runs", "List the runs of this folder and on hosts.", "rackrun.launcher.catalog.ps"
+    ),
     "rerun": Command("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
     "report": Command(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"

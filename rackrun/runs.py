@@ -118,9 +118,9 @@ def final_weights(given: str | os.PathLike[str]) -> Path:
 
 
 def unknown_run(text: str) -> UsageError:
-    """Return the error for a run of which nothing is known here."""
-    elsewhere = "if it was started on another machine, add --on with its name"
-    return UsageError(f"no run {text} is known here; {called('ps')} lists all; {elsewhere}")
+    """Return the error for a run that is none of this folder's."""
+    elsewhere = "for one of another folder, type that folder; of another machine, add --on HOST"
+    return UsageError(f"no run {text} in {RUNS}/, which {called('ps')} lists; {elsewhere}")
 
 
 def folders_in(runs: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from rackrun.runs import SHORT_ID, name_of
 
 @dataclass(frozen=True)
 class PsOptions(ReachOptions):
-    """List the runs known here and, when hosts are named, those that run on them."""
+    """List the runs of this folder and, when hosts are named, those that run on them."""
 
     examples: ClassVar[Examples] = (
         ("{prog}", "the runs of this folder"),
@@ -63,7 +63,7 @@ def ps(options: PsOptions) -> int:
     if options.json:
         sys.stdout.write(f"{json.dumps([asdict(run) for run in listed], indent=2)}\n")
     else:
-        sys.stdout.write(table(listed) if listed else "no run is known here\n")
+        sys.stdout.write(table(listed) if listed else f"no run in {options.runs}/\n")
     for error in errors:
         say(f"not asked: {error}")
     return HostUnreachable.exit_code if errors else 0

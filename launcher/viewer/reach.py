@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -74,7 +75,7 @@ def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[
         yield ReachedRun(run, facts, here, [LocalTransport(host.name) for host in here])
         return
     if known is None:
-        unknown = f"{run.folder.hosts}: does not name the hosts of the run"
+        unknown = f"{run.folder.hosts}: names no hosts, or is not a file of yours"
         if need_hosts:
             raise UsageError(unknown)
         say(unknown)
@@ -95,7 +96,8 @@ def hosts_text(hosts: Sequence[Host], ssh_config: str) -> str:
 
 def _hosts_in(folder: RunFolder) -> RunHosts | None:
     with suppress(OSError, Misshapen):
-        return parsed_file(folder.hosts, RunHosts, MOST_BYTES)
+        if folder.hosts.stat().st_uid == os.getuid():  # an ssh_config may name programs to run
+            return parsed_file(folder.hosts, RunHosts, MOST_BYTES)
     return None
 
 

@@ -32,8 +32,8 @@ from tests.lab.warm import ROOT
         (["./run-local", "version"], f"rackrun {rackrun.__version__}\n"),
         (["version"], f"rackrun {rackrun.__version__}\n"),
         (["convert", "--version"], f"rackrun {rackrun.__version__}\n"),
-        (["./run-ssh", "list"], "no run is known here\n"),
-        (["list"], "no run is known here\n"),
+        (["./run-ssh", "list"], "no run in runs/\n"),
+        (["list"], "no run in runs/\n"),
         (["./run-ssh", "help"], "usage: ./run-ssh "),
     ],
 )
