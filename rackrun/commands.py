@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rackrun.contract import variables
 
 
-class Command(NamedTuple):
+class ModuleCommand(NamedTuple):
     """A command: its group and line in the help, and the module that runs it."""
 
     group: str
@@ -27,35 +27,47 @@ _LAUNCHER = "rackrun.launcher.commands"
 _RUN = f"{_LAUNCHER}.manage"
 
 COMMANDS = {
-    "local": Command("Train", "Train on this machine.", f"{_LAUNCHER}.local"),
-    "ssh": Command("Train", "Train on the hosts of a file, over SSH.", f"{_LAUNCHER}.ssh"),
-    "ray": Command("Train", "Train on the nodes of a Ray cluster.", f"{_LAUNCHER}.ray"),
-    "node": Command("Train", "Train on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
-    "check": Command("Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)),
-    "rack": Command("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
-    "ps": Command(
+    "local": ModuleCommand("Train", "Train on this machine.", f"{_LAUNCHER}.local"),
+    "ssh": ModuleCommand("Train", "Train on the hosts of a file, over SSH.", f"{_LAUNCHER}.ssh"),
+    "ray": ModuleCommand("Train", "Train on the nodes of a Ray cluster.", f"{_LAUNCHER}.ray"),
+    "node": ModuleCommand("Train", "Train on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
+    "check": ModuleCommand(
+        "Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)
+    ),
+    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
+    "ps": ModuleCommand(
         "Runs", "List the runs of this folder and on hosts.", "rackrun.launcher.catalog.ps"
     ),
-    "rerun": Command("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
-    "report": Command(
+    "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
+    "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": Command("Runs", "Show a run from its first line on.", _RUN, ("attach",)),
-    "logs": Command("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
-    "status": Command("Runs", "Show the processes of a run on every host.", _RUN, ("status",)),
-    "stop": Command("Runs", "Stop a run as Ctrl-C would; verify every host.", _RUN, ("stop",)),
-    "evaluate": Command("Models", "Evaluate a model on a split.", "rackrun.training.judge.command"),
-    "predict": Command("Models", "Classify images with a model.", "rackrun.training.predict"),
-    "models": Command("Models", "List published models.", "rackrun.training.models.list_command"),
-    "export": Command(
+    "attach": ModuleCommand("Runs", "Show a run from its first line on.", _RUN, ("attach",)),
+    "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
+    "status": ModuleCommand(
+        "Runs", "Show the processes of a run on every host.", _RUN, ("status",)
+    ),
+    "stop": ModuleCommand(
+        "Runs", "Stop a run as Ctrl-C would; verify every host.", _RUN, ("stop",)
+    ),
+    "evaluate": ModuleCommand(
+        "Models", "Evaluate a model on a split.", "rackrun.training.judge.command"
+    ),
+    "predict": ModuleCommand("Models", "Classify images with a model.", "rackrun.training.predict"),
+    "models": ModuleCommand(
+        "Models", "List published models.", "rackrun.training.models.list_command"
+    ),
+    "export": ModuleCommand(
         "Models", "Export a model to other formats.", "rackrun.training.export.command"
     ),
-    "convert": Command(
+    "convert": ModuleCommand(
         "Data", "Convert images to tar shards; verify them.", "rackrun.convert.__main__"
     ),
-    "doctor": Command("Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"),
-    "serve": Command("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
-    "completion": Command(
+    "doctor": ModuleCommand(
+        "Data", "Look for copies, odd images, wrong labels.", "rackrun.cli.doctor"
+    ),
+    "serve": ModuleCommand("Data", "Serve a folder of shards over HTTP.", "rackrun.nginx.__main__"),
+    "completion": ModuleCommand(
         "Shell", "Print completion for bash, zsh or fish.", "rackrun.cli.completion"
     ),
 }

@@ -131,7 +131,7 @@ def connected(
     if url.scheme == "https":
         context = tls or tls_context()
         made = http.client.HTTPSConnection(host, url.port, timeout=seconds, context=context)
-    made.response_class = Answer
+    made.response_class = TimedResponse
     return made
 
 
@@ -173,7 +173,7 @@ class TimedBytes(io.RawIOBase):
         super().close()
 
 
-class Answer(http.client.HTTPResponse):
+class TimedResponse(http.client.HTTPResponse):
     """An answer whose head and body come within the limits of its socket."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:

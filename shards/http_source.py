@@ -32,7 +32,7 @@ from rackrun.shards.host_folder import Bytes, kept_index
 from rackrun.shards.http_client import (
     EXAMPLE,
     TRANSIENT,
-    Answer,
+    TimedResponse,
     Trouble,
     WrongAnswer,
     checked,
@@ -252,7 +252,7 @@ class Fetch:
         assert connection and connection.sock
         connection.sock.settimeout(min(stall_seconds, max(deadline - time.monotonic(), 0.01)))
         with connection.getresponse() as answer:
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, TimedResponse)
             answer.timed.deadline = deadline
             self._learn_size(
                 check_answer(answer, self.position, self._end, self.total, self._most_bytes)
