@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from rackrun.errors import DataError
+from rackrun.shards import pillow  # noqa: F401 - sets the limits of Pillow
 from rackrun.shards.images import (
     END,
     FORMATS,
