@@ -106,7 +106,11 @@ class Sshd:
             with_signal(pid, signal.SIGKILL)
         self.process.wait()
         for lock in Path("/tmp").glob(f"rackrun-{self.address}-{self.port}.lock*"):
-            lock.unlink(missing_ok=True)  # of an agent that a test killed, if it is not ending
+            # Of an agent that a test killed, if it is not ending; a test may plant a folder.
+            if lock.is_dir():
+                lock.rmdir()
+            else:
+                lock.unlink(missing_ok=True)
 
 
 class Lab:
