@@ -120,13 +120,14 @@ class Launch:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
             before, output = self.result, self._running_output
-            result = supervise(
-                *(attempt.job, attempt.plan, attempt.agents, output),
-                versions=attempt.versions,
-                alerts=self._alerts,
-                signals=self._signals,
-            )
-            self.result = result.after(before)
+            with self._signals.installed():  # until there is a result, none may interrupt
+                result = supervise(
+                    *(attempt.job, attempt.plan, attempt.agents, output),
+                    versions=attempt.versions,
+                    alerts=self._alerts,
+                    signals=self._signals,
+                )
+                self.result = result.after(before)
             following = self._following(state, before)
             if following is None:
                 self._end()
