@@ -1,10 +1,9 @@
 """Images that benchmarks draw: JPEGs of 110 KB like photographs."""
 
 import io
-import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import Pool
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +37,9 @@ def write_images(root: Path, images: int, short_side: int = 0) -> Path:
 
 def photos(count: int, short_side: int = 0) -> list[bytes]:
     """Return that many photographs, drawn on all cores."""
-    with Pool(os.cpu_count()) as pool:
-        return pool.map(partial(photo, short_side=short_side), range(count))
+    # Not a Pool: it ends its processes by SIGTERM, for which they inherit this program's handler.
+    with ProcessPoolExecutor() as executor:
+        return list(executor.map(partial(photo, short_side=short_side), range(count)))
 
 
 def photo(seed: int, short_side: int = 0) -> bytes:
