@@ -1,5 +1,5 @@
 #!/bin/sh
-# Install the peers that bench/peers.py and bench/exact.py compare with into an environment:
+# Install the peers that bench/peers.py compares with into an environment:
 #
 #     bench/install_peers.sh /tmp/peers      then: python -m bench.peers --peers /tmp/peers/bin/python
 #
