@@ -123,7 +123,7 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
         if gpu["used"] > USED_MIB and not {"", f".gpu{number}"} & locked
     ]
     if busy:
-        yield f"GPU {ranges(busy)}: a program that is no run"
+        yield f"GPU {ranges(busy)}: a program outside rackrun"
 
 
 def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
