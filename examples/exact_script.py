@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A training script of one's own with exact epochs, which resumes on any number of ranks.
+"""Your own training script with exact epochs, which resumes on any number of ranks:
 
 ./run-local --nproc 2 -- python examples/exact_script.py 3
 """
@@ -28,7 +28,7 @@ step = 0
 if CHECKPOINT.exists():
     saved = torch.load(CHECKPOINT)
     model.load_state_dict(saved["model"])
-    step = saved["step"]  # all that the data need
+    step = saved["step"]  # the sampler needs nothing else
 sampler = ExactSampler(len(dataset), BATCH, seed=1, step=step)
 loader = DataLoader(dataset, batch_sampler=sampler, num_workers=1)
 ddp = DistributedDataParallel(model)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# NGC, Base Command: an array job has a container per node, and this script runs in each of them.
+# NGC, Base Command: an array job has one container per node, and this script runs in each of them.
 #
 #   plain     ngc base-command job run --name catdog --image nvcr.io/ORG/rackrun:1 \
 #                 --array-type PYTORCH --replicas 2 --instance dgxa100.80g.8.norm --ace ACE \
@@ -8,8 +8,8 @@
 #   bcprun    the same, with --commandline "bash /opt/rackrun/examples/ngc.sh bcprun catdog"
 #
 # Node rank, number of nodes, GPUs and the first node's name come from NGC_ARRAY_INDEX,
-# NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. That name may not resolve until minutes
-# after the start; the other nodes wait for it.
+# NGC_ARRAY_SIZE, NGC_GPUS_PER_NODE and NGC_MASTER_ADDR. For the first minutes, that name may not
+# resolve; the other nodes wait for it.
 
 set -euo pipefail
 data=${DATA:-/data/shards}          # shard folder made by python -m rackrun.convert

@@ -37,5 +37,5 @@ class Lion(torch.optim.Optimizer):
 
 
 def triangle(step: int, steps: int) -> float:
-    """Return the share of --lr at a step: up in the first third, then down."""
+    """Return the factor on --lr at a step: it rises for a third of the steps, then falls."""
     return min(3 * (step + 1) / steps, 1.5 * (1 - step / steps), 1)

@@ -11,12 +11,12 @@ import rackrun
 CLASSES = ("disc", "square")
 
 
-def drawn(kind: str) -> bytes:
+def draw_jpeg(kind: str) -> bytes:
     """Return a JPEG with a disc or a square."""
     image, x, y = Image.new("RGB", (64, 64)), random.randrange(40), random.randrange(40)
-    draw = ImageDraw.Draw(image)
-    shape = draw.ellipse if kind == "disc" else draw.rectangle
-    shape((x, y, x + 20, y + 20), fill="orange")
+    canvas = ImageDraw.Draw(image)
+    draw = canvas.ellipse if kind == "disc" else canvas.rectangle
+    draw((x, y, x + 20, y + 20), fill="orange")
     file = io.BytesIO()
     image.save(file, "JPEG")
     return file.getvalue()
@@ -27,7 +27,8 @@ def write(pattern: str, images: int) -> None:
     with webdataset.ShardWriter(pattern, maxcount=50, verbose=0) as writer:
         for number in range(images):
             label = number % len(CLASSES)
-            writer.write({"__key__": f"{number:06}", "jpg": drawn(CLASSES[label]), "cls": label})
+            image = draw_jpeg(CLASSES[label])
+            writer.write({"__key__": f"{number:06}", "jpg": image, "cls": label})
 
 
 if __name__ == "__main__":
