@@ -49,7 +49,6 @@ SLOW_FIRST = (
     "imagenet/test_end_to_end.py",
     "slurm/test_jobs.py",
     "launcher/commands/test_run_ray.py",
-    "test_end_to_end.py",
     "test_commands.py",
     "contract/train/test_exact.py",
     "launcher/lifecycle/test_restart_policy.py",

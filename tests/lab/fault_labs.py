@@ -11,14 +11,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.lab.fault import Fault, Outcome, play
-from tests.lab.faulty_containers import Containers
 from tests.lab.faulty_runs import FaultyHosts
 from tests.lab.faulty_slurm import Slurm
 
 LABS: dict[str, Any] = {
     **dict.fromkeys(("attached", "detached", "node", "served", "cached"), FaultyHosts),
     "slurm": Slurm,
-    "container": Containers,
 }
 
 

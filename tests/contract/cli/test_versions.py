@@ -159,12 +159,6 @@ def test_other_sizes_and_no_trace_of_what_was_dropped(data, tmp_path):
     assert refused.code == 64 and "--val-percent: splits" in refused.said
 
 
-@pytest.mark.parametrize("gone", ["log data", "squash data out", "prune data"])
-def test_commands_that_went_name_what_to_type(gone, data, tmp_path):
-    refused = run(f"rackrun convert {gone}", tmp_path)
-    assert refused.code == 64 and "type" in refused.said
-
-
 ROUNDS = [0, *(pytest.param(number, marks=pytest.mark.long) for number in range(1, 9))]
 KILLS = (0.05, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0)
 

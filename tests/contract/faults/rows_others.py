@@ -1,4 +1,4 @@
-"""Faults of runs that are detached, started once per node, served, under Slurm, in containers."""
+"""Faults of runs that are detached, started once per node, served, or under Slurm."""
 
 from tests.contract.faults.rows_attached import LOST, RETRY, SOON, STOP, goes_on, sends
 from tests.lab.fault import Fault
@@ -100,21 +100,4 @@ SLURM = [
     slurm("power-cut", (0,), lambda run: run.cut_power(), 6.0, heal=lambda run: run.boot()),
 ]
 """After a power cut, Slurm queues the job again."""
-
-
-def contained(name, codes, cause, hurt, rank_seconds=60.0):
-    """Return a row for a run whose ranks are in containers."""
-    kind = {"started_as": "container", "rank_seconds": rank_seconds}
-    return Fault(name, codes, cause, 20.0, hurt, **kind)
-
-
-CONTAINER = [
-    contained("nothing", (0,), "done", lambda run: None, 3.0),
-    contained("rank-KILL", (137,), "killed by SIGKILL", sends("rank", "KILL")),
-    contained("kill", (75,), "127.0.0.", lambda run: run.docker("kill")),
-    contained("pause", (75,), "127.0.0.", lambda run: run.docker("pause")),
-    contained("docker-run-KILL", (75,), "127.0.0.", sends("docker run", "KILL")),
-    contained("launcher-INT", (130,), "Ctrl-C", sends("launcher", "INT")),
-    contained("launcher-KILL", (-9,), "", sends("launcher", "KILL")),
-]
-ROWS = [*DETACHED, *NODE, *SERVED, *SLURM, *CONTAINER]
+ROWS = [*DETACHED, *NODE, *SERVED, *SLURM]

@@ -11,13 +11,12 @@ from tests.lab.fault import play
 from tests.lab.fault_labs import LABS
 from tests.lab.hosts import BUSY
 
-NEEDS = {"slurm": pytest.mark.slurm, "container": pytest.mark.docker}
 ROWS = [
     pytest.param(
         fault,
         id=str(fault),
         marks=[
-            NEEDS.get(fault.started_as, pytest.mark.root),
+            pytest.mark.slurm if fault.started_as == "slurm" else pytest.mark.root,
             *([] if fault.short else [pytest.mark.long]),
         ],
     )

@@ -4,13 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from rackrun.errors import UsageError
-from rackrun.launcher import launch
 from tests.lab import warm
 from tests.lab.warm import ROOT
 
@@ -78,22 +75,6 @@ def test_help_imports_no_torch(args):
     assert " torch\n" not in ended.stderr
 
 
-BUFFERED = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
-"""With the other setting, no buffer is left to flush at the end."""
-
-
-def test_a_reader_that_leaves_is_no_error():
-    """What `./run-local --help | head -1` ends with: no traceback, the code of a broken pipe."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "wb") as broken:
-        args = [sys.executable, "-m", "rackrun.launcher", "local", "--help"]
-        ended = subprocess.run(
-            args, cwd=ROOT, env=BUFFERED, stdout=broken, stderr=subprocess.PIPE, check=False
-        )
-    assert (ended.returncode, ended.stderr) == (141, b"")
-
-
 def test_launch_from_python_returns_the_result(tmp_path):
     """`launch` takes the same words and options, and returns codes, cause and folder."""
     second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"
@@ -111,14 +92,6 @@ def test_launch_from_python_returns_the_result(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
-
-
-def test_launch_refuses_what_it_does_not_know():
-    """An option that there is not, or nothing to run, is an error before anything starts."""
-    with pytest.raises(UsageError, match="horses"):
-        launch("--", "true", horses=2)
-    with pytest.raises(UsageError, match="nothing to run"):
-        launch()
 
 
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):

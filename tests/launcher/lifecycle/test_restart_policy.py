@@ -106,19 +106,6 @@ def test_a_task_goes_on_from_its_newest_run():
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
 
 
-def test_fewer_hosts_need_a_task_whose_steps_fewer_ranks_can_take(start_lab):
-    """Where each rank adds images to a step, --min-hosts is refused before anything starts."""
-    lab = start_lab(2)
-    python = f"python={lab.cheap_python()}"
-    rules = ("--dry-run", "--max-restarts", "1", "--min-hosts", "1", "--workdir", str(lab.folder))
-    line = (*rules, str(lab.write_hosts(python, python)), "imagenet", "--data", "/nowhere")
-    code, _, err = lab.result_of(*line)
-    assert code == 64
-    assert "--min-hosts 1: each rank adds --batch-size images" in err and "--exact-epochs" in err
-    _, _, err = lab.result_of(*line, "--exact-epochs")
-    assert "--min-hosts" not in err
-
-
 class Mortal(LocalTransport):
     """A place that dies at an order."""
 

@@ -53,7 +53,9 @@ def test_a_secret_is_in_nothing_that_a_failing_run_leaves(start_lab):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "ValueError: out of the mine" in err
-    assert SECRET not in out + err
+    code, plan, _ = lab.result_of("--dry-run", "--json", *args, env={"TOKEN": SECRET})
+    assert code == 0
+    assert SECRET not in out + err + plan
     assert not showing(positions)
 
 

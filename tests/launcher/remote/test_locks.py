@@ -34,6 +34,7 @@ def rack(start_lab: Callable[[int], Lab]) -> Lab:
     return lab
 
 
+@pytest.mark.security("PROC-4")
 def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack):
     """The refusal names run, owner and command; those that --wait start in order of arrival.
 

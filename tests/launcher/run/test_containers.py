@@ -141,26 +141,6 @@ def processes(*args: str) -> list[int]:
     return result
 
 
-def test_an_image_that_is_not_there_is_named_before_anything_starts(hosts):
-    """Exit 78, and the line to type; docker pulls nothing behind our back."""
-    lab, args = hosts
-    code, _, err = lab.result_of("--image", "no/such:image", *args[2:], "--", "true")
-    assert code == 78
-    assert "127.0.0.2, 127.0.0.3: image: there is no image no/such:image;" in err
-    assert "docker pull" in err
-    assert "torch" not in err  # which cannot be inspected
-
-
-def test_the_plan_shows_the_container(hosts):
-    """--dry-run prints the docker line that runs, whole."""
-    lab, args = hosts
-    code, out, err = lab.result_of("--dry-run", *args, "--", "true")
-    assert code == 0, err
-    line = next(line for line in out.splitlines() if "container:" in line)
-    assert "docker run --rm --interactive" in line
-    assert "--network host --ipc host" in line
-
-
 def test_a_detached_run_in_containers_shows_and_returns_all(hosts):
     """--detach and --image together: attach has every line, the code and the results."""
     lab, args = hosts
@@ -182,28 +162,18 @@ def test_a_detached_run_in_containers_shows_and_returns_all(hosts):
     assert containers() == []
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param("stop", marks=pytest.mark.long), "the controller is killed"]
-)
-def test_no_container_outlives_a_detached_run(hosts, how):
-    """Stopped by its user, or without its controller: containers, ranks and folders are gone."""
+def test_no_container_outlives_a_detached_run(hosts):
+    """Without its controller: containers, ranks and folders are gone, and `stop` says so."""
     lab, args = hosts
     home = {"HOME": str(lab.folder / "home")}
     code, run, err = lab.result_of("--detach", *AT_ONCE, *args, "--", *SLEEP, env=home)
     assert code == 0, err
     until(lambda: len(ranks()) == 2, "two ranks sleep", 60)
-    if how != "stop":
-        (events,) = lab.folder.glob("runs/2*/events.jsonl")
-        os.kill(writers_of(events)[0], signal.SIGKILL)
-        until(lambda: not containers() and not ranks(), "nothing is left", 20)
-    else:
-        _, out, _ = lab.result_of("--json", run.strip(), verb=("status",), env=home)
-        for host in json.loads(out)["hosts"]:
-            (agent,) = [process for process in host["processes"] if process["role"] == "agent"]
-            assert 'memfd_create("rackrun")' in Path(f"/proc/{agent['pid']}/cmdline").read_text()
+    (events,) = lab.folder.glob("runs/2*/events.jsonl")
+    os.kill(writers_of(events)[0], signal.SIGKILL)
+    until(lambda: not containers() and not ranks(), "nothing is left", 20)
     code, _, err = lab.result_of(run.strip(), verb=("stop",), env=home)
     assert code == 0, err
-    assert not containers() and not ranks()
     assert "2 of 2 hosts clean" in err
 
 
@@ -297,17 +267,8 @@ def test_a_container_on_this_machine(image, tmp_path):
     out, err = shown.communicate(timeout=60)
     assert shown.returncode == 0, err
     assert "container: docker run --rm --interactive" in out
+    assert "--network host --ipc host" in out
     assert containers() == []
-
-
-def test_ctrl_c_leaves_no_container_on_this_machine(image, tmp_path):
-    """./run-local --image, interrupted: 130, and neither rank nor container is left."""
-    process = local(tmp_path, *borrowing(image), "--", *SLEEP)
-    until(lambda: len(ranks()) == 1, "a rank sleeps", 60)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    assert not containers() and not ranks()
 
 
 def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
