@@ -1,10 +1,7 @@
 """The demo set: one command, whatever has been done already."""
 
-import os
-import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -63,26 +60,6 @@ def test_what_is_missing_is_made(made, tmp_path):
     assert manifest.read_bytes() == (made / "shards" / "dataset.json").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "code", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
-def test_a_stop_leaves_nothing_half(tmp_path, code):
-    """Ctrl-C or TERM while drawing: exit 130 or 143, no archive, no traceback, no process."""
-    command = [*COMMAND, str(tmp_path), "--images", "20000"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=PROJECT, start_new_session=True, **pipes) as running:
-        assert running.stdout
-        assert running.stderr
-        assert running.stdout.readline().startswith("drawing")
-        until(lambda: any(path.stat().st_size for path in partial(tmp_path)))
-        os.killpg(running.pid, code)
-        errors = running.stderr.read()
-    assert running.returncode == 128 + code
-    assert "Traceback" not in errors
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-    until(lambda: not alive(running.pid))
-
-
 def test_after_a_kill_the_set_is_made(made, tmp_path):
     """kill -9 leaves no archive under its name; the next attempt makes the same one."""
     with subprocess.Popen([*COMMAND, str(tmp_path), "--images", "20000"], cwd=PROJECT) as running:
@@ -107,14 +84,3 @@ def test_two_at_once_make_one_set(made, tmp_path):
 def partial(folder: Path) -> list[Path]:
     """Return an archive that is being written."""
     return [path for path in folder.iterdir() if path.name.startswith(".train")]
-
-
-def alive(group: int) -> list[str]:
-    """Return the processes of a group that have not ended."""
-    result = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            state, _, of_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(of_group) == group and state != "Z":
-                result.append(entry.name)
-    return result

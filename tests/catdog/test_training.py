@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint
 from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
@@ -47,31 +45,6 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = catdog("demo", str(folder), "--images", "60", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "shards"
-
-
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)],
-)
-def test_a_signal_to_all_processes_ends_with_a_checkpoint(shards, tmp_path, number, code):
-    """As Ctrl-C on a terminal: loader workers get it too; the rank still finishes its step.
-
-    Then the run goes on from there to its end.
-    """
-    with long_run(shards, tmp_path) as rank:
-        assert rank.stdout and rank.stderr
-        os.killpg(rank.pid, number)
-        threading.Thread(target=rank.stdout.read).start()  # the rank may still have to say
-        complaint = rank.stderr.read()
-        assert rank.wait() == code
-    assert "Traceback" not in complaint
-    (run,) = (tmp_path / "runs").glob("2*")
-    saved = checkpoint.steps_in(RunFolder(run).checkpoints)[-1]
-    epochs = checkpoint.read(saved)["state"]["epoch"] + 1
-    args = ["--data", str(shards), "--workers", "1", *TINY]
-    done = catdog(*args, "--resume", "latest", "--epochs", str(epochs), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"of {saved}" in done.stdout
 
 
 def test_a_killed_loader_worker_ends_the_run_by_name(shards, tmp_path):

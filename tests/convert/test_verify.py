@@ -12,7 +12,6 @@ from rackrun.convert.__main__ import main
 from rackrun.errors import DataError
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
-from rackrun.shards.index import Manifest
 from tests.convert.conftest import Convert
 from tests.lab.data import kaggle, write_zip
 
@@ -90,9 +89,3 @@ def test_a_server_is_verified_like_a_folder(served, capsys):
     with pytest.raises(DataError, match="fault"):
         main(["verify", url])
     assert "the image at byte 1536 is damaged" in capsys.readouterr().out
-
-
-def test_a_manifest_survives_being_read(folder):
-    """Reading and writing a manifest again changes no byte, so its digest identifies the data."""
-    text = (folder / "dataset.json").read_bytes()
-    assert Manifest.parse(text, "").serialise() == text

@@ -14,7 +14,6 @@ from tests.lab.data import SmallImageNet, tar
 from tests.lab.run import write
 
 PART = Choice(subset=True)
-TARS = ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 
 LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
     "official archives": lambda small, root: small.archives(root / "raw", "gnu"),
@@ -37,41 +36,32 @@ def converted(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_gives_the_same_images_with_the_same_labels(layout, small_imagenet, tmp_path):
-    """A label is the rank of the wnid, whatever the order of tars, folders or the devkit."""
+    """A label is the rank of the wnid, whatever the order of tars, folders or the devkit. Two
+    classes are called crane: the words stand behind the wnid."""
     expected = {
         image.stem: (split, small_imagenet.wnids.index(image.wnid), image.data)
         for split, part in (("train", small_imagenet.train), ("val", small_imagenet.val))
         for image in part
     }
-    assert converted(LAYOUTS[layout](small_imagenet, tmp_path)) == expected
+    source = LAYOUTS[layout](small_imagenet, tmp_path)
+    assert converted(source) == expected
+    classes = listing(source, PART).classes
+    assert classes == named(small_imagenet)
+    assert "n02012849 crane" in classes and "n03126707 crane" in classes
 
 
 def named(small: SmallImageNet) -> tuple[str, ...]:
     return tuple(f"{wnid} {small.words(wnid)}" for wnid in small.wnids)
 
 
-@pytest.mark.parametrize("layout", ["official archives", "Kaggle's tree", "Kaggle's zip"])
-def test_a_class_is_its_wnid_and_its_words(layout, small_imagenet, tmp_path):
-    """Two classes are called crane; the table of classes distinguishes them."""
-    classes = listing(LAYOUTS[layout](small_imagenet, tmp_path), PART).classes
-    assert classes == named(small_imagenet)
-    assert "n02012849 crane" in classes and "n03126707 crane" in classes
-
-
-def test_class_folders_alone_need_no_devkit(small_imagenet, tmp_path):
-    """Where every image lies in a folder of its class, the folders are the classes."""
-    assert listing(small_imagenet.folders(tmp_path), PART).classes == named(small_imagenet)
-
-
-@pytest.mark.parametrize("names", [TARS, TARS[:1], TARS[1:]], ids=str)
-def test_tars_beside_sorted_class_folders_need_no_devkit(names, small_imagenet, tmp_path):
+def test_tars_beside_sorted_class_folders_need_no_devkit(small_imagenet, tmp_path):
     """Archives that were unpacked and sorted may stay: the folders are what is read."""
     source = small_imagenet.folders(tmp_path)
     expected = converted(source)
-    for name in names:
+    for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"):
         (source / name).write_bytes(b"no longer needed")
-    assert converted(source) == expected
-    assert listing(source, PART).classes == named(small_imagenet)
+        assert converted(source) == expected
+        assert listing(source, PART).classes == named(small_imagenet)
 
 
 def test_nothing_is_extracted(small_imagenet, tmp_path):

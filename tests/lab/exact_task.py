@@ -1,6 +1,7 @@
 """A task of one's own whose model computes in float64, so that only true differences show."""
 
 import os
+import time
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,8 @@ class Exact(Config):
     """With norms over pixels, and over a single value of each image."""
     misdeed: str = ""
     """RANK,STEP,SIGNAL: a rank that sends itself a signal in a step; error: whoever has images."""
+    seconds: str = ""
+    """How long the ranks compute for an image: a number for each."""
 
     epochs: int = 2
     batch_size: int = 16
@@ -46,11 +49,16 @@ class Double(nn.Module):
             parts = (nn.BatchNorm2d(4), nn.ReLU(), *pooled)
         self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), *parts, nn.Linear(8, classes)).double()
         self.misdeed, self.steps = config.misdeed.split(","), 0
+        self.most = config.batch_size
+        seconds = [float(each) for each in config.seconds.split(",") if each]
+        self.seconds = seconds[int(os.environ["RANK"])] if seconds else 0.0
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.layers(images.double())
         self.steps += self.training
         if self.training and len(images):
+            assert len(images) <= self.most
+            time.sleep(len(images) * self.seconds)
             self.misbehave()
         return outputs
 

@@ -115,16 +115,6 @@ def test_it_trains(rackrun):
     assert {"final.pt", "report.html"} <= {path.name for path in run.iterdir()}
 
 
-@pytest.mark.long  # mypy reads the same program with the tree
-def test_type_checkers_read_what_is_installed(rackrun, tmp_path):
-    """Programs of a user are checked against the wheel: wrong options and methods are errors."""
-    program = shutil.copy(ROOT / "tests" / "rackrun" / "typed_program.py", tmp_path)
-    mypy = (Path(sys.executable), "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache")
-    installed = ("--python-executable", rackrun.command.with_name("python"))
-    done = run(*mypy, *installed, program, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout
-
-
 def test_sync_brings_the_installed_code(rackrun, lab):
     """A host that has none gets the same packages and an environment that finds them.
 

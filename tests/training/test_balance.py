@@ -1,11 +1,9 @@
 """--balance auto: ranks get images in proportion to their speed, and nothing else changes."""
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint
 from rackrun.training.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.config import Config
 from rackrun.training.data.interface import Data
@@ -23,15 +19,8 @@ from rackrun.training.data.order import Cut
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from rackrun.training.stragglers import Waiting
-from tests.lab.oracles import exact_epochs, trained_rows
-from tests.lab.ranks import output_of_ranks
 
-BATCH = 28
 LEAD = 5
-SAMPLES = 30 * BATCH + 1  # an epoch ends with a step of one sample
-DELAYS = (8e-3, 4e-3, 2e-3)
-LOOKS = (10, 20, 40, 80)  # sooner: where cores are busy, an exchange may take some steps
-FASTEST = [4, 8, 16]
 AUTO = Config(balance="auto", data="shards", exact_epochs=True)
 
 
@@ -195,94 +184,3 @@ def test_another_cut_holds_from_its_step_on(make_shards):
 
 def _transforms(config: Config, epoch: int) -> Transforms:
     return Transforms(config.image_size)
-
-
-@pytest.fixture(scope="module")
-def folder(make_shards: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the runs of three real ranks of speed 1, 2 and 4."""
-    folder = tmp_path_factory.mktemp("balance")
-    (folder / str(SAMPLES)).symlink_to(make_shards(train=(500, SAMPLES - 500), val=(3, 2)))
-    common = {
-        "samples": SAMPLES, "delays": DELAYS, "noise": 0.0, "norm": False, "global_batch": BATCH,
-        "batch_size": 10, "balance": "auto", "log_every_steps": 10,
-        "save_steps": 45, "keep_checkpoints": 9, "looks": LOOKS,
-    }  # fmt: skip
-    saved = RunFolder(folder / "runs" / "auto").checkpoint(45)
-    still = {"delays": (0, 0, 0)}
-    runs = [
-        {**common, "name": "auto"},
-        {**common, **still, "name": "even", "balance": "even"},
-        {**common, **still, "name": "again", "resume": str(saved)},
-        {**common, "name": "norm", "norm": True, "grad_accum_steps": 2},
-    ]
-    output_of_ranks(3, Path(__file__).with_name("balance_ranks.py"), folder, json.dumps(runs))
-    return folder
-
-
-def left(folder: Path, name: str) -> list[dict[str, Any]]:
-    return [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(3)]
-
-
-def counts(folder: Path, name: str) -> np.ndarray:
-    """Return the samples of each rank by step, in epochs that must be exact."""
-    return counted(folder / "runs" / name)
-
-
-def counted(*runs: Path) -> np.ndarray:
-    """Return the samples of each rank by step, of a run with equally many ranks throughout."""
-    assert exact_epochs(*runs)
-    return np.array([[len(rows) for rows in ranks] for ranks in trained_rows(*runs).values()]).T
-
-
-def lines(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
-    path = folder / "runs" / name / "metrics.jsonl"
-    every = [json.loads(line) for line in path.read_text().splitlines()]
-    return [line for line in every if line["kind"] == kind]
-
-
-def images_after(shares: list[dict[str, Any]], step: int) -> list[int]:
-    """Return the images of each rank in the steps after this one."""
-    newest = [line["images"] for line in shares if line["step"] <= step][-1]
-    return [newest[str(rank)] for rank in range(3)]
-
-
-def test_real_ranks_compute_by_their_speed(folder):
-    """Ranks that take 1, 2 and 4 times as long for an image get images in that proportion within
-    fifty steps; every sample is used once an epoch, also in the last step, which has one."""
-    by_step = counts(folder, "auto").T
-    assert sorted(by_step[0].tolist()) == [9, 9, 10] and by_step[30].sum() == 1
-    assert by_step[59].tolist() == pytest.approx(FASTEST, abs=2)
-    assert efficiency([9, 9, 10], DELAYS) < 0.45 < 0.75 < efficiency(by_step[59].tolist(), DELAYS)
-    shares = lines(folder, "auto", "shares")
-    assert shares[0]["step"] == 0 and 18 < shares[1]["step"] < 60
-    assert images_after(shares, 59) == by_step[59].tolist()
-
-
-def test_weights_do_not_depend_on_the_cut(folder):
-    """With accumulation, clipping, momentum and EMA the run ends with the weights of the even cut,
-    and all ranks have the same state; a rank never computes more than --batch-size at once."""
-    final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "even")]
-    for name, tensor in final[0]["model"].items():
-        assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
-    assert len({rank["digest"] for rank in left(folder, "auto")}) == 1
-    assert [rank["largest"] <= 10 for rank in left(folder, "auto")] == [True] * 3
-    assert counts(folder, "even").max() == 10
-
-
-def test_a_resumed_run_begins_with_the_cut_it_had(folder):
-    """It goes on from step 45 with the images that each rank had then, and ends with the weights
-    of the run that was not interrupted."""
-    first = next(line for line in lines(folder, "again", "shares") if line["step"] == 45)
-    assert images_after([first], 45) == images_after(lines(folder, "auto", "shares"), 45)
-    final = [checkpoint.read(folder / "runs" / name / "final.pt") for name in ("auto", "again")]
-    for name, tensor in final[0]["model"].items():
-        assert torch.allclose(tensor, final[1]["model"][name], rtol=0, atol=1e-9), name
-    counted(folder / "runs" / "auto", folder / "runs" / "again")
-
-
-def test_batch_norms_end_equal(folder):
-    """Each rank's norms see parts of other sizes; all ranks end with the same, finite state."""
-    assert len({rank["digest"] for rank in left(folder, "norm")}) == 1
-    final = checkpoint.read(folder / "runs" / "norm" / "final.pt")["model"]
-    assert all(tensor.isfinite().all() for tensor in final.values())
-    assert max(images_after(lines(folder, "norm", "shares"), 60)) > 12

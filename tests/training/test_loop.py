@@ -120,27 +120,6 @@ class Interrupting:
         monkeypatch.setattr(Exact, "training", training)
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "step"),
-    [
-        pytest.param(signal.SIGTERM, 143, 14, id="TERM"),
-        pytest.param(signal.SIGINT, 130, 14, id="Ctrl-C", marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, 143, 19, id="TERM at the end of an epoch"),
-    ],
-)
-def test_a_signal_ends_the_run_with_a_checkpoint(shapes, whole, tmp_path, number, code, step):
-    """The step is finished, saved, and a resume goes on with the next one, bit for bit."""
-    with pytest.MonkeyPatch.context() as patch:
-        Interrupting(number, step, patch)
-        assert loop.run(TASK, settings(shapes, tmp_path / "stopped")) == code
-    saved = RunFolder(tmp_path / "stopped").checkpoint(step + 1)
-    assert checkpoint.read(saved)["state"]["step"] == step + 1
-    assert not (tmp_path / "stopped" / "final.pt").exists()
-    config = settings(shapes, tmp_path / "went-on", resume=str(tmp_path / "stopped"))
-    assert loop.run(TASK, config) == 0
-    assert same_weights(whole, tmp_path / "went-on")
-
-
 def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
     shapes, whole, tmp_path, capsys
 ):
@@ -254,13 +233,6 @@ def test_a_checkpoint_is_of_its_step_though_training_goes_on(shapes, tmp_path, m
     assert pack(stopped) == pack(on)
 
 
-def test_minutes_bring_a_checkpoint_within_an_epoch(shapes, tmp_path):
-    """A long epoch is saved on the way."""
-    config = settings(shapes, tmp_path, epochs=1, save_minutes=1e-9, keep_checkpoints=100)
-    assert loop.run(TASK, config) == 0
-    assert len(checkpoint.steps_in(tmp_path / "checkpoints")) == 10
-
-
 def test_steps_bring_checkpoints_within_an_epoch(shapes, tmp_path):
     """--save-steps counts through all epochs; an epoch's end has its checkpoint as ever."""
     config = settings(
@@ -331,23 +303,22 @@ def test_autocast_channels_last_and_determinism_can_be_asked_for(shapes, tmp_pat
     assert math.isfinite(checkpoint.read(tmp_path / "one" / "final.pt")["accuracy"])
 
 
-def test_an_epoch_says_its_own_speed(shapes, tmp_path, capsys):
-    """The images/s at the end of an epoch are those of this epoch, whatever came before."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=3, log_every_steps=1000)) == 0
+def test_speeds_and_rates_are_those_of_what_they_stand_beside(shapes, tmp_path, capsys):
+    """An epoch's end has the speed of this epoch, the last line and the report that of the run;
+    a rate that differs from the option is never a surprise."""
+    options = {"epochs": 3, "log_every_steps": 1000, "lr": 0.01, "scale_lr": True}
+    assert loop.run(TASK, settings(shapes, tmp_path, **options)) == 0
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     measured = [line["images_per_second"] for line in lines if line["kind"] == "train"]
-    errors = re.findall(r"validation accuracy \S+  (\S+) images/s\n", capsys.readouterr().out)
-    assert len(errors) == len(measured) == 3
-    for args, number in zip(errors, measured, strict=True):
-        assert abs(int(args.replace(",", "")) - number) <= 1
-
-
-def test_all_pages_say_the_same_speed(shapes, tmp_path, capfd):
-    """The last line of a run and its report have one number, not a mean here and a median there."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=2, log_every_steps=3)) == 0
-    (speed,) = re.findall(r"([\d,]+) images/s  training took", capfd.readouterr().out)
+    out = capsys.readouterr().out
+    (whole,) = re.findall(r"([\d,]+) images/s  training took", out)
+    said = re.findall(r"validation accuracy \S+  (\S+) images/s\n", out)
+    assert len(said) == len(measured) == 3
     # The metrics have tenths, which may round a half the other way.
-    assert abs(int(speed.replace(",", "")) - mean_speed(read(tmp_path).train)) <= 1
+    expected = [mean_speed(read(tmp_path).train), *measured]
+    for text, number in zip([whole, *said], expected, strict=True):
+        assert abs(int(text.replace(",", "")) - number) <= 1
+    assert "lr 0.01 for 20 images, 0.01 for 20 (--scale-lr)" in out
 
 
 def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes, tmp_path):
@@ -377,12 +348,6 @@ def test_the_report_shows_the_first_batch_as_the_model_saw_it(shapes, tmp_path):
         )
     )
     assert "Training images as the model sees them" in (tmp_path / "report.html").read_text()
-
-
-def test_scaling_the_rate_says_what_it_did(shapes, tmp_path, capsys):
-    """A rate that differs from the option is never a surprise."""
-    assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, lr=0.01, scale_lr=True)) == 0
-    assert "lr 0.01 for 20 images, 0.01 for 20 (--scale-lr)" in capsys.readouterr().out
 
 
 def test_a_report_that_cannot_be_drawn_fails_no_run(shapes, tmp_path, capsys):

@@ -4,118 +4,21 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from rackrun.errors import DataError, UsageError
-from rackrun.run_folder import RunFolder
-from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.data.loader import first_batch
-from rackrun.training.data.samples import Batch
-from rackrun.training.ranks import Ranks
-from rackrun.training.run.folder import writes_to
 from rackrun.training.world import WorldError, joined
 from tests.lab import warm
 from tests.lab.hosts import free_port
-from tests.lab.ranks import on_ranks
 from tests.lab.waiting import until
-from tests.training.halves import CONFIG, TASK, Halves, model, ran, weights
 
 ROOT = Path(__file__).parents[2]
-
-
-@on_ranks(2)
-def test_a_signal_to_one_rank_stops_both_at_one_step(tmp_path):
-    """The other rank ends after the same step, with the same code; going on gives the same bits.
-
-    On busy cores, requests are read some steps later, but not after the end of the epoch.
-    """
-    with joined(CONFIG) as ranks:
-        calm, stopped = (
-            replace(CONFIG, run_folder=str(tmp_path / name)) for name in ("calm", "stopped")
-        )
-        assert ran(calm, ranks, Halves(ranks)) == 0
-        assert ran(stopped, ranks, Halves(ranks, signalled=(1, 8))) == 128 + signal.SIGTERM
-        saved = max(RunFolder(tmp_path / "stopped").checkpoint(9).parent.glob("step-*.pt"))
-        if ranks.first:
-            assert checkpoint.read(saved)["state"]["step"] in range(9, 2 * Halves.epoch_steps + 1)
-        went_on = replace(CONFIG, run_folder=str(tmp_path / "went-on"), resume=str(saved))
-        assert ran(went_on, ranks, Halves(ranks)) == 0
-        if ranks.first:
-            expected, result = weights(tmp_path / "calm"), weights(tmp_path / "went-on")
-            assert all(torch.equal(expected[name], result[name]) for name in expected)
-
-
-class Late(Halves):
-    """Rank 1 gets its first batch late, and looks around before it takes it."""
-
-    def __init__(self, ranks: Ranks, stepped: Path) -> None:
-        super().__init__(ranks)
-        self.stepped = stepped
-
-    def training(self, start: int) -> Iterator[Batch]:
-        if self.ranks.rank == 1 and start == 0:  # not for an evaluation
-            time.sleep(0.5)
-            assert not self.stepped.exists(), "rank 0 went ahead"
-        yield from super().training(start)
-
-
-@on_ranks(2)
-def test_no_rank_steps_before_all_have_read(tmp_path):
-    """Rank 0, which has its batch at once, has not begun a step when rank 1 gets its own."""
-    with joined(CONFIG) as ranks:
-        stepped = tmp_path / "stepped"
-
-        def noticed(config: Config, classes: int) -> nn.Module:
-            made = model(config, classes)
-            made.register_forward_pre_hook(lambda *_: stepped.touch())
-            return made
-
-        task = replace(TASK, model=noticed)
-        late = replace(CONFIG, run_folder=str(tmp_path / "late"))
-        assert ran(late, ranks, Late(ranks, stepped), task) == 0
-        assert stepped.exists()
-
-
-@on_ranks(2)
-def test_norms_share_their_mean_and_get_their_own_back():
-    """Statistics of both ranks count alike; what each one collected can be put back, bit for bit,
-    but not from another number of ranks, or from something else."""
-    with joined(CONFIG) as ranks:
-        norm = nn.BatchNorm2d(2)
-        norm(torch.rand(4, 2, 4, 4) * (1 + ranks.rank) + 10 * ranks.rank)
-        ours = torch.cat([norm.running_mean, norm.running_var])
-        gathered = ranks.gather_statistics(norm)
-        assert gathered is not None and torch.equal(gathered[ranks.rank], ours)
-        assert (gathered[0] != gathered[1]).all()
-        ranks.share_statistics(norm)
-        shared = torch.cat([norm.running_mean, norm.running_var])
-        assert torch.equal(shared, gathered.double().mean(0).float())
-        assert ranks.gather_statistics(norm) is None
-        for strange in (None, gathered[:1], gathered[:, 1:], "statistics"):
-            ranks.restore_statistics(norm, strange)
-            assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), shared)
-        ranks.restore_statistics(norm, gathered)
-        assert torch.equal(torch.cat([norm.running_mean, norm.running_var]), ours)
-
-
-@on_ranks(2)
-def test_nodes_that_share_a_disk_write_once(tmp_path):
-    """Each rank on a node of its own: in one folder the first of them writes, in two both do."""
-    with joined(CONFIG) as ranks:
-        node = replace(ranks, local_rank=0, local_world=1)
-        shared, options = RunFolder(tmp_path / "shared"), RunFolder(tmp_path / f"own-{ranks.rank}")
-        assert writes_to(shared, node) == ranks.first
-        assert writes_to(options, node)
-        assert ranks.all_reduce_max(0) == 0
-        assert not [*shared.checkpoints.iterdir(), *options.checkpoints.iterdir()]
 
 
 def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name():

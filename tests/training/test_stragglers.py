@@ -1,24 +1,9 @@
 """Stragglers: what the times of all ranks show, and what two real ranks report."""
 
-import json
-import os
-import socket
-import time
-from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import replace
-from io import StringIO
-
 import numpy as np
 import pytest
-from torch import nn
 
-from rackrun.training.config import Config
-from rackrun.training.data.samples import Batch
 from rackrun.training.stragglers import straggler_in
-from rackrun.training.world import joined
-from tests.lab.ranks import on_ranks
-from tests.training.halves import TASK, Halves, model, ran
 
 
 def times(ranks: int, steps: int = 100) -> np.ndarray:
@@ -68,51 +53,3 @@ def test_a_slow_network_names_no_rank():
 def test_ranks_that_keep_step_are_no_news():
     """Nothing is said where nothing is to be won."""
     assert straggler_in(times(4)).text() == ""
-
-
-SECONDS = 0.08
-"""Rank 1 sleeps for so long in each step."""
-
-
-class TwentyOne(Halves):
-    epoch_steps = 21
-
-
-class SlowData(TwentyOne):
-    def training(self, start: int) -> Iterator[Batch]:
-        for batch in super().training(start):
-            time.sleep(SECONDS * self.ranks.rank)
-            yield batch
-
-
-class Slow(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images):
-        time.sleep(SECONDS * int(os.environ["RANK"]))
-        return self.model(images)
-
-
-SLOW = replace(TASK, model=lambda *args: Slow(model(*args)))
-
-
-@pytest.mark.parametrize("why", ["data", "compute"])
-@on_ranks(2)
-def test_the_rank_that_sleeps_is_found(why, tmp_path):
-    """Rank 1 sleeps in its data or its forward: metrics and output say so."""
-    config = Config(epochs=1, lr=0.01, log_every_steps=1, tensorboard=False, device="cpu")
-    config = replace(config, run_folder=str(tmp_path))
-    with joined(config) as ranks, redirect_stdout(StringIO()) as out, redirect_stderr(out):
-        data = (SlowData if why == "data" else TwentyOne)(ranks)
-        assert ran(config, ranks, data, SLOW if why == "compute" else TASK) == 0
-        if not ranks.first:
-            return
-        metrics = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-        lines = [line for line in metrics if line["kind"] == "waits"]
-        assert len(lines) == 1
-        for line in lines:
-            assert (line["rank"], line["why"]) == (1, why) and line["waited"] > 0.3
-            assert f"wait for rank 1 on {socket.gethostname()} " in out.getvalue()
-            assert f"its {why} takes" in out.getvalue()

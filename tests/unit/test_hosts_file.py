@@ -157,6 +157,7 @@ def test_hosts_and_slots_can_be_picked(include, exclude, expected):
         assert host.devices is None or host.processes(gpus=8) == len(host.devices)
 
 
+@pytest.mark.security("SSH-5")
 @given(
     st.text(alphabet=st.sampled_from("ab1-.:@[],%#='\" \t\n\r\ufeff;$`\\é\x00slots"), max_size=80)
 )

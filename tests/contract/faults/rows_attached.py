@@ -72,7 +72,7 @@ def kill_guard_after_agent(run):
 
 
 PROCESSES = [
-    *row("rank", "KILL SEGV ABRT BUS", None, "{victim}: killed by SIG?", short="KILL SEGV"),
+    *row("rank", "KILL SEGV ABRT BUS", None, "{victim}: killed by SIG?", short="KILL"),
     *row("rank", "USR2 ALRM HUP", None, "{victim}: killed by SIG?"),
     *row("rank", "TERM INT", None, "{victim}: exit code 1"),
     *row("rank", "STOP", (75,), "stopped by a signal", HANG, short="STOP"),
@@ -85,7 +85,7 @@ PROCESSES = [
     *row("torchrun", "TERM INT HUP SEGV ABRT", (75,), "torchrun was killed by SIG?"),
     *row("torchrun", "STOP", (75,), "torchrun stopped by a signal", HANG),
     *row("agent", "KILL SEGV ABRT", (75,), GONE, LOST, short="KILL"),
-    *row("agent", "TERM INT HUP", (75,), "the agent got SIG?", LOST, short="TERM"),
+    *row("agent", "TERM INT HUP", (75,), "the agent got SIG?", LOST),
     *row("agent", "STOP", (75,), SILENT, LOST, short="STOP"),
     *row("guard", "KILL", (75,), GUARDLESS, LOST, short="KILL"),
     *survives("guard", "TERM INT HUP STOP"),
@@ -116,7 +116,7 @@ PROCESSES = [
     ),
 ]
 MISDEEDS = [
-    misdeed("exit-7", (7,), "exit code 7", short=True),
+    misdeed("exit-7", (7,), "exit code 7"),
     misdeed("exit-65", (65,), "no such shard"),
     misdeed("exit-255", (255,), "exit code 255"),
     misdeed("exit-0", (1,), "had ended with 0", HANG),
@@ -143,9 +143,9 @@ LAUNCHER = [
     launcher("INT", (130,), "Ctrl-C", STOP, weight=3, short=True),
     launcher("INT-INT", (130,), "Ctrl-C", SOON, weight=3, short=True),
     launcher("INT-TERM-INT", (130, 143), "stopped by", SOON),
-    launcher("TERM", (143,), "SIGTERM", STOP, weight=2, short=True),
+    launcher("TERM", (143,), "SIGTERM", STOP, weight=2),
     launcher("HUP", (129,), "SIGHUP", STOP, weight=2),
-    launcher("KILL", (-9,), "", SOON, weight=3, short=True),
+    launcher("KILL", (-9,), "", SOON, weight=3),
     launcher("QUIT", (-3,), "", SOON),
     launcher("TSTP-CONT", **GOES_ON),
     Fault("launcher-stopped-long", (75,), "10.77.0.", SOON, long_stop, short=True),
@@ -260,7 +260,7 @@ START = [
     *at_start("INT", 130, "plan"),
     *at_start("TERM", 143),
     *at_start("HUP", 129),
-    *at_start("INT-INT", 130, "login ranks", weight=2),
+    *at_start("INT-INT", 130, "login", weight=2),
     Fault(
         *("login-KILL", (-9,), "", 8.0, sends("launcher", "KILL")),
         moment="login",

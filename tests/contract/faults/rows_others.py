@@ -22,9 +22,9 @@ DETACHED = [
     ),
     goes_on("controller-HUP", sends("controller", "HUP"), started_as="detached"),
     goes_on("controller-INT", sends("controller", "INT"), started_as="detached"),
-    detached("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop"), short=True, weight=2),
+    detached("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop"), weight=2),
     detached("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), weight=2),
-    detached("agent-KILL", (75,), "{victim}", LOST + 5, sends("agent", "KILL"), short=True),
+    detached("agent-KILL", (75,), "{victim}", LOST + 5, sends("agent", "KILL")),
     detached("attach-INT", (0, 130, -2), "", SOON, sends("launcher", "INT"), rank_seconds=3.0),
     detached(
         *("power-cut", (75,), "{victim}", LOST + 5, lambda run: run.cut_power()),
@@ -53,7 +53,7 @@ def node(name, codes, cause, seconds, hurt, **more):
 
 NODE = [
     goes_on("nothing", lambda run: None, started_as="node"),
-    node("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), short=True),
+    node("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL")),
     node("agent-KILL", (75,), "node", LOST, sends("agent", "KILL")),
     node("launcher-KILL", (75,), "node", LOST, sends("launcher", "KILL"), short=True),
     node("all-TERM", (143,), "SIGTERM", STOP, lambda run: run.send_to_launchers("TERM")),

@@ -1,5 +1,8 @@
 """Exact epochs on real ranks: every sample once, with the same result at any number of them."""
 
+import json
+import signal
+import socket
 from collections import Counter
 from pathlib import Path
 
@@ -120,6 +123,54 @@ def test_norms_go_on_as_if_never_saved(world, shards, tmp_path):
     assert far(final(whole[0]), final(saved[0])) == 0
     # DDP regroups gradients after its first step: from 3 ranks on the last bit may differ.
     assert far(final(whole[0]), final(again[0])) <= (0 if world == 2 else 1e-13)
+
+
+def test_a_signal_to_one_rank_stops_all_of_them_after_one_step(shards, tmp_path):
+    """They save that step; what goes on from it ends with the bits of a run without the signal."""
+    data = shards(49)
+    whole, stopped, again = (folders(tmp_path, name, 2) for name in ("whole", "stopped", "again"))
+    train(data, *whole)
+    assert codes(exact_ranks(data, stopped, misdeed=f"1,2,{int(signal.SIGTERM)}")) == [143, 143]
+    train(data, *again, resume=str(stopped[0]))
+    assert far(final(whole[0]), final(again[0])) == 0
+    assert exact_epochs(*reversed(stopped), *reversed(again)) == [[2], [2]]
+
+
+SPEEDS = {"balance": "auto", "seconds": "0.008,0.004,0.002"}
+LARGE = {"global_batch": 28, "batch_size": 10, "epochs": 8}
+
+
+def counts(*runs: Path) -> list[list[int]]:
+    """Return how many samples each rank had, by step."""
+    return [[len(rows) for rows in ranks] for ranks in trained_rows(*runs).values()]
+
+
+def test_ranks_of_unlike_speed_share_steps_by_it_with_the_weights_of_an_even_cut(shards, tmp_path):
+    """Epochs stay exact; a run that goes on begins with the cut that was saved."""
+    data = shards(281)  # 11 steps an epoch, the last one of a single sample
+    auto, even, again = (folders(tmp_path, name) for name in ("auto", "even", "again"))
+    (first, *_) = train(data, *auto, keep_checkpoints=99, **SPEEDS, **LARGE)
+    train(data, *even, **LARGE)
+    assert sorted(counts(*auto)[0]) == [9, 9, 10]
+    assert counts(*auto)[-2] == pytest.approx([4, 8, 16], abs=3)
+    assert far(final(auto[0]), final(even[0])) < 1e-9
+    assert exact_epochs(*reversed(auto)) == [[3]] * 8
+    train(data, *again, resume=str(first.checkpoint(77)), balance="auto", **LARGE)
+    assert counts(*again)[0] == counts(*auto)[77]
+    assert far(final(auto[0]), final(again[0])) < 1e-9
+
+
+def test_norms_of_ranks_of_unlike_speed_end_with_the_same_bits(shards, tmp_path):
+    options = {**SPEEDS, **LARGE, "grad_accum_steps": 2, "norm": True}
+    train(shards(281), *folders(tmp_path, "run"), **options)
+
+
+def test_the_rank_that_computes_longest_is_named(shards, tmp_path, capsys):
+    (run, _) = train(shards(281), *folders(tmp_path, "run", 2), seconds="0,0.01", log_every_steps=1)
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    waits = [line for line in lines if line["kind"] == "waits"]
+    assert waits and {(line["rank"], line["why"]) for line in waits} == {(1, "compute")}
+    assert f"wait for rank 1 on {socket.gethostname()} " in capsys.readouterr().out
 
 
 def test_an_error_in_the_last_step_ends_all_ranks(shards, tmp_path):

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -197,42 +196,6 @@ def shards(tmp_path: Path) -> Path:
     ]
     subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
     return tmp_path / "drawn" / "shards"
-
-
-@pytest.mark.long
-def test_two_nodes_really_train_and_go_on(nodes, shards):
-    """torchrun and gloo over loopback: SIGUSR1 at mid-run, 75; the same command ends the run."""
-    task = [
-        "catdog",
-        "--data",
-        str(shards),
-        "--image-size",
-        "32",
-        "--width",
-        "4",
-        "--device",
-        "cpu",
-    ]
-    task += ["--batch-size", "8", "--no-tensorboard", "--exact-epochs"]
-    task += ["--epochs", "40", "--save-every-epochs", "20"]
-
-    def train() -> list[subprocess.Popen[str]]:
-        args = ("--name", "job-7", "--auto-resume", *task)
-        return [nodes.start(node, 2, *args, program="rackrun.launcher node") for node in range(2)]
-
-    processes = train()
-    until(lambda: list(nodes.folder.glob("*-job-7/metrics.jsonl")))
-    processes[1].send_signal(signal.SIGUSR1)
-    endings = ends(processes)
-    assert [code for code, _, _ in endings] == [75, 75], endings
-    time.sleep(1)  # the names of run folders count seconds
-    endings = ends(train())
-    assert [code for code, _, _ in endings] == [0, 0], endings
-    first, second = sorted(nodes.folder.glob("2*"))
-    command = json.loads((second / "plan.json").read_text())["hosts"][0]["command"]
-    assert command[-2:] == ["--resume", str(first)]
-    assert (second / "final.pt").exists()
-    assert not nodes.left()
 
 
 LITTLE = """\

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.errors import UsageError
+from rackrun.launcher import launch
 from tests.lab import warm
 from tests.lab.warm import ROOT
 
@@ -92,6 +94,11 @@ def test_launch_from_python_returns_the_result(tmp_path):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
+
+
+def test_a_launch_needs_something_to_run():
+    with pytest.raises(UsageError, match="nothing to run"):
+        launch()
 
 
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):

@@ -1,6 +1,5 @@
 """Attempts after a failure: how many, on which hosts, from where."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-from tests.lab.hosts import ROOT
 from tests.lab.waiting import until
 
 HOSTS = tuple(map(Host, "abcd"))
@@ -173,15 +171,6 @@ def test_the_results_come_from_the_spare_that_took_over(start_lab):
     assert log.read_text() == f"at {folders[1]}\n"
 
 
-def test_the_last_attempt_gives_the_exit_code(start_lab):
-    """A command that always fails is tried again, but not always on the same host."""
-    lab = start_lab(1)
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    code, _, err = lab.result_of("--max-restarts", "2", hosts, "--", "sh", "-c", "exit 9")
-    assert code == 9
-    assert err.count("rackrun: restart") == 1, "a host that failed twice is not used again"
-
-
 def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab):
     """A task that failed at once is started anew with all its options and the earlier runs."""
     lab = start_lab(1)
@@ -204,50 +193,3 @@ def test_an_attempt_that_saved_nothing_is_no_obstacle(start_lab):
     lines = [line.split("options ")[1] for line in out.splitlines() if "options " in line]
     given = "--resume x --synthetic"
     assert lines == [given, f"{given} --earlier-attempts runs/{folder}"]
-
-
-MORTAL = """
-import os
-import signal
-from pathlib import Path
-
-from torch import nn
-
-LAST = Path(__file__).with_name("died")
-
-
-class Net(nn.Module):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.pool = nn.AdaptiveAvgPool2d(4)
-        self.last = nn.Linear(48, num_classes)
-        self.steps = 0
-
-    def forward(self, images):
-        self.steps += self.training
-        if self.steps == 15 and os.environ["RANK"] == "1" and not LAST.exists():
-            LAST.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return self.last(self.pool(images).flatten(1))
-"""
-
-
-@pytest.mark.long
-def test_a_real_training_loses_no_more_than_a_step(start_lab):
-    """A rank is killed in step 15, after the save of step 10: the restart goes on after step 14."""
-    lab = start_lab(2)
-    runs = lab.folder / "runs"
-    (lab.folder / "mortal.py").write_text(MORTAL)
-    hosts = str(lab.write_hosts(f"python={sys.executable} workdir={lab.folder}"))
-    task = ("classify", "--synthetic", "--steps-per-epoch=10", "--epochs=3", "--device=cpu")
-    args = ("--runs", str(runs), "--max-restarts", "1", "--env", f"PYTHONPATH={ROOT}", hosts)
-    process = lab.run_ssh(*args, *task, "--model=mortal:Net", "--image-size=32")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    assert "resumed after step 14" in out
-    (run,) = runs.glob("2*")
-    attempts = json.loads((run / "result.json").read_text())["attempts"]
-    assert [attempt["exit_code"] for attempt in attempts] == [137, 0]
-    assert (run / "final.pt").exists()
-    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in steps if line["kind"] == "start"] == [0, 14]

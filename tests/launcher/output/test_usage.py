@@ -61,18 +61,6 @@ def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
     assert middle["memory"] == 2 * middle["time"] / SECOND
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path):
-    """Where the file cannot be written nothing is raised, and it is not tried again."""
-    folder = tmp_path / "missing"
-    log = usage_log_of(folder / "usage.jsonl", "gpu01")
-    log.add(Usage(0, 0.5, 1, 2), 0.0)
-    log.write(0.0, everything=True)
-    folder.mkdir()
-    log.add(Usage(0, 0.5, 1, 2), SECOND)
-    log.write(SECOND, everything=True)
-    assert not list(folder.iterdir())
-
-
 SMI = """\
 #!/bin/sh
 echo '0, 97, 30000, 80000, 91, 689.52, 0x0000000000000060'

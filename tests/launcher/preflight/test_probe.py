@@ -66,19 +66,6 @@ def test_a_silent_master_is_given_up_within_its_time():
 # -- devices
 
 
-def test_a_device_that_is_not_there_is_named_before_the_start(start_lab):
-    """On the first host and on any other: 78, and the devices that there are."""
-    lab = start_lab(2)
-    for settings in (("interface=eth9", ""), ("", "interface=eth9")):
-        code, _, err = lab.result_of(lab.cheap_hosts(*settings), "--", "true")
-        assert code == 78, err
-        (line,) = [line for line in err.splitlines() if "eth9" in line]
-        host = lab.hosts[0 if settings[0] else 1].address
-        assert f"{host}: network: there is no device eth9 with an address; there are: " in line
-        assert "lo" in line.partition("there are: ")[2]
-        assert not (lab.folder / "runs").exists()
-
-
 # -- disks
 
 

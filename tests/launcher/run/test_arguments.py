@@ -22,13 +22,13 @@ TELL = (
 )
 
 
-@pytest.mark.parametrize("real", [False, True])
-def test_hostile_words_arrive_byte_for_byte(tmp_path, real):
-    """1,000 words and 1,000 values with quotes, newlines, `$()` and no UTF-8 do not change."""
+def test_hostile_words_arrive_byte_for_byte(tmp_path):
+    """Through a real torchrun: 1,000 words and 1,000 values with quotes, newlines, `$()` and no
+    UTF-8 do not change."""
     args, values = hostile(1000, 1), hostile(1000, 2)
     environment = [(f"H_{number}", value) for number, value in enumerate(values)]
     command = [sys.executable, "-X", "utf8", "-c", TELL, *args]
-    options = {"real": real, "python": str(warm.interpreter())}
+    options = {"real": True, "python": str(warm.interpreter())}
     drive = Drive(tmp_path, command, environment=environment, **options)
     assert drive.wait() == 0, drive.err
     argv, variables = json.loads(drive.log(0, "out").read_bytes())

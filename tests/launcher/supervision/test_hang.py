@@ -1,13 +1,8 @@
 """Hangs: a rank without progress is named with its stack; a slow or silent one is not."""
 
-import os
 import re
-import signal
 import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from tests.lab import warm
 from tests.lab.hosts import BUSY
@@ -63,12 +58,11 @@ def test_ranks_that_wait_for_one_that_left_are_named(tmp_path):
     assert not drive.alive()
 
 
-@pytest.mark.parametrize("fields", ["", "step=step", "loss=1.5"])
-def test_a_report_without_a_phase_counts(tmp_path, fields):
+def test_a_report_without_a_phase_counts(tmp_path):
     """The socket requires `rank` alone: a rank that reports and then stands still ends with 75."""
     code = (
         "for step in range(1, 8):\n"
-        f"    report({fields})\n"
+        "    report()\n"
         "    time.sleep(0.3)\n"  # longer in all than the limit: each report without a step counts
         "time.sleep(999)\n"
     )
@@ -76,31 +70,6 @@ def test_a_report_without_a_phase_counts(tmp_path, fields):
     assert drive.wait() == 75
     assert re.search(r"at <string>:\d+ in <module>", drive.result["cause"])
     assert not drive.alive()
-
-
-COMPUTING = (
-    "report(phase='train')\n"
-    "until = time.monotonic() + 8\n"
-    "if rank == 0:\n"
-    "    while time.monotonic() < until: sum(range(10_000))\n"
-    "else: time.sleep(8.5)\n"  # in a collective, for rank 0
-    "if os.environ.get('STUCK'): time.sleep(999)\n"
-    "report(phase='train', step=1)\n"
-)
-
-
-def test_a_first_step_that_computes_is_slow_and_no_hang(tmp_path):
-    """A rank computes for longer than the limit, and another one waits for it: exit code 0."""
-    drive = Drive(tmp_path, python(COMPUTING), slots=[2], limits={"hang_seconds": HANG_SECONDS})
-    assert drive.wait() == 0, drive.err
-
-
-def test_a_rank_that_stands_still_before_its_first_step_hangs(tmp_path):
-    """Also when it has computed before: it is ended, with its stack, one limit after that."""
-    options = {"environment": [("STUCK", "1")], "limits": {"hang_seconds": HANG_SECONDS}}
-    drive = Drive(tmp_path, python(COMPUTING), slots=[2], **options)
-    assert drive.wait() == 75
-    assert re.search(r"before its first step, at <string>:\d+ in <module>", drive.result["cause"])
 
 
 def test_a_rank_in_native_code_still_shows_its_stack(tmp_path):
@@ -131,43 +100,25 @@ RING = (
 HANG_SECONDS, KILL_SECONDS = 3.0, 10.0
 
 
-def hung(tmp_path: Path, how: str, rank: int, real: bool = False) -> Drive:
-    """Run an all-reduce on two hosts in which a rank is stopped or hangs; return the launch."""
-    limits = {"hang_seconds": HANG_SECONDS}
-    its_python = sys.executable if how == "stopped" else str(warm.interpreter())
-    command = [its_python, "-c", REPORTING + RING]
-    options = {"real": real, "python": str(warm.interpreter()), "limits": limits}
-    drive = Drive(tmp_path, command, slots=[1, 1], **options)
+def test_of_ranks_that_wait_for_each_other_the_right_one_is_named(tmp_path):
+    """Ranks with gloo between them report now and then, and one is stuck in native code: rank,
+    host, last step and age are named, and the stack of the one that waits is logged."""
+    python = str(warm.interpreter())
+    options = {"real": True, "python": python, "limits": {"hang_seconds": HANG_SECONDS}}
+    drive = Drive(tmp_path, [python, "-c", REPORTING + RING], slots=[1, 1], **options)
     logs = [drive.log(one, "out", host=one) for one in range(2)]
     until(lambda: all(log.exists() and log.read_text().endswith("\n") for log in logs))
-    if how == "stopped":
-        os.kill(int(logs[rank].read_text().split()[1]), signal.SIGSTOP)
-    else:
-        (drive.folder / f"stuck-{rank}").touch()
+    (drive.folder / "stuck-1").touch()
     since = time.monotonic()
     assert drive.wait() == 75
     assert time.monotonic() - since < BUSY * (HANG_SECONDS + KILL_SECONDS)
-    return drive
-
-
-def blamed(drive: Drive, how: str, rank: int) -> None:
-    """Check that rank, host, last step and age are named, and that the waiting stack is logged."""
-    assert (drive.result["rank"], drive.result["host"]) == (rank, f"127.0.0.{2 + rank}")
-    text = r"no progress for [3-9] s at step \d{2,}"
-    text = rf"stopped by a signal: {text}" if how == "stopped" else rf"{text}, at .*:12 in .*"
+    assert (drive.result["rank"], drive.result["host"]) == (1, "127.0.0.3")
+    text = r"no progress for [3-9] s at step \d{2,}, at .*:12 in .*"
     assert re.fullmatch(text, drive.result["cause"]), drive.result["cause"]
-    assert f"rank {rank} on 127.0.0.{2 + rank}: " in drive.err.splitlines()[-1]
-    assert f"rank {1 - rank} on" not in drive.err
-    assert "in all_reduce" in drive.log(1 - rank, "err", host=1 - rank).read_text()
+    assert "rank 1 on 127.0.0.3: " in drive.err.splitlines()[-1]
+    assert "rank 0 on" not in drive.err
+    assert "in all_reduce" in drive.log(0, "err").read_text()
     assert not drive.alive()
-
-
-@pytest.mark.parametrize(
-    ("how", "rank"), [pytest.param("stopped", 0, marks=pytest.mark.long), ("stuck", 1)]
-)
-def test_of_ranks_that_wait_for_each_other_the_right_one_is_named(tmp_path, how, rank):
-    """Ranks with gloo between them report now and then; one is stopped, or stuck in native code."""
-    blamed(hung(tmp_path, how, rank, real=True), how, rank)
 
 
 def test_a_stall_is_reported_before_it_ends_the_run(tmp_path):
@@ -183,16 +134,3 @@ def test_a_stall_is_reported_before_it_ends_the_run(tmp_path):
         "rackrun: rank 0 on 127.0.0.2: no progress for 2 s at step 9; at 6 s the run ends"
     )
     assert again == "rackrun: all ranks make progress again"
-
-
-def test_ranks_that_waited_for_one_that_saved_have_time_for_their_step(tmp_path):
-    """One saves for longer than the limit of a step, which the others still have to end: 0."""
-    code = (
-        "report(step=1); time.sleep(0.1); report(step=2)\n"
-        "if rank == 0: report(phase='save'); time.sleep(4); report(phase='train', step=2)\n"
-        "else: time.sleep(4)\n"
-        "time.sleep(1.5)\n"
-        "report(step=3)\n"
-    )
-    drive = Drive(tmp_path, python(code), slots=[2], limits={"hang_seconds": 2.5})
-    assert drive.wait() == 0, drive.err

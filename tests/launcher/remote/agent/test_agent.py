@@ -14,7 +14,6 @@ from subprocess import PIPE
 from rackrun.launcher.remote import locks
 from rackrun.launcher.run.events import (
     Event,
-    Lost,
     Opened,
     Output,
     RankEnded,
@@ -25,7 +24,7 @@ from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel
 from tests.lab.waiting import until
-from tests.launcher.conftest import agent_plan, heard, started_agent
+from tests.launcher.conftest import agent_plan, started_agent
 from tests.launcher.drive import peak_mib
 
 
@@ -60,24 +59,6 @@ def test_output_without_a_reader_waits_in_the_ranks_pipe(tmp_path):
                 channel.send(agent_protocol.stop_order(9, 0))
     assert arrived == 50_000_000
     assert step == 49_999
-
-
-def test_a_private_folder_that_exists_is_refused(tmp_path):
-    """A planted folder in place of the agent's, or a link: refused, and left as it was."""
-    target = tmp_path / "target"
-    target.mkdir()
-    for plant in (Path.mkdir, lambda path: path.symlink_to(target)):
-        plan = agent_plan(tmp_path, "true")
-        scratch = Path(plan.scratch)
-        plant(scratch)
-        try:
-            lost = next(e for e in heard(started_agent(plan), plan) if isinstance(e, Lost))
-            assert "cannot prepare the run" in lost.reason
-            assert lost.exit_code == 78
-            assert scratch.exists()
-            assert not list(target.iterdir())
-        finally:
-            scratch.unlink() if scratch.is_symlink() else scratch.rmdir()
 
 
 def locked(tmp_path: Path, *command: str) -> tuple[HostPlan, Path]:
