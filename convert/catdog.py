@@ -43,7 +43,7 @@ class Catdog:
     source: Positional[Path]
     """Archive or folder with the images."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

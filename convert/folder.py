@@ -53,19 +53,19 @@ class FolderOfClasses:
     )
 
     source: Positional[Path]
-    """Folder that holds a folder per class; or a zip or a tar of one."""
+    """Folder with one folder per class, or a zip or tar of such a folder."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     name: str = ""
-    """Name of the data set in the shards' names; by default SOURCE's."""
+    """Name of the data set in the names of the shards; default: that of SOURCE."""
     exclude: tuple[str, ...] = ()
     """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers, others are left out; by default
-    all, sorted."""
+    """File with one class per line, in the order of their numbers; other classes are left out.
+    Default: all classes, sorted."""
     group_level: int = 0
-    """Images that share a folder stay on one side when some are held out: 1 for a folder in that of
-    the class, 2 for one in that; 0: none do."""
+    """Keep images of one folder in the same split: 1 for folders inside that of the class, 2 for
+    folders inside those; 0: no groups."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

@@ -59,7 +59,7 @@ class HuggingFace:
     source: Positional[str]
     """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the cache here)."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     config: str = ""
     """Configuration of the data set, if it has several."""
     image_column: str = ""

@@ -94,7 +94,7 @@ class Imagenet:
     source: Positional[Path]
     """Folder with the archives or the images, or Kaggle's zip."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     choice: Choice = field(default_factory=Choice)
     packing: Packing = field(default_factory=Packing)
 

@@ -57,7 +57,7 @@ class MnistFiles:
     source: Positional[Path]
     """Folder with the four files, gzipped or not."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     packing: Packing = field(default_factory=lambda: Packing(val_percent=0.0))
 
     def run(self) -> None:

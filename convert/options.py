@@ -14,18 +14,18 @@ class Packing:
 
     preset: Preset = field(default_factory=Preset)
     shards: int = 0
-    """Number of training shards; 0: about 64 MiB each, as those of other splits always are, and at
-    least 16 if there are enough images."""
+    """Number of training shards; 0: about 64 MiB each (as in other splits), and at least 16 if
+    there are enough images."""
     val_percent: float = 10.0
-    """Percent of each class held out, unless the set has a validation split; 0: none."""
+    """Percent of each class to hold out, unless there is a validation split; 0: none."""
     test_percent: float = 0.0
-    """Percent of each class set aside as the split test."""
+    """Percent of each class to set aside as the split test."""
     exif: Literal["apply", "ignore"] = "apply"
     """apply: turn images upright by their EXIF or XMP (never ImageNet or cats and dogs)."""
     seed: int = 0
     """Seed of the order in which images are packed; the validation split does not depend on it."""
     allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
@@ -35,7 +35,7 @@ class Packing:
     task_index: int | None = None
     """In an array job: number of this task, from 0. After all tasks, run: convert finish OUT."""
     task_count: int = 1
-    """Tasks in the array job; each converts an equal share."""
+    """Number of tasks in the array job; each converts an equal part."""
     force: bool = False
     """Replace the output of an earlier conversion in OUT."""
 

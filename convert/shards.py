@@ -45,7 +45,7 @@ class Shards:
     location: Positional[str]
     """Shard folder, or the http(s):// URL of one; a version of it: DATA@2."""
     out: Positional[Path]
-    """Folder for the new shards; made if it is missing."""
+    """Folder for the new shards; created if it is missing."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

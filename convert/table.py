@@ -49,18 +49,18 @@ NAMED = 5  # missing files that a message names
 
 @dataclass(frozen=True)
 class Columns:
-    """Of a table."""
+    """The columns of the table."""
 
     root: Path | None = None
-    """Folder that paths are relative to; by default the table's."""
+    """Folder that paths are relative to; default: that of the table."""
     path_column: str = "path"
-    """Column with the images' paths."""
+    """Column with the paths of the images."""
     label_column: str = "label"
-    """Column with their classes, names or numbers."""
+    """Column with their classes, as names or numbers."""
     split_column: str = "split"
-    """Column with train, val or test; without it a part of each class is held out."""
+    """Column with train, val or test; without it, a part of each class is held out."""
     group_column: str = ""
-    """Column whose rows stay on one side when some are held out: of a video, a patient."""
+    """Column of groups, such as patients: rows with the same value stay in the same split."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class ImageTable:
     source: Positional[Path]
     """CSV file with a header line, or Parquet file."""
     out: Positional[Path]
-    """Folder for the shards; made if it is missing."""
+    """Folder for the shards; created if it is missing."""
     columns: Columns = field(default_factory=Columns)
     name: str = ""
-    """Name of the data set in the shards' names; by default the table's."""
+    """Name of the data set in the names of the shards; default: that of the table."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers, others are left out; by default
-    all, sorted."""
+    """File with one class per line, in the order of their numbers; other classes are left out.
+    Default: all classes, sorted."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

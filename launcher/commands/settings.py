@@ -69,13 +69,13 @@ class HostChoice:
     exclude: str = ""
     """Exclude these hosts or slots."""
     hosts_needed: Count = 0
-    """Number of hosts to use, the first in the file that are free and pass the checks; 0: all."""
+    """Number of hosts to use: the first of the file that are free and pass the checks; 0: all."""
     gpus_needed: Count = 0
-    """Number of GPUs to use, any that are free and fit, whole hosts first; 0: all of the hosts."""
+    """Number of GPUs to use: any free ones, whole hosts first; 0: all GPUs of the hosts."""
     gpu: str = ""
-    """With --gpus-needed: part of the model's name, such as a100 or "h100 nvl"."""
+    """With --gpus-needed: part of the GPU model's name, such as a100 or "h100 nvl"."""
     gpu_memory: Count = 0
-    """With --gpus-needed: memory that each GPU has at least, in GB."""
+    """With --gpus-needed: minimum memory of each GPU, in GB."""
     sweep_hosts: Count = 0
     """Hosts per run of --sweep, so that several run side by side; 0: all hosts."""
 
@@ -87,7 +87,7 @@ class CheckOptions:
     check: bool = False
     """Check every host, print a table, and start no ranks."""
     deep: bool = False
-    """With --check: also measure links, GPUs and reading in a short run; name what is slow."""
+    """With --check: also measure links, GPUs and disks in a short run, and name slow ones."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(("deep",), lambda options: options.check, "only --check measures", "--check"),
@@ -123,7 +123,7 @@ class DetachOptions:
     """Detached runs."""
 
     detach: bool = False
-    """Print a run ID, return after the first step of every rank; the run goes on from here."""
+    """Print a run ID and return after the first step of every rank; the run continues."""
     detach_seconds: Seconds = 10.0
     """With --detach: seconds that your own command must run before the launcher returns."""
 
@@ -144,13 +144,13 @@ class SshOptions(
     """Options of `./run-ssh`."""
 
     json: bool = False
-    """With --check or --dry-run: print it as JSON."""
+    """With --check or --dry-run: print the result as JSON."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("sweep_hosts",),
             lambda options: bool(options.sweep),
-            "a single run takes all hosts",
+            "a single run uses all hosts",
             "--sweep lr=0.1,0.3, or --hosts-needed {config.sweep_hosts}",
         ),
         Condition(
@@ -192,7 +192,7 @@ NODE_HEAD = Head(
 
 
 MACHINE_CHECKS = ("driver", "gpu health", "disk", "limits")
-"""What of the preflight of hosts a node checks of itself."""
+"""The checks of the preflight that a node makes of itself."""
 NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
 
 
@@ -207,13 +207,13 @@ class NodeOptions(Options):
     master: str = ""
     """Name or address of node 0, instead of the scheduler's."""
     port: int = 0
-    """Free port of node 0; 0: the scheduler's, or 29500; a free one for a single node."""
+    """Free port on node 0; 0: the scheduler's, or 29500; any free one for a single node."""
     wait_seconds: Seconds = 600.0
     """Seconds to wait until node 0 resolves and answers, and until all nodes have joined."""
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
     ignore_check: tuple[str, ...] = ()
-    """public (address of node 0), command, code, versions (of nodes), or a check such as driver."""
+    """public (address of node 0), command, code, versions, or a check such as driver."""
 
     serving_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(SERVER, lambda serving: serving.serve, "a node serves with --serve", "--serve"),

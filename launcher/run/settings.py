@@ -36,7 +36,7 @@ class ReachOptions:
     accept_new: bool = False
     """Add unknown host keys to known_hosts; changed keys are still refused."""
     on: str = ""
-    """Type this on that host; a launch brings the project there, and its run lives there."""
+    """Run this command on that host; a launch copies the project there, and runs from there."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Serving:
     """Serving shards to hosts."""
 
     serve: bool = False
-    """Serve the folder of --data with nginx; the default when hosts are other machines."""
+    """Serve the folder of --data with nginx; the default if hosts are other machines."""
     no_serve: bool = False
     """Do not serve: every host has the folder of --data under the same path."""
     serve_address: str = ""
-    """Address of this machine to serve from (default: the one that routes to the hosts)."""
+    """Address of this machine to serve from (default: the one with a route to the hosts)."""
     serve_port: int = 0
     """Port to serve from; 0: a free one."""
     serve_native: bool = False
@@ -84,21 +84,21 @@ class Options:
     runs: Path = Path("runs")
     """Folder for run folders."""
     env: tuple[str, ...] = ()
-    """Environment variable of every rank: NAME=VALUE, or NAME as set here; repeatable."""
+    """Environment variable for every rank: NAME=VALUE, or NAME as set here; repeatable."""
     secret: tuple[str, ...] = ()
-    """Like --env NAME, but the value is never written to a file or shown; repeatable."""
+    """Like --env NAME, but the value is never shown or written to a file; repeatable."""
     dry_run: bool = False
-    """Print what would run on each host and start no ranks; shards are served meanwhile."""
+    """Print what would run on each host, and start no ranks; shards are served meanwhile."""
     json: bool = False
     """With --dry-run: print it as JSON."""
     plain: bool = False
     """Print plain lines instead of the dashboard."""
     time_limit: str = ""
-    """Stop the run with a checkpoint after this time, such as 90m, 2h or 1d12h; exit code 124."""
+    """Save a checkpoint and stop after this time, such as 90m, 2h or 1d12h; exit code 124."""
     on_event: str = ""
-    """Command to run at a stall, a lost host, a restart and the end; gets JSON on its input."""
+    """Command to run at a stall, a lost host, a restart and the end, with JSON on its input."""
     share: bool = False
-    """Make run folders readable for other accounts, here and on hosts, subject to the umask."""
+    """Let other accounts read run folders, here and on hosts, subject to the umask."""
     serving: Serving = field(default_factory=Serving)
     limits: Limits = field(default_factory=Limits)
 
@@ -106,7 +106,7 @@ class Options:
         Condition(
             ("json",),
             lambda options: options.dry_run or getattr(options, "check", False),
-            "a launch prints lines, and result.json has its end",
+            "a launch prints lines, and writes result.json at the end",
             "--dry-run",
         ),
     )
@@ -118,7 +118,7 @@ class Options:
 
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of --env; raises UsageError for what is none."""
+        """The pairs of --env; raises UsageError for one without a name."""
         pairs = [pair.partition("=") for pair in self.env]
         if not all(name for name, *_ in pairs):
             raise UsageError("--env: a variable without a name; type: NAME=VALUE")
@@ -150,7 +150,7 @@ class Options:
 
     @property
     def time_limit_seconds(self) -> int:
-        """The seconds of --time-limit, 0 without one; raises UsageError for what is no time."""
+        """The seconds of --time-limit, 0 without one; raises UsageError for an invalid time."""
         try:
             seconds = seconds_in(self.time_limit) if self.time_limit else 0
         except ValueError:
@@ -162,7 +162,7 @@ class Options:
 
     @property
     def on_event_args(self) -> tuple[str, ...]:
-        """The words of --on-event; raises UsageError for what cannot be run here."""
+        """The arguments of --on-event; raises UsageError for a command that cannot run here."""
         try:
             args = tuple(shlex.split(self.on_event))
         except ValueError as error:
@@ -177,7 +177,7 @@ class SweepOptions(Options):
     """Several runs."""
 
     sweep: tuple[str, ...] = ()
-    """Run once per value of an option, such as lr=0.1,0.3; if repeated, once per combination."""
+    """Start a run for each value: lr=0.1,0.3; if repeated, for each combination of values."""
 
 
 @dataclass(frozen=True)
@@ -185,9 +185,9 @@ class RankOptions(Options):
     """Ranks: interpreter, container, losses."""
 
     python: str = ""
-    """Interpreter of the ranks (default: .venv/bin/python in the workdir, else python3)."""
+    """Python of the ranks (default: .venv/bin/python in the workdir, else python3)."""
     image: str = ""
-    """Run the ranks in containers of this image, which contains Python and torch."""
+    """Run the ranks in containers of this image, which must have Python and torch."""
     volume: tuple[str, ...] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
 
@@ -217,9 +217,9 @@ class HostOptions(RankOptions):
     wait: bool = False
     """Wait until busy hosts are free, instead of refusing to start."""
     max_restarts: Count = 0
-    """Restarts after failures; a task resumes from its newest checkpoint."""
+    """Number of restarts after failures; a task resumes from its newest checkpoint."""
     spares: Count = 0
-    """Number of hosts, the last in the file, kept in reserve to replace lost ones."""
+    """Keep this many hosts, the last of the file, in reserve to replace lost ones."""
     min_hosts: Count = 0
     """Minimum number of hosts to continue with after losses; 0: all."""
 
@@ -227,7 +227,7 @@ class HostOptions(RankOptions):
         Condition(
             ("spares", "min_hosts"),
             lambda options: options.max_restarts > 0,
-            "a run continues after a loss by a restart, and --max-restarts is 0",
+            "a run continues by a restart, and --max-restarts is 0",
             "--max-restarts 3",
         ),
     )

@@ -22,7 +22,7 @@ ONLY_EXACT = ("global_batch", *SELECTION)
 """Settings that resampled reading does not have."""
 
 CropArea = Annotated[float, Between(0.001, 1)]
-"""The least share of an image that a random crop keeps."""
+"""The smallest part of an image's area that a random crop keeps."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class DataSettings(Slice):
     """Data and batches."""
 
     data: str = ""
-    """Folder or URL of the shards (`rackrun convert` makes them); in exact epochs several, with
-    the same classes: --data A --data B. Or tars without an index, as webdataset takes them:
+    """Folder or URL of the shards, which `rackrun convert` makes; in exact epochs also several with
+    the same classes: --data A --data B. Or tars without an index, in webdataset's form:
     's-{000..127}.tar', a::b, https://..., 'pipe:COMMAND'."""
     cache: str = ""
     """Folder on each host, on a disk or in /dev/shm, that keeps whole shards of --data; they are
     fetched while the run trains."""
     cache_size: Annotated[float, Between(0, description="0 or more")] = 0.0
     """Size limit of --cache in GB on each host; 0: leave a tenth of its disk free. The data set
-    that was unused for longest goes first."""
+    that was unused for longest is removed first."""
     prefetch: bool = False
     """Fill the caches of all hosts before the first step."""
     synthetic: bool = False
@@ -50,8 +50,8 @@ class DataSettings(Slice):
     steps_per_epoch: Count = 0
     """With --resampled: steps per epoch; 0: as many as the training set fills."""
     epoch_samples: Count = 0
-    """With --resampled: images per epoch over all ranks; 0: as many as the training set has. Tars
-    without an index need it."""
+    """With --resampled: images per epoch over all ranks; 0: as many as the training set has.
+    Required for tars without an index."""
     classes: str = ""
     """For tars without an index: file with the names of the classes, one per line."""
     num_classes: Count = 0
@@ -59,39 +59,39 @@ class DataSettings(Slice):
     label_field: str = "label"
     """For tars without an index: field of the .json that holds the class, if there is no .cls."""
     eval_data: str = ""
-    """For tars without an index: the tars to evaluate on, each image once."""
+    """For tars without an index: tars to evaluate on; each image is used once."""
     exact_epochs: bool = True
     """Use every sample exactly once per epoch, on any number of ranks; --resampled: draw shards
     with replacement, and read each as a stream."""
     global_batch: Count = 0
-    """Images per step over all ranks; 0: --batch-size on each rank. A resumed run
-    keeps its own, on any number of ranks; fewer ranks compute a step in several parts."""
+    """Images per step over all ranks; 0: --batch-size on each rank. A resumed run keeps its number
+    on any number of ranks; fewer ranks compute a step in several parts."""
     balance: Literal["even", "auto"] = "even"
-    """How each step is cut among ranks: evenly, or by their measured speeds (auto)."""
+    """How the images of a step are split among ranks: evenly, or by their measured speed (auto)."""
     only_classes: str = ""
     """Train only on these classes, by name or number: cat,dog."""
     class_weights: str = ""
     """How often each sample of a class is used per epoch: cat=2,dog=0.5; `balanced`: all classes
     equally often."""
     max_train_samples: Count = 0
-    """Number of training samples to use, the first ones; 0: all."""
+    """Use only the first training samples, this many; 0: all."""
     aug_repeats: Positive = 1
-    """Augmented copies of an image in a step (repeated augmentation); it then comes in one of that
-    many epochs."""
+    """Augmented copies of each image in a step (repeated augmentation); each image is then used in
+    one of that many epochs."""
     shuffle_buffer: Positive = 1000
     """With --resampled: images in the shuffle buffer of each worker."""
     workers: Annotated[int, Between(-1, 256)] = -1
-    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
+    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
     seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
     """Seed of all random numbers."""
     eval_split: str = "val"
     """Split of the data set to evaluate: val or test."""
     eval_flip: bool = False
-    """Evaluate the mean of the outputs for an image and its mirror image."""
+    """Evaluate the mean of the outputs for each image and its mirror image."""
     bad_samples: Literal["fail", "quarantine"] = "fail"
-    """Fail on an image that cannot be decoded, or skip it and count it."""
+    """fail: end the run at a damaged image; quarantine: leave such images out and count them."""
     bad_samples_limit: Positive = 100
-    """Images that quarantine may leave out on each rank, each counted once; one more fails."""
+    """With `quarantine`: images that each rank may leave out; one more ends the run."""
 
     @property
     def judged_by(self) -> str:
@@ -176,23 +176,23 @@ class ImageSettings(Slice):
     image_size: Annotated[int, Between(8, 4096, "between 8 and 4096 pixels")] = 224
     """Side of the square that the model sees, in pixels."""
     mean: str = ""
-    """Mean that is subtracted from pixels between 0 and 1, a number for each channel or for all:
-    0.5,0.5,0.5; '': that of the model's published weights, for other models ImageNet's."""
+    """Mean to subtract from pixels between 0 and 1, a number for each channel or for all:
+    0.5,0.5,0.5; '': that of the model's published weights, or else ImageNet's."""
     std: str = ""
-    """Standard deviation by which they are divided after that; with --mean."""
+    """Standard deviation to divide pixels by after that; with --mean."""
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""
     vertical_flip: bool = False
     """Turn half of the training images upside down: for aerial images or cells."""
     color_jitter: Annotated[float, Between(0, 1)] = 0.0
-    """Change brightness, contrast and saturation of training images by up to this share."""
+    """Change brightness, contrast and saturation of training images by up to this fraction."""
     trivial_augment: bool = False
     """Apply one operation of random strength to each training image (TrivialAugment)."""
     rand_augment: Annotated[int, Between(0, 30)] = 0
     """Apply two operations of this strength, 1 to 30, to each training image (RandAugment); 0:
     none."""
     random_erasing: Annotated[float, Between(0, 1)] = 0.0
-    """Share of training images in which a rectangle is covered with the mean color."""
+    """Fraction of training images in which a rectangle is covered with the mean color."""
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:

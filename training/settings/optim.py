@@ -24,14 +24,14 @@ class TuningSettings(Slice):
 
     freeze: str = ""
     """Layers that keep their weights, by name, comma-separated: features.conv0,features.norm0;
-    `body` is all but the last layer."""
+    `body`: all but the last layer."""
     head_epochs: Count = 0
-    """Epochs in which only the last layer trains, before all layers do."""
+    """Epochs at the start in which only the last layer trains."""
     head_lr: LearningRate = 1e-3
     """Peak learning rate during --head-epochs."""
     lr_schedule: Shape = "cosine"
-    """How the learning rate falls after the warm-up; `polynomial`: with the square of the share of
-    remaining steps; `plateau`: to a tenth when evaluations stop improving; your own as
+    """How the learning rate falls after the warm-up; `polynomial`: with the square of the fraction
+    of remaining steps; `plateau`: to a tenth when evaluations stop improving; your own as
     `my_schedules:triangle`, called with step and steps."""
     plateau_epochs: Positive = 2
     """Schedule `plateau`: evaluations without improvement before the learning rate falls."""
@@ -61,7 +61,7 @@ class OptimSettings(Slice):
     warmup_epochs: Annotated[float, Between(0)] = 0.0
     """Epochs of linear warm-up of the learning rate; at most half of the run."""
     step_epochs: Positive = 30
-    """Schedule `step`: epochs after which the learning rate is divided by ten, each time."""
+    """Schedule `step`: divide the learning rate by ten each time after this many epochs."""
     momentum: Annotated[float, Between(0, 0.9999)] = 0.9
     """Momentum of sgd; 0: none."""
     nesterov: bool = True
@@ -69,16 +69,16 @@ class OptimSettings(Slice):
     weight_decay: Annotated[float, Between(0, 1e6, "0 or more")] = 5e-5
     """Weight decay; norms, biases, embeddings, class tokens, bias tables and scales have none."""
     layer_decay: Annotated[float, Between(0.01, 1)] = 1.0
-    """Learning rate of each layer, as a share of the next layer's; 1: the same for all."""
+    """Learning rate of each layer, as a fraction of the next layer's; 1: the same for all."""
     loss: Literal["ce", "bce"] = "ce"
     """ce: cross-entropy over the classes; bce: mean binary cross-entropy of the classes."""
     bce_threshold: Share = 0.0
     """Loss `bce`: mixed targets above this count as 1, the others as 0; 0: as they are."""
     label_smoothing: Share = 0.0
-    """Share of the target spread evenly over all classes."""
+    """Fraction of the target to spread evenly over all classes."""
     loss_weights: str = ""
-    """Weight of each class in the loss: cat=2,dog=0.5, or `balanced`, by the inverse of its
-    training samples."""
+    """Weight of each class in the loss: cat=2,dog=0.5, or `balanced`: by the inverse of its number
+    of training samples."""
     clip_grad: Annotated[float, Between(0)] = 0.0
     """Maximum norm of the gradient, which is clipped to it; 0: no clipping."""
     ema_decay: Annotated[float, Between(0, 0.999999)] = 0.0

@@ -16,17 +16,17 @@ class PublishedWeights:
     """Published weights."""
 
     weights: str = ""
-    """A file of published weights, in place of a run; needs --model and --classes."""
+    """File of published weights, instead of a run; needs --model and --classes."""
     classes: str = ""
-    """A text file with the class names of these weights, a line for each output of the model."""
+    """Text file with the class names of these weights, one line for each output of the model."""
     image_size: int = 0
-    """Side of the square that their model sees, in pixels; 0: as published, else 224."""
+    """Side of the square that the model sees, in pixels; 0: as published, or else 224."""
     short_side: int = 0
-    """Shorter side before the center crop, in pixels; 0: as published, else 256/224 of it."""
+    """Shorter side before the center crop, in pixels; 0: as published, or else 256/224 of it."""
     mean: str = ""
-    """Mean of their images, from 0 to 1, as in training; '': as published, else ImageNet's."""
+    """Mean to subtract from pixels, as in training; '': as published, or else ImageNet's."""
     std: str = ""
-    """Standard deviation of their images; with --mean."""
+    """Standard deviation to divide pixels by; with --mean."""
 
     def class_names(self) -> list[str]:
         """Return the names in the file; UsageError for no such file, and for a line without one."""
@@ -38,14 +38,14 @@ class PublishedWeights:
         names = [clean(name.strip()) for name in names]
         if not all(names) or len(set(names)) < len(names) or len(names) < 2:
             raise UsageError(
-                f"--classes {self.classes}: not a different name in each of several lines"
+                f"--classes {self.classes}: needs two lines or more, each with another class name"
             )
         return names
 
     def check(self, model: str) -> None:
-        """Raise UsageError for options that miss one another."""
+        """Raise UsageError for options that lack others they need."""
         if not self.weights and self != PublishedWeights():
-            raise UsageError("--classes and what follows it in --help are for --weights FILE")
+            raise UsageError("--classes and the options after it in --help need --weights FILE")
         if self.weights and not (model and self.classes):
             raise UsageError(
                 f"--weights {self.weights}: type --model with the name of the model, and --classes"

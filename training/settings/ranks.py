@@ -14,7 +14,7 @@ class SyncSettings(Slice):
     """Communication between ranks."""
 
     grad_accum_steps: Positive = 1
-    """Number of parts in which each batch is computed: the same step in less memory."""
+    """Compute each batch in this many parts: the same step in less memory."""
     grad_compression: Literal["float32", "bfloat16"] = "float32"
     """Compression of the gradients that ranks exchange, for slow networks."""
 
@@ -27,14 +27,14 @@ class DeviceSettings(Slice):
     """Device to train on; auto: a GPU if there is one."""
     precision: Precision = "auto"
     """bf16 and fp16 are mixed precision, fp16 with a scaled loss; tf32 is float32 with TF32
-    products where the GPU has them. auto: bf16 where all GPUs have it in hardware (Ampere or
-    newer), else fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
+    products if the GPU has them. auto: bf16 if all GPUs have it in hardware (Ampere or newer), else
+    fp16 (Volta, Turing); fp32 on older ones and on the CPU."""
     channels_last: Switch = "auto"
     """Use the memory layout NHWC; auto: on, which is nearly always faster."""
     compile: bool = False
     """Compile the model with torch.compile: a slower start, faster steps."""
     numa_binding: bool = True
-    """On hosts with several sockets, run each rank and its loader on the CPU cores closest to its
+    """On hosts with several CPU sockets, run each rank and its loader on the cores closest to its
     GPU."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of the model's blocks, and recompute the rest in backward: less memory,
@@ -43,11 +43,11 @@ class DeviceSettings(Slice):
     """Use only deterministic algorithms: slower on a GPU."""
 
     def problems(self) -> list[str]:
-        """Refuse two ways to compute less often or again."""
+        """Refuse --gradient-checkpointing together with --compile."""
         problems = super().problems()
         if self.gradient_checkpointing and self.compile:
             problems.append(
-                "--gradient-checkpointing and --compile exclude each other: torch.compile chooses"
-                " itself what to compute again"
+                "--gradient-checkpointing and --compile exclude each other: torch.compile decides"
+                " itself what to recompute"
             )
         return problems

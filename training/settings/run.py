@@ -1,4 +1,4 @@
-"""What a run is of, where its files are, and what they hold."""
+"""The model of a run, what it starts from, and the files that it writes."""
 
 import re
 from ast import literal_eval
@@ -19,15 +19,15 @@ class RunSettings(Slice):
     """Model, run folder and checkpoint to start from."""
 
     recipe: str = "default"
-    """Set of defaults to start from; other options override single ones."""
+    """Set of defaults to start from; other options override them one by one."""
     model: str = "resnet50"
     """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
     your own as `my_models:Net`, called with num_classes."""
     model_args: str = ""
-    """Further arguments of the function that builds the model, comma-separated:
+    """Further arguments for the function that builds the model, comma-separated:
     dropout=0.2,stochastic_depth_prob=0.1."""
     weights: str = ""
-    """Start from these weights: `imagenet` (torchvision's for --model), a file, a URL, or '' for
+    """Start from these weights: `imagenet` (those published for --model), a file, a URL, or '' for
     none. A last layer of another size is reinitialized."""
     run_folder: str = ""
     """Folder of this run; runs/<time>-<task> if not given."""
@@ -44,12 +44,14 @@ class RunSettings(Slice):
         return {name.strip(): _value(text) for name, _, text in pairs}
 
     def problems(self) -> list[str]:
-        """Refuse two places to start from, and what is no list of arguments."""
+        """Refuse --weights together with --resume, and a --model-args that is no list."""
         problems = super().problems()
         if not all(name.isidentifier() for name in self.builder_args):
             problems.append(f"--model-args {self.model_args}: type NAME=VALUE,NAME=VALUE")
         if self.weights != type(self).weights and self.weights and self.resume:
-            problems.append("--weights and --resume exclude each other: a checkpoint has weights")
+            problems.append(
+                "--weights and --resume exclude each other: a checkpoint has its own weights"
+            )
         return problems
 
 
@@ -65,8 +67,8 @@ class OutputSettings(Slice):
     """Logs, checkpoints and reports."""
 
     log_every_steps: Positive = 20
-    """Steps between lines of metrics.jsonl; the last step of each epoch has one, too, and with the
-    default the steps 1, 2, 5 and 10."""
+    """Steps between lines of metrics.jsonl; the last step of each epoch has one as well, and with
+    the default also the steps 1, 2, 5 and 10."""
     eval_every_epochs: Positive = 1
     """Epochs between evaluations; the last epoch always has one."""
     save_every_epochs: Positive = 1
@@ -78,13 +80,13 @@ class OutputSettings(Slice):
     keep_checkpoints: Positive = 3
     """Number of checkpoints to keep, besides the best."""
     final: Literal["last", "best"] = "last"
-    """The weights in final.pt: those at the end, or those with the best evaluation."""
+    """The weights in final.pt: those of the last step, or those with the best evaluation."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     track: str = ""
     """Also send metrics, settings and report to wandb, mlflow or both, comma-separated."""
     profile_steps: str = ""
-    """Write a torch.profiler trace of rank 0, from one step to another: 50,60."""
+    """Write a torch.profiler trace of rank 0 from the first to the second step: 50,60."""
 
     @property
     def trackers(self) -> list[str]:
