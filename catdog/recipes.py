@@ -31,7 +31,7 @@ class CatDog(Config):
     gray: bool = False
     """Show the model grayscale images."""
     crop_area: CropArea = 0.35
-    """Smallest share of an image that a training crop keeps; 1: no random crops."""
+    """Smallest fraction of an image that a training crop keeps; 1: no random crops."""
     own_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("width",),

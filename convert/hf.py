@@ -57,7 +57,7 @@ class HuggingFace:
     )
 
     source: Positional[str]
-    """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the cache here)."""
+    """Folder of save_to_disk, folder of Parquet files, or name on the Hub (in the local cache)."""
     out: Positional[Path]
     """Folder for the shards; created if it is missing."""
     config: str = ""
@@ -67,12 +67,12 @@ class HuggingFace:
     label_column: str = ""
     """Column of classes; needed unless there is one of type ClassLabel."""
     root: Path | None = None
-    """Folder that holds the images, if the data set only has their paths."""
+    """Folder with the images, if the data set has only their paths."""
     name: str = ""
-    """Name of the data set in the shards' names; by default SOURCE's."""
+    """Name of the data set in the names of the shards; default: that of SOURCE."""
     classes: Path | None = None
-    """File with a class per line, in the order of their numbers, others are left out; by default
-    all, as in the data set."""
+    """File with one class per line, in the order of their numbers; other classes are left out.
+    Default: all classes, as in the data set."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:

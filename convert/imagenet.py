@@ -68,7 +68,7 @@ class Choice:
     limit: int = 0
     """Maximum number of images per class and split; 0: all."""
     subset: bool = False
-    """SRC holds only a part of ImageNet: do not compare its counts with the official ones."""
+    """SOURCE has only a part of ImageNet: do not compare its counts with the official ones."""
 
     def __post_init__(self) -> None:
         if self.limit < 0:
@@ -99,7 +99,7 @@ class Imagenet:
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
-        """Convert it; the full set into 1,024 training shards, unless others are asked for."""
+        """Convert it; the full data set into 1,024 training shards, unless --shards is given."""
         packing = self.packing
         if not self.choice.partial:
             packing = replace(packing, shards=packing.shards or SHARDS)

@@ -43,13 +43,13 @@ class Shards:
     )
 
     location: Positional[str]
-    """Shard folder, or the http(s):// URL of one; a version of it: DATA@2."""
+    """Shard folder, or the http(s):// URL of one; for one of its versions: DATA@2."""
     out: Positional[Path]
     """Folder for the new shards; created if it is missing."""
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
-        """Copy; what is interrupted goes on with the same command."""
+        """Copy; an interrupted copy continues with the same command."""
         source = open_source(self.location)
         folder = Path(folder_and_version(self.location)[0])
         if folder.is_dir() and self.out.resolve().is_relative_to(folder.resolve()):
@@ -57,15 +57,15 @@ class Shards:
         manifest = source.manifest
         preset = Preset.of(manifest)  # or an error, before anything is written
         if manifest.adopted:
-            say(f"{self.location}: other members than images and classes stay behind")
+            say(f"{self.location}: members other than images and classes are not copied")
         listing = RecordListing(
             manifest.dataset, manifest.classes, (_StoredImages(source),), _records(source)
         )
         for name in OF_RAW_DATA:
             if getattr(self.packing, name) != getattr(Packing, name):
                 option = name.replace("_", "-")
-                raise UsageError(f"--{option}: splits and orientation stay; leave it out")
-        # They were turned, or left as they lie, when they were converted first.
+                raise UsageError(f"--{option}: splits and orientation are kept; leave it out")
+        # Images were turned upright, or left as they are, when they were first converted.
         allow = (*self.packing.allow, "similar-classes")
         packing = replace(self.packing, val_percent=0.0, exif="ignore", allow=allow)
         pack(listing, packing, self.out)

@@ -18,7 +18,7 @@ CLASSES_NAMED = 20  # with more classes only the range of their counts is shown
 
 @dataclass(frozen=True)
 class Summary:
-    """Print a data set's shards in brace form, with counts, bytes and classes."""
+    """Print the shards of a data set in brace form, with counts, bytes and classes."""
 
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "of a folder"),

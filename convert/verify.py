@@ -33,7 +33,7 @@ from rackrun.units import plural
 
 @dataclass(frozen=True)
 class Verify:
-    """Read everything again, and check that shards, indexes and manifest agree in every byte."""
+    """Read everything, and check that shards, indexes and manifest agree in every byte."""
 
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "check every byte"),
@@ -42,11 +42,11 @@ class Verify:
     )
 
     location: Positional[str]
-    """Shard folder, or the http(s):// URL of one; all its versions, or one of them: DATA@2."""
+    """Shard folder, or the http(s):// URL of one; all its versions, or only one: DATA@2."""
     workers: int = 0
-    """Processes; 0: one per core."""
+    """Number of processes; 0: one per core."""
     json: bool = False
-    """Print JSON: location, versions, samples, shards; faults and copies, lists of sentences."""
+    """Print JSON: location, versions, samples, shards; faults and copies as lists of text."""
 
     def run(self) -> None:
         """Verify; DataError after everything that is wrong has been named."""

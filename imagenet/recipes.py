@@ -31,26 +31,26 @@ class ImageNet(Config):
     """Set of defaults to start from: default; as published: torchvision-v1, torchvision-v2, ffcv16,
     timm-a3."""
     start_image_size: Size = 0
-    """Side in the first epochs in pixels, growing linearly to --image-size; 0: --image-size."""
+    """Side in the first epochs, in pixels; it then grows linearly to --image-size; 0: --image-size."""
     grow_from_epoch: Count = 0
-    """Epoch (from 0) until which images have --start-image-size."""
+    """Epoch (from 0) at which images begin to grow from --start-image-size."""
     grow_until_epoch: Count = 0
-    """Epoch from which images have --image-size; 0: after 7/8 of all."""
+    """Epoch from which on images have --image-size; 0: after 7/8 of all epochs."""
     evaluation_size: Size = 0
     """Side of the square in evaluations, in pixels; 0: --image-size."""
     short_side: Size = 0
     """Shorter side before the center crop, in pixels; 0: 256/224 of the side of the square."""
     crop_area: CropArea = 0.08
-    """Smallest share of an image that a training crop keeps; 1: no random crops."""
+    """Smallest fraction of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     """Interpolation of resizing, always antialiased."""
     zero_init_residual: bool = False
     """Initialize the last norm of each residual block to 0, so that each block of a ResNet begins
     as the identity."""
     mixup: Beta = 0.0
-    """Blend pairs of images, shares drawn from Beta(x, x); 0: never."""
+    """Blend pairs of images, in proportions drawn from Beta(x, x); 0: never."""
     cutmix: Beta = 0.0
-    """Paste a part of one image into another, shares drawn from Beta(x, x); 0: never."""
+    """Paste a part of one image into another, in proportions drawn from Beta(x, x); 0: never."""
     own_conditions: ClassVar[tuple[Condition, ...]] = (
         Condition(
             ("grow_from_epoch", "grow_until_epoch"),

@@ -47,7 +47,7 @@ class Site:
     port: int = 8080
     """Port to listen on; 0: a free one."""
     names: tuple[str, ...] = ()
-    """Another host name that readers may use for this machine in their URLs; repeatable."""
+    """Another host name for this machine that readers may use in URLs; repeatable."""
     native: bool = False
     """Run this machine's nginx instead of a container."""
     image: str = ""

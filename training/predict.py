@@ -54,17 +54,17 @@ class Predict:
     json: bool = False
     """Print JSON instead of a table."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
-    are those of --weights: resnet50, timm:NAME."""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
+    model of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: str = ""
-    """Write a CSV file instead, with a row for each of the most likely classes of each image."""
+    """Write a CSV file instead, with one row for each of the likeliest classes of each image."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: a GPU if there is one."""
     published: PublishedWeights = field(default_factory=PublishedWeights)
     top_k: int = 5
-    """Number of classes per image, the most likely first; the table shows only the first."""
+    """Number of classes per image, likeliest first; the table shows only the first."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ NO_RANGE = ("F", "I")  # modes whose pixels may have any value
 
 @dataclass(frozen=True)
 class Preset(Resize):
-    """Size and quality of the stored images; by default, images are not changed."""
+    """Size and quality of the stored images; images are not changed by default."""
 
     def __post_init__(self) -> None:
         if self.size is not None and self.short_side is not None:

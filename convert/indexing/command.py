@@ -45,28 +45,30 @@ from rackrun.shards.index import Manifest
 
 @dataclass(frozen=True)
 class Index:
-    """Tars of other programs, in WebDataset's layout: write an index, leave the tars unchanged."""
+    """Write an index for tars from other programs, in WebDataset's layout; the tars stay unchanged."""
 
-    examples: ClassVar[Examples] = (("{prog} tars/ --split train", "tars stay as they are"),)
+    examples: ClassVar[Examples] = (
+        ("{prog} tars/ --split train", "index and manifest beside the tars"),
+    )
 
     sources: Positional[tuple[str, ...]]
     """Folder with tars, tars, or URLs of tars; {0000..0511} stands for numbers."""
     out: Path | None = None
     """Folder for index and manifest, if the tars' own folder is read-only."""
     name: str = ""
-    """Name of the data set; by default the first tar's."""
+    """Name of the data set; default: that of the first tar."""
     split: str = ""
-    """Split of all tars: train, val or test; by default from each tar's name."""
+    """Split of all tars: train, val or test; default: by the name of each tar."""
     val_percent: float = 0.0
-    """Percent of the training images held out as val, in whole tars, drawn by name; 0: none."""
+    """Percent of the training images to hold out as val, in whole tars drawn by name; 0: none."""
     classes: Path | None = None
-    """File with a class name per line, by number; without it the number is the name."""
+    """File with one class name per line, in the order of their numbers; default: the numbers."""
     label_field: str = LABEL_FIELD
     """Field of .json members that holds the class."""
     allow_left_out: int | None = None
-    """Damaged samples that may be left out; default: 1 %, or 10 % of a small set."""
+    """Number of damaged samples that may be left out; default: 1 %, of a small set 10 %."""
     workers: int = 0
-    """Processes; 0: one per core."""
+    """Number of processes; 0: one per core."""
     allow: tuple[Literal["leaks", "similar-classes", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case or Unicode form. unique-labels: most classes have one image. Repeatable."""

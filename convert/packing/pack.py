@@ -60,19 +60,19 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
 
 @dataclass(frozen=True)
 class Finish:
-    """Complete the folder of shards that the tasks of an array job have written."""
+    """Complete the shard folder that the tasks of an array job have written."""
 
     examples: ClassVar[Examples] = (("{prog} data/shards", "after all tasks of an array job"),)
 
     out: Positional[Path]
     """Folder with the shards."""
     allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks"], ...] = ()
     """leaks: copies of an image in several splits."""
 
     def run(self) -> None:
-        """Write indexes, report and manifest; refuse while a share is missing."""
+        """Write indexes, report and manifest; refuse while a shard is missing."""
         if (self.allow_left_out or 0) < 0:
             raise UsageError("--allow-left-out cannot be negative")
         out, target = self.out, Target(self.out)
@@ -80,17 +80,17 @@ class Finish:
             raise UsageError(f"{out}: there is no such folder")
         with target.locked():
             if target.manifest.exists():
-                say(f"{out}: is finished already")
+                say(f"{out}: already finished")
                 print_use(out, target.read().dataset)
                 return
             if not target.plan.exists():
-                raise UsageError(f"{out}: no conversion has been begun here")
+                raise UsageError(f"{out}: no conversion was started here")
             plan = ShardPlan.load(target.plan)
             missing = [shard.name for shard in plan.shards if not target.result(plan, shard)]
             if missing:
                 raise DataError(
                     f"{out}: {len(missing)} of {len(plan.shards)} shards are missing: "
-                    f"{first_few(missing, NAMED)}; run the tasks that have not ended well again"
+                    f"{first_few(missing, NAMED)}; run the tasks that failed again"
                 )
             close_folder(target, plan, self.allow_left_out, self.allow)
 

@@ -53,34 +53,34 @@ COMPARED_AT_ONCE = 64  # images
 
 @dataclass(frozen=True)
 class Append:
-    """Add images to a finished shard folder as its next version; its tars stay as they are."""
+    """Add images to a finished shard folder, as a new version; its tars stay unchanged."""
 
     examples: ClassVar[Examples] = (
         ("{prog} photos data/shards", "all images of photos/ that are not in it yet"),
-        ("{prog} new.csv data/shards --root photos", "those that a table lists"),
+        ("{prog} new.csv data/shards --root photos", "the images that a table lists"),
         ("{prog} new.zip data/shards --val-percent 0", "a zip of class folders; all for training"),
-        ("{prog} tars/ tars/", "tars of other programs that have come into their folder"),
+        ("{prog} tars/ tars/", "tars from other programs that are new in the folder"),
     )
 
     source: Positional[Path]
-    """Folder, zip or tar of class folders; CSV or Parquet file of paths and labels; or, for a
-    folder of other programs' tars, more of these."""
+    """Folder, zip or tar of class folders; CSV or Parquet file of paths and labels; or, if DATA
+    consists of tars from other programs, more such tars."""
     data: Positional[str]
     """Finished shard folder."""
     columns: Columns = field(default_factory=Columns)
     val_percent: float | None = None
-    """Percent of each class of the new images held out, unless SOURCE has a validation split;
+    """Percent of each class of the new images to hold out, unless SOURCE has a validation split;
     default: 10 if DATA has one, else 0."""
     test_percent: float = 0.0
-    """Percent of each class of the new images set aside as the split test."""
+    """Percent of each class of the new images to set aside as the split test."""
     split: str = ""
-    """Of other programs' tars: train, val or test; by default from each tar's name."""
+    """For tars from other programs: train, val or test; default: by the name of each tar."""
     label_field: str = LABEL_FIELD
-    """Of other programs' tars: field of .json members that holds the class."""
+    """For tars from other programs: field of .json members that holds the class."""
     exif: Literal["apply", "ignore"] = "apply"
     """apply: turn images upright by their EXIF or XMP."""
     allow_left_out: int | None = None
-    """Damaged images that may be left out; default: 1 %, or 10 % of a small set."""
+    """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "dropped"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
     case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
@@ -90,10 +90,10 @@ class Append:
     workers: int = 0
     """Number of processes; 0: one per core."""
     force: bool = False
-    """Give up another append to DATA that was interrupted."""
+    """Abandon another append to DATA that was interrupted."""
 
     def run(self) -> None:
-        """Append; what is interrupted goes on with the same command."""
+        """Append; an interrupted append continues with the same command."""
         with NewestVersion.locked(self.data) as newest:
             packing = self._packing(newest.manifest)
             command = ("append", str(self.source), self.data)

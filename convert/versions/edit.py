@@ -39,7 +39,7 @@ DONE = {"drop": "dropped", "relabel": "relabelled"}
 
 @dataclass(frozen=True)
 class Drop:
-    """Take samples out of a shard folder, as its next version; its tars stay as they are."""
+    """Drop samples from a shard folder, as a new version; its tars stay unchanged."""
 
     examples: ClassVar[Examples] = (
         ("{prog} data/shards doctor.csv", "the rows of a table whose action is drop"),
@@ -58,7 +58,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Relabel:
-    """Give samples of a shard folder another class, as its next version; its tars stay."""
+    """Change the class of samples in a shard folder, as a new version; its tars stay unchanged."""
 
     examples: ClassVar[Examples] = (
         ("{prog} data/shards doctor.csv", "the rows of a table whose action is relabel"),
@@ -96,11 +96,11 @@ def _edited(data: str, requests: Sequence[str], action: str) -> None:
         newest.publish([*parts.values()], {DONE[action]: len(changes)}, command)
         say(f"{folder}: {plural(len(changes), 'sample')} {DONE[action]}")
         if others:
-            say(f"{folder}: left aside {plural(others, 'row')} whose action is not {action}")
+            say(f"{folder}: skipped {plural(others, 'row')} whose action is not {action}")
 
 
 class Edit(NamedTuple):
-    """A sample to change, and where that was asked for."""
+    """A sample to change, and where the user asked for that."""
 
     key: str
     where: str
@@ -177,7 +177,7 @@ def _changes(newest: NewestVersion, edits: Sequence[Edit]) -> dict[Place, int | 
     """Return the new label of each sample, None for one to drop; without what is so already.
 
     DataError, with file and line, for a key or a class that no version has. Rows that were written
-    for another state of their sample are left aside, and the first one is named.
+    for another state of their sample are skipped, and the first one is named.
     """
     classes, places = newest.manifest.classes, _places(newest, {edit.key for edit in edits})
     _refuse_absent([edit for edit in edits if edit.key not in places], newest)
@@ -203,7 +203,7 @@ def _changes(newest: NewestVersion, edits: Sequence[Edit]) -> dict[Place, int | 
         elif wanted.setdefault(place, new) != new:
             raise edit.refuse("two classes are asked for; leave one of them")
     if stale:
-        say(f"left aside {plural(len(stale), 'row')} for another state of DATA; {stale[0]}")
+        say(f"skipped {plural(len(stale), 'row')} for another state of DATA; {stale[0]}")
     return {place: new for place, new in wanted.items() if new != place.label}
 
 

@@ -29,7 +29,7 @@ from rackrun.runs import SHORT_ID, name_of
 
 @dataclass(frozen=True)
 class PsOptions(ReachOptions):
-    """List the runs of this folder and, when hosts are named, those that run on them."""
+    """List the runs of this folder and, if hosts are named, those that run there."""
 
     examples: ClassVar[Examples] = (
         ("{prog}", "the runs of this folder"),
@@ -38,13 +38,13 @@ class PsOptions(ReachOptions):
     )
 
     hosts: Positional[str] = ""
-    """Also ask the hosts of this host file."""
+    """Also ask the hosts in this host file."""
     host_list: str = ""
     """Also ask these hosts (also: -H): gpu01,gpu[02-04]."""
     runs: Path = RUNS
     """Folder that contains run folders."""
     json: bool = False
-    """Print it as JSON."""
+    """Print the result as JSON."""
 
 
 def main(args: Sequence[str]) -> int:

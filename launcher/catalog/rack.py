@@ -39,13 +39,13 @@ LOOK_SECONDS = 5.0  # between two looks on a terminal
 
 @dataclass(frozen=True)
 class RackOptions(ReachOptions):
-    """Show all hosts: GPUs, who uses and waits for them, load, disk, health.
+    """Show all hosts: GPUs, who uses them and waits for them, load, disk, health.
 
-    On a terminal the table is drawn again every few seconds, until Ctrl-C.
+    On a terminal, the table is updated every few seconds until Ctrl-C.
     """
 
     examples: ClassVar[Examples] = (
-        ("{prog} hosts.txt", "the hosts of a file, again and again on a terminal"),
+        ("{prog} hosts.txt", "the hosts of a file; updated on a terminal"),
         ("{prog} --plain hosts.txt", "once"),
         ("{prog} --json hosts.txt", "once, as JSON"),
     )
@@ -57,7 +57,7 @@ class RackOptions(ReachOptions):
     plain: bool = False
     """Print the table once, also on a terminal."""
     json: bool = False
-    """Print it as JSON."""
+    """Print the result as JSON."""
 
 
 def main(args: Sequence[str]) -> int:

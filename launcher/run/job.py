@@ -106,13 +106,13 @@ class Limits:
     """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
 
     checkpoint_seconds: Seconds = 30.0
-    """Time between SIGTERM and SIGKILL when the user stops the run, for its checkpoint."""
+    """Time to save a checkpoint between SIGTERM and SIGKILL when you stop the run."""
 
     rendezvous_seconds: Annotated[float, _from(1)] = 300.0
-    """Time for the torchrun of every host to join the rendezvous."""
+    """Time for all hosts to join torchrun's rendezvous."""
 
     silent_minutes: Annotated[float, Between(0, MOST_SECONDS / 60, "0 or more")] = 0.0
-    """Minutes without output or report after which ranks hang, for scripts without reports."""
+    """For scripts that never report: minutes without output after which ranks hang; 0: never."""
 
     def __post_init__(self) -> None:
         """Refuse what leaves no time for anything."""

@@ -24,7 +24,7 @@ from rackrun.signals import interruptible
 
 @dataclass(frozen=True)
 class AttachOptions(ReachOptions):
-    """Print all output of a run, and follow it; Ctrl-C ends only that."""
+    """Print all output of a run, and follow it; Ctrl-C ends only this command."""
 
     examples: ClassVar[Examples] = (
         ("{prog} 3fa8", "the run whose ID begins so"),

@@ -40,9 +40,9 @@ class LogsOptions(ReachOptions):
     run: Positional[str] = ""
     """The run: ID, start of an ID, name, folder, or latest."""
     host: tuple[str, ...] = ()
-    """Print only the ranks of this host."""
+    """Print only the ranks of this host; repeatable."""
     rank: tuple[int, ...] = ()
-    """Print only this rank."""
+    """Print only this rank; repeatable."""
     follow: bool = False
     """Wait for more output until the run ends."""
 

@@ -47,7 +47,7 @@ class StatusOptions(RunOptions):
     )
 
     json: bool = False
-    """Print it as JSON."""
+    """Print the result as JSON."""
 
 
 def status(run: Run, options: StatusOptions) -> int:

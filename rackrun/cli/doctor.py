@@ -44,16 +44,17 @@ class Doctor:
 
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "look for copies and odd images"),
-        ("{prog} data/shards runs/latest", "and for labels that the model doubts"),
+        ("{prog} data/shards runs/latest", "also look for labels that the model doubts"),
         ("{prog} http://server:8080/ --out look/", "of a served folder, into another folder"),
     )
 
     data: Positional[str]
-    """Shard folder, or the http(s):// URL of one; a version of it: DATA@2."""
+    """Shard folder, or the http(s):// URL of one; for one of its versions: DATA@2."""
     checkpoint: Positional[Path | None] = None
     """A model trained on these classes: a run folder, its final.pt, or a checkpoint."""
     out: Path = Path()
-    """Folder for doctor.html and doctor.csv; one that was changed stays, beside doctor-2.csv."""
+    """Folder for doctor.html and doctor.csv; if you changed the old table, the new one is called
+    doctor-2.csv."""
     model: str = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
     task: str = ""

@@ -21,7 +21,7 @@ WATCH_SECONDS = 5
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Draw report.html into a run's folder; of several runs, a page that compares them."""
+    """Write report.html of a run, or a page that compares several runs."""
 
     examples: ClassVar[Examples] = (
         ("{prog} runs/latest", "draw the page of the newest run again"),
@@ -35,7 +35,7 @@ class ReportOptions:
     out: Path | None = None
     """File to write (default: report.html in the run folder; for several runs, compare.html)."""
     watch: bool = False
-    """Draw the page of a run again every 5 seconds, until the run has ended."""
+    """Write the page again every 5 seconds until the run ends."""
 
 
 def main(args: list[str]) -> None:

@@ -105,7 +105,7 @@ def table(path: Path, *rows: dict[str, str]) -> Path:
 
 
 def test_a_table_is_the_input_of_drop_and_of_relabel(tmp_path, data, capsys):
-    """Each takes the rows of its action; rows without one are left aside and counted."""
+    """Each takes the rows of its action; rows without one are skipped and counted."""
     doctor = table(
         tmp_path / "doctor.csv",
         {"key": "cat_1", "class": "cat", "action": "drop"},
@@ -113,7 +113,7 @@ def test_a_table_is_the_input_of_drop_and_of_relabel(tmp_path, data, capsys):
         {"key": "cat_3", "class": "cat"},
     )
     run("drop", data, doctor)
-    assert "left aside 2 rows whose action is not drop" in capsys.readouterr().err
+    assert "skipped 2 rows whose action is not drop" in capsys.readouterr().err
     run("relabel", data, doctor)
     changed = labels(f"{data}@1") | {"cat_2": "dog"}
     del changed["cat_1"]
@@ -126,7 +126,7 @@ def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
     path = table(tmp_path / "old.csv", row | {"class": "dog"}, row | {"key": "cat_3"})
     run("drop", data, path)
     assert manifest_of(data).change == {"dropped": 1}
-    message = "left aside 1 row for another state of DATA; "
+    message = "skipped 1 row for another state of DATA; "
     assert f"{message}{path}: line 2: cat_2: its class is cat, not dog" in capsys.readouterr().err
 
 
@@ -189,7 +189,7 @@ def shard_of(location: Path, key: str) -> str:
 
 
 def test_a_sample_is_named_with_its_shard(data, capsys):
-    """SHARD.tar/KEY is the sample of that shard; one that lies elsewhere is left aside."""
+    """SHARD.tar/KEY is the sample of that shard; one that lies elsewhere is skipped."""
     before, other = labels(data), shard_of(data, "cat_1")
     run("relabel", data, f"{other}/cat_1=dog")
     assert labels(data) == {**before, "cat_1": "dog"}
@@ -198,7 +198,7 @@ def test_a_sample_is_named_with_its_shard(data, capsys):
     assert labels(data) == left
     key = next(key for key in left if shard_of(data, key) != shard_of(data, "cat_2"))
     run("drop", data, f"{shard_of(data, 'cat_2')}/{key}")
-    assert "left aside 1 row for another state of DATA" in capsys.readouterr().err
+    assert "skipped 1 row for another state of DATA" in capsys.readouterr().err
     assert labels(data) == left
 
 

@@ -35,8 +35,8 @@ class Export:
     out: Positional[Path]
     """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
-    are those of --weights: resnet50, timm:NAME."""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
+    model of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     published: PublishedWeights = field(default_factory=PublishedWeights)

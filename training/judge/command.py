@@ -32,17 +32,17 @@ class Evaluate:
     checkpoint: Positional[Path]
     """The weights: a run folder, its final.pt, or a checkpoint."""
     data: Positional[str]
-    """Folder or URL of shards with classes of the model, all or some, by name."""
+    """Folder or URL of shards; their classes must be some or all of the model's, by name."""
     split: Literal["val", "test", "train"] = "val"
     """Split of the data to evaluate on."""
     model: str = ""
-    """The model that the weights were trained with, if it is your own, `my_models:Net`, or if they
-    are those of --weights: resnet50, timm:NAME."""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
+    model of --weights: resnet50, timm:NAME."""
     task: str = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     published: PublishedWeights = field(default_factory=PublishedWeights)
     flip: bool = False
-    """Evaluate the mean of the outputs for an image and for its mirror image."""
+    """Evaluate the mean of the outputs for each image and its mirror image."""
     csv: str = ""
     """Write the prediction for every sample to this file, with shard and key of the sample."""
     json: bool = False
@@ -50,13 +50,13 @@ class Evaluate:
     batch_size: int = 64
     """Images at a time on each rank."""
     workers: int = -1
-    """Processes per rank that read and decode; -1: depends on the number of cores; 0: none."""
+    """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to evaluate on; auto: a GPU if there is one."""
     bad_samples: Literal["fail", "quarantine"] = "fail"
-    """Fail on an image that cannot be decoded, or leave it out and count it."""
+    """fail: end at a damaged image; quarantine: leave such images out and count them."""
     bad_samples_limit: int = 100
-    """Images that quarantine may leave out on each rank; one more fails."""
+    """With `quarantine`: images that each rank may leave out; one more is an error."""
 
 
 def main(args: Sequence[str]) -> int:

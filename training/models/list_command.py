@@ -22,14 +22,14 @@ HEAD = ("model", "parameters", "pixels", "top 1")
 class Models:
     """List the models of torchvision and timm that --model takes.
 
-    With the weights that --weights imagenet loads: their parameters, the side of the images, and
-    the accuracy on ImageNet that torchvision publishes.
+    For the weights that --weights imagenet loads, the table has the number of parameters, the side
+    of the images, and the accuracy on ImageNet that torchvision publishes.
     """
 
     examples: ClassVar[Examples] = (
-        ("{prog}", "all"),
-        ("{prog} resnet", "those with this text in their names"),
-        ("{prog} 'timm:*vit*'", "those of timm that match a pattern"),
+        ("{prog}", "all models"),
+        ("{prog} resnet", "models with this text in their names"),
+        ("{prog} 'timm:*vit*'", "models of timm that match a pattern"),
     )
 
     pattern: Positional[str] = ""

@@ -27,16 +27,16 @@ class Classify(Config):
     """Set of defaults to start from: default, probe (the last layer only), scratch."""
     weights: str = "imagenet"
     image_size: Side = 0
-    """Side of the square that the model sees, in pixels; 0: that of the published weights, for
-    other weights 224."""
+    """Side of the square that the model sees, in pixels; 0: as the weights were published, or else
+    224."""
     short_side: Side = 0
-    """Shorter side before the center crop of evaluation, in pixels; 0: that of the published
-    weights, for other weights 256/224 of --image-size."""
+    """Shorter side before the center crop of evaluation, in pixels; 0: as the weights were
+    published, or else 256/224 of --image-size."""
     crop_area: CropArea = 0.35
-    """Smallest share of an image that a training crop keeps; 1: no random crops."""
+    """Smallest fraction of an image that a training crop keeps; 1: no random crops."""
     interpolation: Literal["auto", "bilinear", "bicubic"] = "auto"
-    """Interpolation of resizing, always antialiased; auto: that of the published weights, for other
-    weights bilinear."""
+    """Interpolation of resizing, always antialiased; auto: as the weights were published, or else
+    bilinear."""
 
     epochs: int = 30
     batch_size: int = 32
