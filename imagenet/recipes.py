@@ -31,7 +31,7 @@ class ImageNet(Config):
     """Set of defaults to start from: default; as published: torchvision-v1, torchvision-v2, ffcv16,
     timm-a3."""
     start_image_size: Size = 0
-    """Side in the first epochs, in pixels; it then grows linearly to --image-size; 0: --image-size."""
+    """Side in the first epochs, in pixels, which then grows to --image-size; 0: --image-size."""
     grow_from_epoch: Count = 0
     """Epoch (from 0) at which images begin to grow from --start-image-size."""
     grow_until_epoch: Count = 0
