@@ -45,7 +45,7 @@ from rackrun.shards.index import Manifest
 
 @dataclass(frozen=True)
 class Index:
-    """Write an index for tars from other programs in WebDataset's layout; the tars stay as they are."""
+    """Write an index for WebDataset tars from other programs; the tars stay as they are."""
 
     examples: ClassVar[Examples] = (
         ("{prog} tars/ --split train", "index and manifest beside the tars"),
