@@ -109,7 +109,7 @@ def _table(path: Path, name: str, content: object) -> Table:
             raise UsageError(f"{path}: {name}.{key}: must be one value or a list of texts")
         is_command = isinstance(value, str) and any(p.startswith(PIPE) for p in parts_of(value))
         if is_command and key.replace("_", "-") in ("data", "eval-data"):
-            raise UsageError(f"{path}: {name}.{key}: {PIPE} is taken from the command line only")
+            raise UsageError(f"{path}: {name}.{key}: {PIPE} is accepted only on the command line")
     return {key.replace("_", "-"): value for key, value in content.items()}
 
 

@@ -37,7 +37,7 @@ def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
 
     def first(hosts: int, troubles: int) -> str:
         left_out = _left_out("host", len(rows) - hosts)
-        untold = _left_out("host with a trouble", len(troubled) - troubles, "hosts with troubles")
+        untold = _left_out("host with a problem", len(troubled) - troubles, "hosts with problems")
         parts = (
             tables.table(HEAD, rows[:hosts], WRAPPED, NUMBERS) + left_out,
             "".join([*troubled[:troubles], untold]),

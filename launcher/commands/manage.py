@@ -30,16 +30,16 @@ def main(args: Sequence[str]) -> int:
     if not options.run and verb == "status":  # without a run, `status` is the list of all
         return ps(PsOptions(json=options.json))
     if not options.run:
-        raise UsageError(f"{verb} of which run? type: {called(verb)} RUN; {called('ps')} lists all")
+        raise UsageError(f"{verb}: which run? type: {called(verb)} RUN; {called('ps')} lists all")
     run = find_run(options.run)
     if run is None and not NAME.fullmatch(options.run):
-        hint = f"type its id or its name; {called('ps')} lists all"
-        raise UsageError(f"{options.run!r} cannot be a run: {hint}")
+        hint = f"type its ID or its name; {called('ps')} lists all"
+        raise UsageError(f"{options.run!r} is not the name of a run: {hint}")
     if run is None:
         raise unknown_run(options.run)
     plan_in(run.folder)  # refuses the folder of no run
     if not run.id:  # which would mean every run of this account
-        raise UsageError(f"{run.folder.plan}: has no id of a run")
+        raise UsageError(f"{run.folder.plan}: has no run ID")
     if not options.run.startswith(run.id):
         say(str(run))
     return work(run, options)

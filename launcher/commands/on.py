@@ -74,7 +74,7 @@ if [ ! -e .git ]; then
 fi
 ! grep -qxF "$mark" .git/info/exclude || git add --all .
 """
-"""Has git know the files that were brought, unless it is a repository of the user's own.
+"""Let git know the files that were copied, unless it is a repository of the user's own.
 
 So hosts can be compared with them, and --sync brings them on.
 """
@@ -85,7 +85,7 @@ for root in . .rackrun; do
         exec "$root/.venv/bin/python" -c "$0" "$1" "$root/rackrun/__main__.py" "${@:2}"
     fi
 done
-echo "error: no rackrun was brought to this folder; launch from it with --on first" >&2
+echo "error: rackrun was not copied to this folder yet; launch from it with --on first" >&2
 exit 64
 """
 
@@ -94,7 +94,7 @@ def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
     """Return the value of --on before any `--`, and the other words."""
     host, words = _taken("--on", args)
     if not host:
-        raise UsageError("--on: name the host on which to type this")
+        raise UsageError("--on: name the host that is to run this")
     return host, words
 
 
@@ -112,12 +112,12 @@ def _taken(option: str, args: Sequence[str]) -> tuple[str, list[str]]:
 def there(host: str, args: Sequence[str]) -> int:
     """Type the words on a host; return the exit code of the command there."""
     if host.startswith("-"):
-        raise UsageError(f"--on {host}: no name of a host")
+        raise UsageError(f"--on {host}: not a host name")
     config, words = _taken("--ssh-config", args)  # a file of this machine
     ssh = ["ssh", *(("-F", config) if config else ())]
     is_launch = not any(word in MANAGES for word in words[:2])
     if is_launch and words[0].rpartition("run-")[2] not in LAUNCHES:
-        raise UsageError(f"--on {host}: {words[0]} is typed here; log in there to type it")
+        raise UsageError(f"--on {host}: {words[0]} runs only here; to use it there, log in there")
     folder = _folder_there()
     values = ""
     if is_launch:
@@ -133,7 +133,9 @@ def there(host: str, args: Sequence[str]) -> int:
     code = subprocess.run([*ssh, terminal, host, line], check=False).returncode
     if code == BROKEN:
         see = f"{called('attach')} --on {host} latest"
-        raise HostLost(f"{host}: the connection ended; a run goes on there; to see it: {see}")
+        raise HostLost(
+            f"{host}: the connection ended; a run there continues; to see it, type: {see}"
+        )
     return code
 
 
@@ -164,7 +166,7 @@ def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Seque
         test = subprocess.run([*ssh, host, f"test -e {_quoted(path)}"], check=False)
         if test.returncode not in (0, BROKEN):
             copy = f"rsync -a --mkpath {shlex.quote(value.rstrip('/'))}/ {host}:{_quoted(path)}/"
-            raise UsageError(f"--data {value} is not on {host}; to bring it there, type: {copy}")
+            raise UsageError(f"--data {value} is not on {host}; to copy it there, type: {copy}")
 
 
 def _bring(host: str, config: str, folder: str) -> None:

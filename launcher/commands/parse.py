@@ -63,7 +63,7 @@ SPELLINGS = {
 """Options as other launchers call them."""
 
 FIRST_WORD = "the host file is named without an option: {ssh} hosts.txt catdog"
-BY_LINES = "the host file says which hosts take part, one per line; a part of them: --include"
+BY_LINES = "the host file says which hosts take part, one per line; to use some of them: --include"
 NOT_NEEDED = "not needed: ranks meet at the first host of the host file"
 SLOTS = "write slots=2 after the host's name in the host file"
 CHOSEN = "for some GPUs of hosts: --include gpu01:0,1; of this machine: CUDA_VISIBLE_DEVICES=0,1"
@@ -282,7 +282,7 @@ def _become(work: TaskWork, before: Sequence[str]) -> NoReturn:
 def hints_of(settings: type[Options], name: str) -> dict[str, str]:
     """Return hints for options that tasks, other commands and other launchers have."""
     typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
-    hint = f"an option of tasks, and goes behind one, as in: {typed_first}"
+    hint = f"an option of tasks; type it after the task, as in: {typed_first}"
     of_tasks = {option: f"{hint} {option}" for option in OF_TASKS}
     return of_other_launches(settings) | of_tasks
 
@@ -305,8 +305,7 @@ def refuse_shared(work: Work, needs: TaskNeeds) -> TaskNeeds:
     shared = {row.key for settings in launches for row in options(settings)}
     for name in filter(shared.__contains__, needs.own_options):
         raise UsageError(
-            f"{work.name}: --{name} is an option of launches; give the field of the task another"
-            " name"
+            f"{work.name}: --{name} is a launcher option; rename the field of the task"
         )
     return needs
 

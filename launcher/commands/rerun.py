@@ -60,13 +60,15 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
         if rest and not rest[0].startswith("-"):
             break
     else:
-        raise UsageError(f"rerun of which run? type for example: {called('rerun')} latest")
+        raise UsageError(f"rerun: which run? type, for example: {called('rerun')} latest")
     run = find_run(rest[0])
     if run is None:
         raise unknown_run(rest[0])
     for option, value in pairwise(words):
         if option == "--config":
-            raise UsageError(f"--config {value}: a run that starts again has settings of its own")
+            raise UsageError(
+                f"--config {value}: a run that is started again has its own settings; leave it out"
+            )
     file = _settings_of(run)
     if not file.launch:
         raise UsageError(f"{file.path}: launch: missing; type: --config {file.path}")

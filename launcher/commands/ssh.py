@@ -73,9 +73,7 @@ def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
         return _planned(work, options, typed)
     if options.detach:
         if is_bound(os.environ):
-            raise UsageError(
-                "--detach: process 1 and steps of Slurm end with their runs; leave it out"
-            )
+            raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
         if is_forwarded(os.environ):
             say(
                 "warning: your keys are those of a forwarded agent, which ends with this login:"
@@ -171,7 +169,7 @@ def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> It
         spec = spec.with_needs(refuse_shared(work, refuse()))
         if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
             hint = f"type --env {kept[0]}, or --secret for a token"
-            say(f"set here, and not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
+            say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
         yield spec
 
 

@@ -86,7 +86,7 @@ def _files_to_copy(
     if not copied.files:
         raise UsageError(f"--sync: {why_no_code()}")
     if not code:
-        say(f"only rackrun itself is brought: {why_no_code()}")
+        say(f"only rackrun itself is copied: {why_no_code()}")
     return copied
 
 
@@ -107,10 +107,10 @@ def _is_elsewhere(path: str) -> bool:
 def _why_left_behind(path: str, code: WorkingTree | None) -> str:
     if _is_elsewhere(path):
         where = f"{Path(path).resolve()} is not in {Path.cwd()}, which is what hosts get"
-        return f"{where}; put it there, or install it on the hosts and name their python="
+        return f"{where}; move it there, or install it on the hosts and name their python="
     if code is None:
-        return f"{path} would not be brought: {why_no_code()}"
-    return f"{path} would not be brought, as git ignores it; type: git add -f {shlex.quote(path)}"
+        return f"{path} would not be copied: {why_no_code()}"
+    return f"{path} would not be copied, as git ignores it; type: git add -f {shlex.quote(path)}"
 
 
 def _sync(code: WorkingTree, spec: LaunchSpec, options: SshOptions) -> None:

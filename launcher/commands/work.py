@@ -48,7 +48,8 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
 def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
     name = args[0]
     if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
-        return f"{name!r} is no task; for the hosts of a file: {called('ssh')} {shlex.join(args)}"
+        meant = f"{called('ssh')} {shlex.join(args)}"
+        return f"{name!r} is not a task; to use the hosts of a file, type: {meant}"
     if close := get_close_matches(name, COMMANDS, n=1, cutoff=0.75):
         meant = f"{called(close[0])} {shlex.join(args[1:])}".rstrip()
         return f"no task or command {name!r}; did you mean {close[0]}? type: {meant}"

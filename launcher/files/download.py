@@ -103,7 +103,7 @@ class _Progress:
         """Report the file `number`, unless the last report is too recent."""
         if time.monotonic() > self.due_at:
             self.due_at = time.monotonic() + PROGRESS_SECONDS
-            self.say(f"results are coming: file {self.number} of {self.total}")
+            self.say(f"fetching results: file {self.number} of {self.total}")
 
 
 @dataclass
@@ -190,9 +190,9 @@ def _is_result(path: str) -> bool:
 def _check_room(sizes: Mapping[str, int], folder: Path) -> None:
     total, free = sum(sizes.values()), shutil.disk_usage(folder).free
     if total > MOST_BYTES:
-        raise Problem(f"{data_size(total)}, and no more than {data_size(MOST_BYTES)} are fetched")
+        raise Problem(f"{data_size(total)}, and at most {data_size(MOST_BYTES)} are fetched")
     if total > max(0, free - SPARE_BYTES):
-        raise Problem(f"{data_size(total)}, and {data_size(free)} are free here")
+        raise Problem(f"{data_size(total)}, and only {data_size(free)} are free here")
 
 
 def _check_path(path: str, kept: Collection[str]) -> None:
@@ -201,7 +201,7 @@ def _check_path(path: str, kept: Collection[str]) -> None:
     named = {"", ".", ".."} & set(parts) or is_named(parts[0], kept) or len(parts) > DEEPEST
     too_long = any(len(os.fsencode(part)) > LONGEST_NAME for part in parts)
     if named or too_long or not path.isprintable():
-        raise Problem(f"a file that is not a host's is offered: {one_line(path[:200])}")
+        raise Problem(f"a host must not send this file: {one_line(path[:200])}")
 
 
 def _take_all(

@@ -77,14 +77,16 @@ def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
         differences = client.parsed(_checked(name, reply), Differences)
         if unknown := set(differences.paths) - code.files.keys():
             asked = one_line(min(unknown)[:100])
-            raise PreflightRefused(f"{name}: asks for a file that is no code: {asked}")
+            raise PreflightRefused(
+                f"{name}: requested a file that is not part of the code: {asked}"
+            )
         if differences.runs:
             runs, where = (
                 one_line(text) for text in (", ".join(differences.runs), differences.root)
             )
             raise PreflightRefused(
-                f"{name}: files differ in {where}, where the run {runs} is at work; type --workdir"
-                " OTHER, or type this again after its end"
+                f"{name}: files differ in {where}, which run {runs} is using; type --workdir OTHER,"
+                " or type the same command again after its end"
             )
         if differences.paths or differences.surplus:
             _send(client, code, differences, name, say)
@@ -108,7 +110,7 @@ def _send(
                 client.send(bytes(batch))
                 batch.clear()
         if number == total or number % FILES_PER_LINE == 0:
-            say(f"{name}: {number} of {total} files brought to {one_line(differences.root)}")
+            say(f"{name}: {number} of {total} files copied to {one_line(differences.root)}")
     client.send(bytes(batch) + b"\n")
 
 
@@ -133,9 +135,9 @@ def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
                     yield piece
             same = not left and digest.hexdigest() == code.files[path]
     except OSError as error:
-        raise PreflightRefused(f"{path} cannot be brought: {error.strerror}") from error
+        raise PreflightRefused(f"{path} cannot be copied: {error.strerror}") from error
     if not same:
-        raise PreflightRefused(f"{path} has changed while it was brought; type it once more")
+        raise PreflightRefused(f"{path} changed while it was copied; type the same command again")
 
 
 def _header(path: str, size: int, mode: int, link: bool) -> bytes:
@@ -161,13 +163,13 @@ def _make_environment(
     if progress.line is not None or progress.code:
         where = one_line(root)
         raise PreflightRefused(
-            f"{name}: no environment could be made in {where}: {last}; or name an interpreter that"
-            f" has torch with python= in hosts.txt{hint}"
+            f"{name}: no environment could be created in {where}: {last}; to use another"
+            f" interpreter that has torch, write python= in hosts.txt{hint}"
         )
 
 
 def _checked(name: str, reply: Reply) -> Reply:
     if error := reply.get("error"):
         reason = one_line(str(error)[:500])
-        raise PreflightRefused(f"{name}: the code could not be brought there: {reason}")
+        raise PreflightRefused(f"{name}: the code could not be copied there: {reason}")
     return reply

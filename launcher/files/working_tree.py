@@ -142,7 +142,7 @@ def with_files(
         digests = {path: file_digest(os.fspath(code.root / path)) for path in paths}
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}"
-        raise UsageError(f"{reason}; what the ranks do not need belongs into .gitignore") from error
+        raise UsageError(f"{reason}; add what the ranks do not need to .gitignore") from error
     present = {path: digest for path, digest in digests.items() if digest}
     modes = {path: mode for path in present if (mode := _mode_elsewhere(code.root, path))}
     return replace(code, files={**code.files, **present}, modes={**code.modes, **modes})
@@ -159,15 +159,15 @@ def with_untracked(
     """
     for name in asked:
         if not any(_matches(path, [name]) for path in code.untracked):
-            raise UsageError(f"--sync-untracked {name}: there is no such file that is untracked")
+            raise UsageError(f"--sync-untracked {name}: no such untracked file")
     rest = [path for path in code.untracked if not _matches(path, asked)]
     written = _being_written() if rest else set()
     growing = [path for path in rest if _identity(code.root / path) in written]
     private = [path for path in rest if path not in growing and _is_private(code.root, path)]
     if growing:
-        say(f"left out: {_some_of(growing)}: a program is writing it; put it into .gitignore")
+        say(f"left out: {_some_of(growing)}: a program is writing it; add it to .gitignore")
     if private:
-        hint = f"to bring one, type --sync-untracked {shlex.quote(private[0])}"
+        hint = f"to copy one, type --sync-untracked {shlex.quote(private[0])}"
         say(f"left out: {_some_of(private)}: private, and not tracked by git; {hint}")
     left_out = {*growing, *private}
     return with_files(code, [path for path in code.untracked if path not in left_out], say)
@@ -256,7 +256,7 @@ def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:
     if not wheels:
         lock = f"requirements/{os.environ.get(variables.LOCK) or BASE}.txt"
         raise UsageError(
-            f"--sync-wheels {folder}: holds no wheel; type: python3 -m pip download"
+            f"--sync-wheels {folder}: no wheel in it; type: python3 -m pip download"
             f" --require-hashes --only-binary :all: -r {lock} -d {folder}"
         )
     return _beside(code, wheels)
@@ -277,28 +277,26 @@ def _beside(code: WorkingTree, files: Mapping[str, Path]) -> WorkingTree:
 def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
     """Return remarks on files that are missing from the code, or too big for it."""
     remarks = [
-        f"{path} is a git repository of its own: hosts are not asked for its files, and --sync"
-        " does not bring them"
+        f"{path} is a git repository of its own: its files are not compared with those of hosts,"
+        " and --sync does not copy them"
         for path in paths
         if (folder / path / ".git").exists()
     ]
     sizes = {path: (folder / path).lstat().st_size for path in paths if (folder / path).is_file()}
     if (total := sum(sizes.values())) > LARGE_BYTES:
         biggest = max(sizes, key=sizes.__getitem__)
-        whole = f"{data_size(total)} of code are compared, of which {biggest} is"
-        remarks.append(f"{whole} {data_size(sizes[biggest])}: put it into .gitignore")
+        whole = f"the code has {data_size(total)}, of which {biggest} has"
+        remarks.append(f"{whole} {data_size(sizes[biggest])}: add it to .gitignore")
     return remarks
 
 
 def unchecked_notice(code: WorkingTree) -> str:
-    """Return the notice about programs that hosts are not asked for, as git does not track them."""
+    """Return the notice about programs that are not compared, as git does not track them."""
     programs = [path for path in code.untracked if path.endswith(".py")]
     if not programs:
         return ""
     hint = f"type: git add {shlex.quote(programs[0])}"
-    return (
-        f"git does not track {_some_of(programs)}: whether hosts have the same is not seen; {hint}"
-    )
+    return f"git does not track {_some_of(programs)}: not compared with the files on hosts; {hint}"
 
 
 def _some_of(paths: Collection[str]) -> str:

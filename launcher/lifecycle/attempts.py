@@ -212,7 +212,7 @@ class Launch:
         else:
             following = state.after(self.final)
         if following and self._signals.ask_for_end:
-            self._say("no further attempt: the run was told to end")
+            self._say("no further attempt: the run is being stopped")
             return None
         return following
 

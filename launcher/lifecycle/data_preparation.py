@@ -35,7 +35,7 @@ class NotMade(Problem):
     """The data could not be made; the program that was to make them has said why."""
 
     def __init__(self, exit_code: int) -> None:
-        super().__init__("the data of the run were not made; the lines above have the reason")
+        super().__init__("the data were not converted; see the lines above")
         self.exit_code = exit_code
 
 

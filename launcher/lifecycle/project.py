@@ -26,7 +26,7 @@ def fill_environment(work: Work, python: str) -> None:
     say(f"ranks use {python}, the environment of uv.lock; {OTHER}")
     uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
     if uv is None and not Path(python).exists():
-        raise MissingProgram(f"uv.lock: there is no uv here; type: pip install uv; {OTHER}")
+        raise MissingProgram(f"uv.lock: uv is not installed here; type: pip install uv; {OTHER}")
     if uv and _sync(uv):
         raise PreflightRefused(f"uv sync --frozen failed; see the lines above; {OTHER}")
     needed = ("rackrun",) if isinstance(work, FunctionCall) else ()

@@ -87,7 +87,7 @@ def _refuse_settings_of_no_server(serving: Serving, data: str, is_needed: bool =
         raise UsageError("--serve: serves the folder of a task; type: --serve TASK --data FOLDER")
     reason, remedy = "", ""
     if not data:
-        reason, remedy = "nothing is served to what has no --data", "TASK --data FOLDER"
+        reason, remedy = "without --data there is nothing to serve", "TASK --data FOLDER"
     elif not is_folder(data):
         reason, remedy = "only a folder in --data is served, and only one", "--data FOLDER"
     elif not is_needed:

@@ -148,6 +148,6 @@ def _report_end(alerts: EventCommand, result: Result, note: Callable[[str], obje
             alerts.wait()
     except KeyboardInterrupt:
         alerts.abandon()
-        note("--on-event: not waited for")
+        note("--on-event: not waiting for the command")
     for problem in alerts.problems():
         note(problem)

@@ -162,7 +162,7 @@ class _Starter:
         if not self._detached or number not in (signal.SIGINT, signal.SIGTERM):
             self._send(f"{number}\n".encode())
             return
-        say(f"not waited for, the run continues; {see_and_end(self._detached)}")
+        say(f"not waiting any longer; the run continues; {see_and_end(self._detached)}")
         self._leave(number, frame)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:

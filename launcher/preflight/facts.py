@@ -360,7 +360,7 @@ class HostProbe:
             reply = self.client.reply()
         basics = self._note("look", reply)
         if "error" in basics:
-            raise HostUnreachable(f"{host.label}: cannot look around there: {basics['error']}")
+            raise HostUnreachable(f"{host.label}: cannot be probed: {basics['error']}")
         return basics
 
     def listen(self, other: str = "") -> tuple[str, int]:
@@ -409,7 +409,7 @@ class HostProbe:
         try:
             self.replies[question] = checked_reply(question, reply)
         except Misshapen as error:
-            nonsense = f"{self.host.label}: its answer is not that of the probe ({error})"
+            nonsense = f"{self.host.label}: its reply is not that of the probe ({error})"
             raise HostUnreachable(nonsense) from None
         return reply
 
@@ -418,4 +418,4 @@ class HostProbe:
         if self.client is None:
             reason = "its login shell has started no program in time: what do ~/.bashrc and the"
             return HostUnreachable(f"{self.host.label}: {reason} like wait for there?")
-        return HostUnreachable(f"{self.host.label}: does not answer our questions")
+        return HostUnreachable(f"{self.host.label}: does not answer the probe")

@@ -79,7 +79,7 @@ def _send_one(stream: Any) -> None:
         piece = b""
         try:
             piece = b"" if error else stream.read(min(left, PIECE_BYTES))
-            error = error or ("" if piece else "became shorter meanwhile")
+            error = error or ("" if piece else "became shorter while it was read")
         except OSError as problem:
             error = explained(problem)
         piece = piece or bytes(min(left, PIECE_BYTES))

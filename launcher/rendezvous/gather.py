@@ -272,7 +272,7 @@ def join(this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: 
             silent = f"{where} did not say within {wait_seconds:g} s that all nodes are there"
             raise HostUnreachable(silent) from None
         except Misshapen as error:
-            nonsense = f"{where} sent what no node of this job would: {error}"
+            nonsense = f"{where} sent a message that no node of this job sends: {error}"
             raise HostUnreachable(nonsense) from None
         failing.pop_all()
     return Rendezvous(

@@ -27,7 +27,7 @@ class ContainerSpec:
     def __post_init__(self) -> None:
         """Refuse what docker would take for a name or for an option."""
         if self.name.startswith("-"):
-            raise UsageError(f"--image {self.name}: an image's name begins with no dash")
+            raise UsageError(f"--image {self.name}: an image name does not begin with a dash")
         for volume in self.volumes:
             if not volume.startswith("/"):
                 raise UsageError(f"--volume {volume}: begin with the absolute path of a folder")

@@ -27,7 +27,7 @@ MOST_SLOTS = 1024
 LAST_PORT = 65535
 COUNTS = ("slots", "max_slots")
 SETTINGS = (*COUNTS, "python", "workdir", "address", "interface", "setup", "env")
-ONE_A_LINE = "write one host a line"
+ONE_A_LINE = "write one host per line"
 HINTS = {",": f"; {ONE_A_LINE}", "{": "; a range is written gpu[01-04]"}
 ELSEWHERE = {
     **dict.fromkeys(("port", "user", "host", "hostname", "ssh_port"), "write user@gpu01:2299"),

@@ -44,7 +44,7 @@ def function_call(args: Sequence[object]) -> FunctionCall | None:
     try:
         text = json.dumps(arguments, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"launch of {name}: its arguments travel as JSON: {error}") from None
+        raise UsageError(f"launch of {name}: its arguments are passed as JSON: {error}") from None
     if len(text) > MOST_ARGUMENTS:
         what = f"{len(text):,} bytes of arguments, of which {MOST_ARGUMENTS:,} may travel"
         raise UsageError(f"launch of {name}: {what}; pass the path of a file")

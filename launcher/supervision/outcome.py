@@ -94,7 +94,9 @@ class _Interruption:
 def _interruption(number: int) -> _Interruption:
     interruptions: dict[int, _Interruption] = {
         signal.SIGINT: _Interruption("Ctrl-C", 130, "stopping, Ctrl-C again to force"),
-        signal.SIGPIPE: _Interruption("its reader, which went away", 128 + signal.SIGPIPE),
+        signal.SIGPIPE: _Interruption(
+            "the reader of its output, which has gone", 128 + signal.SIGPIPE
+        ),
         signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # a scheduler starts the run again
         STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as at Ctrl-C
         TIME_LIMIT: _Interruption("--time-limit", OUT_OF_TIME, "time limit reached: stopping"),

@@ -53,7 +53,7 @@ def attach(run: Run, options: AttachOptions) -> int:
         return 128 + signal.SIGPIPE
     code = exit_code_in(run.folder.events)
     if code is None:
-        say("what supervised the run is gone, and its hosts have ended it")
+        say("the launcher of the run is gone, and its hosts have ended it")
         say(f"what is left: {called('status')} {run.id[:SHORT_ID]}")
         return HostLost.exit_code
     return code

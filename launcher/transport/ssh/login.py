@@ -209,4 +209,4 @@ def _read_key(file: Path) -> paramiko.PKey:
                 text = loaded.private_bytes(*form).decode()
                 key: paramiko.PKey = key_class.from_private_key(io.StringIO(text))
                 return key
-        raise ValueError(f"{file}: of no kind that is used here") from None
+        raise ValueError(f"{file}: of a kind that is not used here") from None

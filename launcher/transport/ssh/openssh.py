@@ -68,7 +68,7 @@ class ClientSettings:
                 filled = os.environ.get(match[2]) if variables else match[0]
             if filled is None:
                 where = f"ssh_config, for {self.name}: {option} {value}"
-                raise UsageError(f"{where}: {match[0]} stands for nothing there")
+                raise UsageError(f"{where}: {match[0]} means nothing there")
             return filled
 
         return PLACEHOLDER.sub(fill, value)
@@ -93,7 +93,7 @@ class ClientSettings:
         for word in self.first(option.lower()).split():
             if not word.startswith(("/", "~")):  # ssh prints names without their quotes
                 where = f"ssh_config, for {self.name}: {option} {word}"
-                raise UsageError(f"{where}: write whole paths, without blanks in them")
+                raise UsageError(f"{where}: write full paths without spaces")
             files.append(_in_home(self._file(option, word)))  # ssh has filled in tokens
         return files
 
@@ -243,7 +243,7 @@ def _complaint(errors: bytes) -> str:
     lines = [
         one_line(line) for line in errors.decode(errors="replace").splitlines() if line.strip()
     ]
-    return lines[0] if lines else "ssh -G says nothing, and fails"
+    return lines[0] if lines else "ssh -G failed without a message"
 
 
 def _account_home() -> Path | None:

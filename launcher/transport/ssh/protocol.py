@@ -66,7 +66,7 @@ def refuse_unsupported(settings: ClientSettings) -> None:
             raise UsageError(f"{where}: {unsafe}{INSTEAD.get(option, '')}")
     size, seconds = (settings.words("rekeylimit") or ["0", "0"])[:2]
     if int(seconds) or 0 < int(size) < NEW_KEYS_BYTES:
-        most = "new keys are made every 512 MB, not sooner and at no time"
+        most = "keys are renewed every 512 MB, at no other size or time"
         raise UsageError(f"{where}: RekeyLimit {size} {seconds} is not supported: {most}")
 
 

@@ -28,8 +28,8 @@ ROWS = [
     listed("all:", "mine.txt:1:4", "YAML"),
     listed("[workers]\ngpu01", "mine.txt:1:1", "[workers]"),
     # One host a line, by a name that no shell and no ssh reads as anything else.
-    listed("gpu01 gpu02", "mine.txt:1:7", "'gpu02'", "one host a line"),
-    listed("gpu01,gpu02", "mine.txt:1:1", "','", "one host a line"),
+    listed("gpu01 gpu02", "mine.txt:1:7", "'gpu02'", "one host per line"),
+    listed("gpu01,gpu02", "mine.txt:1:1", "','", "one host per line"),
     listed("gpu01\n\ngpu03;rm", "mine.txt:3:1", "';'"),
     listed("-oProxyCommand=x", "mine.txt:1:1", "dash"),
     listed("`id`", "mine.txt:1:1", "'`'"),

@@ -20,7 +20,7 @@ TWICE = {f"runs/2026010{day}-000000-night/plan.json": "{}" for day in (1, 2)}
 ROWS = [
     # Which run.
     *(
-        Refusal(f"./run-ssh {verb}", 64, (f"{verb} of which run?", f"./run-ssh {verb} RUN"))
+        Refusal(f"./run-ssh {verb}", 64, (f"{verb}: which run?", f"./run-ssh {verb} RUN"))
         for verb in ("attach", "logs", "stop")
     ),
     *(
@@ -39,7 +39,7 @@ ROWS = [
         Refusal(f"rackrun {verb} {NIGHT}", 64, NIGHT, {f"{NIGHT}/": ""})
         for verb in ("logs", "status", "stop", "report")
     ),
-    Refusal(f"rackrun stop {NIGHT}", 64, "plan.json: has no id of a run", NAMELESS),
+    Refusal(f"rackrun stop {NIGHT}", 64, "plan.json: has no run ID", NAMELESS),
     Refusal("./run-local report runs/latest", 64, ("runs/latest", "./run-ssh ps")),
     Refusal("./run-local report a3f2", 64, ("a3f2", "./run-ssh ps")),
     Refusal("rackrun report latest", 64, ("latest", "rackrun ps")),

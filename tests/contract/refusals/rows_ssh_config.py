@@ -45,5 +45,5 @@ ROWS = [
     configured("RekeyLimit 1G 1h\n", "RekeyLimit 1073741824 3600"),
     configured("RekeyLimit 256M\n", "RekeyLimit 268435456"),
     configured("Ciphers 3des-cbc\n", "Ciphers 3des-cbc"),
-    configured('UserKnownHostsFile "/a b"\n', "b", "blanks"),
+    configured('UserKnownHostsFile "/a b"\n', "b", "spaces"),
 ]

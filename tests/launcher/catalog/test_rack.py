@@ -120,7 +120,7 @@ STATE = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [],
 @pytest.mark.parametrize("lines", [10, 24, 40])
 @pytest.mark.parametrize("width", [80, 140])
 def test_more_hosts_than_a_screen_has_lines_are_counted(monkeypatch, lines, width):
-    """The first ones are shown, some of those with troubles, and always what there is in all."""
+    """The first ones are shown, some of those with problems, and always what there is in all."""
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     busy = {"part": "", "user": "bob", "run": "b" * 32, "since": time.time() - 60}
@@ -137,7 +137,7 @@ def test_more_hosts_than_a_screen_has_lines_are_counted(monkeypatch, lines, widt
     (more,) = re.findall(r"^… (\d+) more hosts$", text, re.M)
     assert len(rows) + int(more) == 60
     told = text.count(": Connection refused")
-    (silent,) = re.findall(r"^… (\d+) more hosts? with troubles?$", text, re.M)
+    (silent,) = re.findall(r"^… (\d+) more hosts? with problems?$", text, re.M)
     assert told + int(silent) == 20
     assert "60 hosts, 0 of 320 GPUs free, no answer: gpu[03,06," in text
     shown = sum(-(-len(line) // width) or 1 for line in text.splitlines())

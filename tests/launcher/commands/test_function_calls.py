@@ -104,7 +104,7 @@ def test_what_ranks_cannot_import_is_refused():
     for function in unknown:
         with pytest.raises(UsageError, match="ranks cannot import it .* the top of a module"):
             function_call([function])
-    with pytest.raises(UsageError, match="arguments travel as JSON: Object of type PosixPath"):
+    with pytest.raises(UsageError, match="arguments are passed as JSON: Object of type PosixPath"):
         function_call([top_level, Path()])
     with pytest.raises(UsageError, match="may travel; pass the path of a file"):
         function_call(["my_module:train", "x" * 100_000])

@@ -81,5 +81,5 @@ def test_data_that_is_only_here_is_refused_with_what_to_type(laptop):
     (lab.folder / "project" / "ignored-data").mkdir()
     code, _, err = ended(typed("hosts.txt", "catdog", "--data", "ignored-data"))
     assert code == 64
-    assert "--data ignored-data is not on head; to bring it there, type: rsync -a" in err
+    assert "--data ignored-data is not on head; to copy it there, type: rsync -a" in err
     assert not (lab.hosts[0].folder / "project").exists()

@@ -158,12 +158,12 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
     another run of a tracker, which a resumed run would continue."""
     data = replies(json.dumps({"files": {path: 4}}).encode(), b'{"size": 4}') + b"evil"
     host = Recorded(data + replies(b"{}", b"{}"))
-    with pytest.raises(Problem, match="a file that is not a host's is offered"):
+    with pytest.raises(Problem, match="a host must not send this file"):
         fetch_results(host, host_plan(tmp_path), "", tmp_path)
     assert list(tmp_path.iterdir()) == []
     if path in ONLY_HERE:  # nor what supervises a run, which writes the others
         host.left = service.MARKER + data
-        with pytest.raises(Problem, match="a file that is not a host's is offered"):
+        with pytest.raises(Problem, match="a host must not send this file"):
             fetch_results(host, host_plan(tmp_path), "", tmp_path, ())
 
 

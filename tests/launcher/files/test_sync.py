@@ -49,7 +49,7 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     code, out, err = launch(lab, "--sync")
     assert code == 0, err
     assert "hello from the tree" in out
-    assert "127.0.0.2: 5 files brought" in err or "127.0.0.2: 5 of 5 files brought" in err
+    assert "127.0.0.2: 5 files copied" in err or "127.0.0.2: 5 of 5 files copied" in err
     for number in (1, 2):
         remote = lab.folder / f"there-{number}"
         assert (remote / "link").readlink() == Path("train.py")
@@ -71,7 +71,7 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
         assert (remote / "mine").exists()
     code, _, err = launch(lab, "--sync")
     assert code == 0
-    assert "brought" not in err
+    assert "copied" not in err
 
 
 def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
@@ -89,7 +89,7 @@ def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
     code, _, err = launch(lab, "--sync")
     assert code == 78
     assert "files differ in" in err
-    assert "where the run night is at work; type --workdir OTHER" in err
+    assert "which run night is using; type --workdir OTHER" in err
     assert "again" not in (lab.folder / "there-1" / "package" / "words.py").read_text()
     night.send_signal(signal.SIGINT)
     night.communicate(timeout=120)
@@ -152,7 +152,7 @@ def test_hosts_without_an_index_install_from_wheels_that_are_brought(start_lab):
     for chosen, lock in (({}, "base.txt"), ({"RACKRUN_LOCK": "cuda12"}, "cuda12.txt")):
         args = ("--sync", "--sync-wheels", str(lab.folder))
         code, _, err = launch(lab, *args, named=False, env=chosen)
-        assert code == 64 and "holds no wheel; type: python3 -m pip download" in err
+        assert code == 64 and "no wheel in it; type: python3 -m pip download" in err
         assert f"-r requirements/{lock} -d {lab.folder}" in err
 
 
@@ -199,8 +199,8 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_l
         (folder / f"f\n{number}.txt").write_bytes(bytes([number % 251]) * (number % 997))
     code, _, err = launch(lab, "--sync")
     assert code == 0, err
-    assert "127.0.0.2: 500 of 605 files brought" in err
-    assert "127.0.0.3: 605 of 605 files brought" in err
+    assert "127.0.0.2: 500 of 605 files copied" in err
+    assert "127.0.0.3: 605 of 605 files copied" in err
     for number in (1, 2):
         assert tree(lab.folder / f"there-{number}") == tree(source)
     for path in (source / "part 7").iterdir():
@@ -210,7 +210,7 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_l
     (source / "part 8" / "f\n8.txt").unlink()
     code, _, err = launch(lab, "--sync")
     assert code == 0, err
-    assert "1 of 1 files brought" in err
+    assert "1 of 1 files copied" in err
     for number in (1, 2):
         assert tree(lab.folder / f"there-{number}") == tree(source)
 
@@ -295,7 +295,7 @@ def test_private_files_stay_here_unless_they_are_asked_for_by_name(start_lab):
     assert came == {"server.key": 0o644, "closed/notes.txt": 0o600}
     code, _, err = launch(lab, "--sync", "--sync-untracked", "none.key")
     assert code == 64
-    assert "--sync-untracked none.key: there is no such file that is untracked" in err
+    assert "--sync-untracked none.key: no such untracked file" in err
     assert launch(lab, "--sync-untracked", "server.key")[0] == 64
 
 
@@ -313,7 +313,7 @@ def test_modes_of_files_are_no_wider_there_than_here(start_lab):
     assert remote.joinpath("train.py").stat().st_mode & 0o777 == 0o644
     code, _, err = lab.result_of(*args, cwd=source)
     assert code == 0, err
-    assert "2 of 2 files brought" in err
+    assert "2 of 2 files copied" in err
     by_file = {name: (remote / name).stat().st_mode & 0o777 for name in ("train.py", "run.sh")}
     assert by_file == {"train.py": 0o600, "run.sh": 0o700}
     shutil.rmtree(remote)
@@ -426,7 +426,7 @@ def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path):
     code = with_files(WorkingTree(source, {}), ["a"], print)
     (source / "a").write_text("newer")
     transport = TrackedTransport()
-    with pytest.raises(PreflightRefused, match="a has changed while it was brought; type it once"):
+    with pytest.raises(PreflightRefused, match="a changed while it was copied; type the same"):
         upload_code(code, [Destination(transport, str(remote))], print)
     transport.wait_for_end()
     assert (remote / "a").read_text() == "old"
@@ -472,4 +472,7 @@ def test_a_task_of_ones_own_is_brought_or_refused(start_lab):
     env = {"PYTHONPATH": str(lab.folder)}
     args = ("--sync", str(bare), "elsewhere", "--synthetic")
     code, _, err = lab.result_of(*args, cwd=source, env=env)
-    assert (code, "which is what hosts get; put it there, or install" in err) == (64, True), err
+    assert (code, "which is what hosts get; move it there, or install" in err) == (
+        64,
+        True,
+    ), err

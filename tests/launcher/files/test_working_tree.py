@@ -39,7 +39,7 @@ def test_code_that_cannot_be_read_is_named(start_lab):
     mortal = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") * (os.geteuid() == 0)
     code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=source, before=mortal)
     assert code == 64
-    assert "model.py: Permission denied; what the ranks do not need belongs into .gitignore" in err
+    assert "model.py: Permission denied; add what the ranks do not need to .gitignore" in err
     assert not (lab.folder / "there").exists()
 
 
@@ -49,8 +49,8 @@ def test_much_code_is_named_before_it_is_read(tmp_path):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
     (remark,) = remarks_on(tmp_path, ["small.py", "data.tar", "other.tar", "gone"])
-    assert remark.startswith("4.0 GB of code are compared, of which data.tar is 3.0 GB")
-    assert remark.endswith("put it into .gitignore")
+    assert remark.startswith("the code has 4.0 GB, of which data.tar has 3.0 GB")
+    assert remark.endswith("add it to .gitignore")
     assert remarks_on(tmp_path, ["small.py"]) == []
 
 
@@ -80,7 +80,7 @@ def test_a_log_that_grows_is_no_code(tmp_path):
         code = working_tree(tmp_path, lines.append)
         assert code is not None
         assert list(with_untracked(code, [], lines.append).files) == ["model.py"]
-        assert lines == ["left out: train.log: a program is writing it; put it into .gitignore"]
+        assert lines == ["left out: train.log: a program is writing it; add it to .gitignore"]
         asked = with_untracked(code, ["train.log"], lines.append)
         assert list(asked.files) == ["model.py", "train.log"]
         assert tee.stdin is not None
@@ -210,7 +210,7 @@ def test_a_folder_without_git_is_refused_with_advice(tmp_path, monkeypatch, caps
         upload._files_to_copy(None, [Host("gpu01", python="/opt/python")], SshOptions())
     brought = upload._files_to_copy(None, [Host("gpu01")], SshOptions())
     assert all(name.startswith(f"{INSTALLED}/") for name in brought.files)
-    assert f"only rackrun itself is brought: {why}\n" in capsys.readouterr().err
+    assert f"only rackrun itself is copied: {why}\n" in capsys.readouterr().err
 
 
 SECRET = """

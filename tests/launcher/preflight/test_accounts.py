@@ -138,7 +138,7 @@ def test_code_that_does_not_fit_is_named(start_lab, mounted):
     assert code == 78
     assert "Traceback" not in err
     line = next(line for line in err.splitlines() if line.startswith("error"))
-    assert "127.0.0.2: the code could not be brought there: " in line
+    assert "127.0.0.2: the code could not be copied there: " in line
     assert "No space left on device" in line
     assert [path.name for path in (home / "there").iterdir()] == ["mine"]
 

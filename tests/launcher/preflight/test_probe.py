@@ -78,7 +78,7 @@ def test_a_host_whose_working_folder_does_not_answer_is_named_in_time(start_lab,
         code, _, err = lab.result_of(hosts, "--", "true")
         took = time.monotonic() - began
     assert code == 69, err
-    assert f"127.0.0.3: reachable: cannot look around there: {folder}/work does not answer" in err
+    assert f"127.0.0.3: reachable: cannot be probed: {folder}/work does not answer" in err
     assert "127.0.0.2" not in err
     assert probe.FOLDER_SECONDS <= took < 55
 

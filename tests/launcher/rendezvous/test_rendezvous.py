@@ -203,7 +203,7 @@ def test_what_no_node_0_would_say_is_a_line(args):
     with pytest.raises(Problem) as caught:
         answered(json.dumps(args).encode())
     assert caught.value.exit_code == 69
-    assert "sent what no node of this job would" in str(caught.value)
+    assert "sent a message that no node of this job sends" in str(caught.value)
     assert "\x1b" not in str(caught.value)
 
 

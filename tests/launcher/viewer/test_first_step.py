@@ -64,6 +64,9 @@ def test_ctrl_c_ends_only_the_wait(detached):
     typed.process.send_signal(signal.SIGINT)
     code, _, err = typed.wait_for_end()
     assert code == 130, err
-    assert f"not waited for, the run continues; to see it: ./run-ssh attach {detached.run}" in err
+    assert (
+        f"not waiting any longer; the run continues; to see it: ./run-ssh attach {detached.run}"
+        in err
+    )
     assert [host["state"] for host in detached.status()["hosts"]] == ["running"] * 3
     assert detached.result_of("stop", "--force")[0] == 0
