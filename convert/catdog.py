@@ -104,7 +104,7 @@ def label_of(name: str) -> int | None:
     by_folder = IN_FOLDER.fullmatch(path.parent.name)
     classes = {match[1].lower() for match in (by_name, by_folder) if match}
     if len(classes) > 1:
-        raise DataError(f"{name}: its name is of one class and its folder of another")
+        raise DataError(f"{name}: its name and its folder name different classes")
     return CLASSES.index(classes.pop()) if classes else None
 
 

@@ -44,20 +44,18 @@ COMMANDS = {
         RAW, "ImageNet-1k, in any of its usual layouts.", "imagenet", "Imagenet"
     ),
     "mnist": Subcommand(RAW, "MNIST, from its four files.", "mnist", "MnistFiles"),
-    "folder": Subcommand(RAW, "One folder of images per class.", *FOLDER),
-    "imagefolder": Subcommand(RAW, "The same as folder: torchvision's name for it.", *FOLDER),
+    "folder": Subcommand(RAW, "Folders of images, one per class.", *FOLDER),
+    "imagefolder": Subcommand(RAW, "The same as folder, by torchvision's name.", *FOLDER),
     "csv": Subcommand(RAW, "A CSV or Parquet file of paths and labels.", "table", "ImageTable"),
     "hf": Subcommand(RAW, "A Hugging Face data set on this machine.", "hf", "HuggingFace"),
-    "index": Subcommand(
-        RAW, "An index for tars in WebDataset's layout.", "indexing.command", "Index"
-    ),
+    "index": Subcommand(RAW, "Write an index for WebDataset tars.", "indexing.command", "Index"),
     "append": Subcommand(VERSIONS, "Add images.", "versions.append", "Append"),
-    "drop": Subcommand(VERSIONS, "Take samples out.", EDIT, "Drop"),
-    "relabel": Subcommand(VERSIONS, "Give samples another class.", EDIT, "Relabel"),
-    "shards": Subcommand(VERSIONS, "Write a version as a plain new folder.", "shards", "Shards"),
+    "drop": Subcommand(VERSIONS, "Drop samples.", EDIT, "Drop"),
+    "relabel": Subcommand(VERSIONS, "Change the class of samples.", EDIT, "Relabel"),
+    "shards": Subcommand(VERSIONS, "Write a version as a new, plain folder.", "shards", "Shards"),
     "finish": Subcommand(SHARDS, "Complete the shards of an array job.", PACK, "Finish"),
     "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "summary", "Summary"),
-    "verify": Subcommand(SHARDS, "Read everything again and check every byte.", "verify", "Verify"),
+    "verify": Subcommand(SHARDS, "Read everything and check every byte.", "verify", "Verify"),
 }
 """A line here adds a command; its module is imported only when it is called."""
 

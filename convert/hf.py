@@ -230,7 +230,7 @@ def _classes(tables: Mapping[str, "ArrowImages"]) -> tuple[tuple[str, ...], dict
     labels = set[str]().union(*(table.labels() for table in tables.values()))
     strange = [label for label in labels if not is_class_name(label)]
     if strange:
-        raise DataError(clean(f"{strange[0][:60]!r} is no class: names or whole numbers are"))
+        raise DataError(clean(f"{strange[0][:60]!r} is not a class: names or whole numbers are"))
     names = class_names(labels)
     table = class_table(set(names.values()))
     return tuple(table), {label: table[name] for label, name in names.items()}

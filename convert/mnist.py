@@ -85,7 +85,7 @@ def listing(source: Path) -> RecordListing:
 
 def _file(source: Path, stem: str, dimensions: int) -> Path:
     if not source.is_dir():
-        raise UsageError(f"{source}: there is no such folder; give that with the files of MNIST")
+        raise UsageError(f"{source}: no such folder; give the folder with the files of MNIST")
     for folder in FOLDERS:
         for mark in (f"-idx{dimensions}", f".idx{dimensions}"):
             for suffix in ("", ".gz"):

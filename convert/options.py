@@ -51,14 +51,14 @@ class Packing:
                 f"--test-percent {self.test_percent}: 0 to 90 is possible, with --val-percent"
             )
         if self.task_count < 1 or (self.task_index is None and self.task_count > 1):
-            raise UsageError("--task-count needs --task-index, from 0 to the count less one")
+            raise UsageError("--task-count needs --task-index, from 0 to one less than the count")
         if self.task_index is not None and not 0 <= self.task_index < self.task_count:
             raise UsageError(
                 f"--task-index {self.task_index}: with --task-count {self.task_count} it is "
                 f"0 to {self.task_count - 1}"
             )
         if self.task_index is not None and self.force:
-            raise UsageError("--force in an array job would remove what other tasks have made")
+            raise UsageError("--force in an array job would remove what other tasks have written")
 
     @property
     def processes(self) -> int:

@@ -31,7 +31,7 @@ class Mnist(Config):
 
     def problems(self) -> list[str]:
         """Refuse any other model."""
-        other = [f"--model {self.model}: of this task there is only mnist"]
+        other = [f"--model {self.model}: this task has only the model mnist"]
         return [*super().problems(), *(other if self.model != "mnist" else ())]
 
 

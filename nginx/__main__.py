@@ -25,7 +25,7 @@ class Serve(Site):
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "serve to this machine"),
         ("{prog} data/shards --address 10.0.0.5", "to a network"),
-        ("{prog} data/shards --native --include tls.conf", "with lines of your own, as for TLS"),
+        ("{prog} data/shards --native --include tls.conf", "with your own nginx directives"),
     )
 
 

@@ -216,6 +216,6 @@ def _status(server: NginxServer, name: str) -> int:
         connection.request("GET", server.path + name, headers=headers)
         return connection.getresponse().status
     except (OSError, http.client.HTTPException) as error:
-        raise Problem(f"{server.url}{name}: no answer as from nginx ({error!r})") from error
+        raise Problem(f"{server.url}{name}: not nginx's answer ({error!r})") from error
     finally:
         connection.close()

@@ -71,7 +71,7 @@ def checked(site: Site) -> Site:
         if not NAME.fullmatch(name):
             raise UsageError(f"--names {name!r}: not a host name")
     if site.include and not site.native:
-        raise UsageError("--include needs --native: a container has none of your files")
+        raise UsageError("--include needs --native: a container cannot read your files")
     _included(site.include)
     port, folder = _free_port(site), site.folder.resolve()
     if not (folder / MANIFEST_NAME).is_file():

@@ -98,7 +98,7 @@ def expanded(location: str) -> list[str]:
             for tar in itertools.islice(braceexpand.braceexpand(part), MOST + 1)
         ]
     except ValueError:
-        raise UsageError(f"{shown}: braces as in {{000..127}} are needed") from None
+        raise UsageError(f"{shown}: type braces as in {{000..127}}") from None
     if len(tars) > MOST:
         raise UsageError(f"{shown}: more than {MOST:,} tars")
     if twice := len(tars) - len(set(tars)):

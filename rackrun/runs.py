@@ -113,13 +113,13 @@ def final_weights(given: str | os.PathLike[str]) -> Path:
     if not files.final.exists():
         saved = sorted(files.checkpoints.glob("*.pt"))
         what = f"; type {saved[-1]}" if saved else ", and no checkpoints; type another run"
-        raise SaveError(f"{path}: no {files.final.name}, which a run writes at its end{what}")
+        raise SaveError(f"{path}: no {files.final.name}, which a run writes when it ends{what}")
     return files.final
 
 
 def unknown_run(text: str) -> UsageError:
     """Return the error for a run that is none of this folder's."""
-    elsewhere = "for one of another folder, type that folder; of another machine, add --on HOST"
+    elsewhere = "for a run in another folder, type its folder; on another machine, add --on HOST"
     return UsageError(f"no run {text} in {RUNS}/, which {called('ps')} lists; {elsewhere}")
 
 

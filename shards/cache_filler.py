@@ -135,7 +135,7 @@ class CacheFiller:
 
 
 def _warn(why: object, source: CachedSource) -> None:
-    _log.warning("cache: %s; what is missing is read from %s", why, source.location)
+    _log.warning("cache: %s; the rest is read from %s", why, source.location)
 
 
 class _Ended(Exception):

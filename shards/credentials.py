@@ -28,8 +28,8 @@ def tls_context() -> ssl.SSLContext:
 
 def _no_passphrase() -> str:  # OpenSSL would ask for it, on every host
     raise UsageError(
-        f"{variables.KEY}: the key has a passphrase, and nobody is asked for it; name one without:"
-        " openssl pkey -in KEY -out FILE"
+        f"{variables.KEY}: the key has a passphrase, for which nothing asks; name a key without"
+        " one: openssl pkey -in KEY -out FILE"
     )
 
 
@@ -49,7 +49,7 @@ def authorization(host: str, tls: bool) -> dict[str, str]:
     except ValueError:
         is_loopback = host == "localhost"
     if not tls and not is_loopback:
-        raise UsageError(f"http://{host}: the password would cross the network in the clear")
+        raise UsageError(f"http://{host}: the password would cross the network unencrypted")
     return {"Authorization": f"Basic {base64.b64encode(secret.encode()).decode()}"}
 
 

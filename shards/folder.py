@@ -94,7 +94,7 @@ class FolderSource(Source):
 
 
 def _too_long(path: Path, most_bytes: int) -> DataError:
-    return DataError(f"{path}: longer than {most_bytes:,} bytes, which is too much for it")
+    return DataError(f"{path}: longer than {most_bytes:,} bytes, which is too long")
 
 
 @contextlib.contextmanager

@@ -164,7 +164,7 @@ class TimedBytes(io.RawIOBase):
         elif self._waited_seconds > self._stall_seconds:
             raise TimeoutError(f"under {SLOWEST} bytes/s for {self._stall_seconds:g} s")
         if now > self.deadline:
-            raise TimeoutError("the answer takes too long")
+            raise TimeoutError("the response takes too long")
         return count
 
     def close(self) -> None:

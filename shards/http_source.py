@@ -261,7 +261,7 @@ class Fetch:
                 missing = self._data[self.position - self._start :]
                 count = answer.readinto(missing[:PART_BYTES])
                 if not count:
-                    raise Trouble("the answer broke off")
+                    raise Trouble("the response broke off")
                 self.position += count
             if answer.isclosed():  # it was read to the end, so the next one can follow it
                 self._source.idle.append(connection)
@@ -297,13 +297,11 @@ def check_answer(
     if answer.status in REDIRECTS:
         where = shown(field(answer, "Location")) or "nowhere"
         raise WrongAnswer(
-            f"{text} to {where}, which is not followed; if the files are to be downloaded, do that"
-            " first"
+            f"{text} to {where}, which is not followed; to use files there, download them first"
         )
     if answer.status == 200 and field(answer, "Content-Type").startswith("text/html"):
         raise WrongAnswer(
-            f"{text}: a page, and no part of a data set; does a portal or another server answer"
-            " here?"
+            f"{text}: a web page, not part of a data set; does a portal or another server answer?"
         )
     if answer.status == 200:
         raise WrongAnswer(f"{text}: the server sends no ranges; type: {called('serve')} FOLDER")

@@ -41,5 +41,5 @@ def open_source(location: str, cache: str = "") -> Source:
 
         return HttpSource(location)
     if SCHEME.match(location):
-        raise UsageError(f"{location}: shards are read from a folder or from http(s)://, no more")
+        raise UsageError(f"{location}: shards are read only from a folder or from http(s)://")
     return FolderSource(location)

@@ -99,7 +99,7 @@ class _Download:
         self._answer = self._answer or self._asked()
         self._data = self._answer.read(self._wanted_bytes)
         if not self._data and self._length not in (0, self.position):
-            raise Trouble("the answer broke off")
+            raise Trouble("the response broke off")
         self.position += len(self._data)
 
     def give_up(self) -> None:

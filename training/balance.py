@@ -46,7 +46,7 @@ def begin_balance(run: TrainingRun, times: StepTimes) -> "Balance | None":
         return None
     state, log = run.state, run.log
     if why := why_even(state.model, run.data.batch, run.ranks.world):
-        log.say(f"--balance auto: steps are cut evenly, since {why}")
+        log.say(f"--balance auto: steps are split evenly, since {why}")
         return None
     balance = Balance(run.ranks, run.data, state.step, times.compute_nanoseconds)
     run.checkpoints.images_by_rank = balance.counts

@@ -190,5 +190,5 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
         try:
             return path, read_bytes(path)
         except SaveError as problem:
-            say(f"passed over: {problem}")
+            say(f"skipped: {problem}")
     raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start over")

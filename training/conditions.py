@@ -72,7 +72,7 @@ CONDITIONS = (
     Condition(
         ("shuffle_buffer",),
         lambda config: not config.exact_epochs,
-        "samples of exact epochs pass through no buffer",
+        "exact epochs use no shuffle buffer",
     ),
     Condition(
         ("cache_size", "prefetch"),

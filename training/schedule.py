@@ -136,7 +136,7 @@ def _stages(config: Config, scale: float) -> tuple[Stage, ...]:
 def most_ranks(config: Config) -> tuple[int, str]:
     """Return the ranks that these settings are for at most, 0 for any number, and why not more."""
     if config.global_batch:
-        text = f"--global-batch {config.global_batch} has not a sample for each of them"
+        text = f"--global-batch {config.global_batch} has fewer samples than that"
         return config.global_batch, text
     if not config.scale_lr or config.optimizer != "sgd" or config.synthetic:
         return 0, ""

@@ -129,11 +129,11 @@ def load_of_any_task(
     path = final_weights(weights)
     content = checkpoint.read(path)
     task_name = own_task or str(content.get("task"))
-    task_in_file = clean(str(content.get("task") or "no task that is known here"))[:100]
+    task_in_file = clean(str(content.get("task") or "an unknown task"))[:100]
     if not own_task and task_name not in TASKS:
         raise SaveError(
-            f"{path}: weights of {task_in_file}; known: {', '.join(TASKS)}; for a task of your"
-            f" own type --task {OWN_TASK}"
+            f"{path}: weights of {task_in_file}; known: {', '.join(TASKS)}; for your own task, type"
+            f" --task {OWN_TASK}"
         )
     source = require_task(task_name)
     task = task_of(source)

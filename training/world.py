@@ -96,7 +96,7 @@ def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
             )
         if not np.array_equal(fingerprint[32:64], by_rank[0][32:64]):
             raise UnlikeRanks(
-                f"the code of rank {rank} is not that of rank 0: bring the same to every host,"
+                f"the code of rank {rank} is not that of rank 0: copy the same code to every host,"
                 " as --sync does"
             )
         if not np.array_equal(fingerprint[64:], by_rank[0][64:]):

@@ -27,7 +27,7 @@ DROP, RELABEL, UNDECIDED = "drop", "relabel", ""
 
 LABEL = "label"
 PROBLEMS = {
-    "leak": "exact copies of an image in another split: what is measured there is too good",
+    "leak": "exact copies of an image in another split: results there look too good",
     "two classes": "the same image in two classes: one of the labels is wrong",
     LABEL: "a model that was not fitted to the image is confident of another class",
     "copy": "exact copies of an image in the same split",
@@ -38,7 +38,7 @@ PROBLEMS = {
     "odd size": "much smaller or larger than the others",
     "odd aspect ratio": "much wider or higher than the others",
     "dark": "hardly any light",
-    "light": "hardly anything but light",
+    "light": "hardly any dark",
     "blurry": "without sharp edges",
     "grayscale": "without color",
 }
@@ -132,7 +132,7 @@ def decoded(data: bytes) -> Image.Image:
     with warnings.catch_warnings(action="ignore"):
         image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         if too_large(*image.size) or (image.format == "JPEG" and scans(data) > MAX_SCANS):
-            raise ValueError("beyond the limits of what is read")
+            raise ValueError("larger than the limits for reading")
         image.load()
     return image if image.mode == "L" else in_mode(image, "RGB")
 

@@ -28,30 +28,30 @@ if TYPE_CHECKING:
     from PIL import Image
 
 LEFT_OUT = LOSSES | {
-    "ignored": "not an image by its name",
-    "system": "folders that a NAS or the system makes, with all that is in them",
+    "ignored": "not an image, by their names",
+    "system": "folders that a NAS or the system creates, with their contents",
     "excluded": "files and folders that --exclude names",
     "unlabelled": "of no class",
     "replaced": "replaced by a later member of the same name in the archive",
-    "heic": "HEIC, which only pillow-heif reads: pip install pillow-heif, or make them JPEGs",
+    "heic": "HEIC, which needs pillow-heif: pip install pillow-heif, or convert them to JPEG",
     "no image": "samples without an image",
 }
 KEPT = {
     "leak": "exact copies of images in another split",
     "two classes": "exact copies of images in another class",
     "copy": "exact copies of other images",
-    "other format": "in another format than that of their name; readers go by their bytes",
-    "cmyk": "CMYK; become RGB when they are decoded",
-    "gray": "gray; become RGB when they are decoded",
-    "rotated": "rotated by EXIF or XMP, which is ignored as the published baselines do",
-    "turned": "turned upright as EXIF or XMP says; encoded again as JPEG",
+    "other format": "in another format than their name says; the bytes decide",
+    "cmyk": "CMYK; converted to RGB when decoded",
+    "gray": "gray; converted to RGB when decoded",
+    "rotated": "rotated by EXIF or XMP, which is ignored, as in the published baselines",
+    "turned": "turned upright by EXIF or XMP; encoded again as JPEG",
     "re-encoded": "TIFF, AVIF, HEIC or PPM; encoded again as JPEG",
-    "animated": "animated; the first image counts",
+    "animated": "animated; only the first image is used",
     "transparent": "transparent; transparency is dropped",
-    "16 bits": "of 16 bits a channel; the upper 8 count",
-    "dark": "of 16 bits a channel, of which at most 14 are used: dark, at most 64 levels are left",
-    "no end": "without an end marker, yet decode in full",
-    "warnings": "decode with warnings: a part of the image may be damaged",
+    "16 bits": "of 16 bits per channel; only the upper 8 are used",
+    "dark": "of 16 bits per channel with values below 2^14: dark, with at most 64 levels",
+    "no end": "without an end marker, but decoded in full",
+    "warnings": "decoded with warnings: a part of the image may be damaged",
 }
 
 PNG, PNG_END, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", b"IEND", 24
@@ -127,7 +127,7 @@ def _opened(data: bytes, foreign: Sequence[str]) -> "Image.Image":
             raise _undecodable(data, "its header is damaged") from None
         raise Defect("unknown format", f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError:
-        raise Defect("too large", "more pixels than an image has") from None
+        raise Defect("too large", "more pixels than any real image has") from None
     except UNDECODABLE as error:
         raise _undecodable(data, reason(error)) from None
 

@@ -135,7 +135,7 @@ class Index:
         folder = self.out or beside
         if folder is None:
             raise UsageError(
-                "the tars lie on a server or in several folders: add --out FOLDER for their index"
+                "the tars are on a server or in several folders: add --out FOLDER for their index"
             )
         with translated_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +144,7 @@ class Index:
         for name in (MANIFEST_NAME, REPORT_NAME):
             if (folder / name).exists() and not self.force:
                 raise UsageError(
-                    f"{folder / name}: is there already; add --force to replace it, or --out FOLDER"
+                    f"{folder / name}: already exists; add --force to replace it, or --out FOLDER"
                 )
         return folder
 

@@ -82,7 +82,7 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
         mark = blake2b(sample.key.encode(), digest_size=8).digest()
         if mark in contents.keys:
             raise DataError(
-                f"{tar.path}: {sample.key}: is in there twice, not side by side; write the members "
+                f"{tar.path}: {sample.key}: is in it twice, not side by side; write the members "
                 "of each sample next to one another"
             )
         contents.keys[mark] = sample.key
@@ -130,7 +130,7 @@ def classes_of(
     if texts and numbers:
         raise DataError(
             f"some samples have a number as their class ({numbers[0]}), others a name "
-            f"({texts[0]!r}); index them apart"
+            f"({texts[0]!r}); index them separately"
         )
     if numbers:
         count = max(numbers) + 1

@@ -53,7 +53,7 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
         raise UsageError(f"{sources[0][:80]}: more than {MOST:,} tars; index them in parts")
     remote = [location for location in expanded if location.startswith(("http://", "https://"))]
     if remote and len(remote) < len(expanded):
-        raise UsageError("some tars lie here and some on a server; index them apart")
+        raise UsageError("some tars are here and some on a server; index them separately")
     paths = [Path(location.rpartition("/")[2]) for location in remote] or _files(expanded)
     folders = {location.rpartition("/")[0] + "/" for location in remote}
     if len(folders) > 1:
@@ -85,7 +85,7 @@ def _expanded(source: str) -> Iterator[str]:
     low, high = (whole_number(digits, LARGEST_NUMBER) for digits in match.groups())
     if low is None or high is None or not low <= high < low + MOST:
         shown = one_line(match[0])[:40]
-        raise UsageError(f"{source[:80]}: {shown} is no range of at most {MOST:,} numbers")
+        raise UsageError(f"{source[:80]}: {shown} is not a range of at most {MOST:,} numbers")
     head, tail = source[: match.start()], source[match.end() :]
     for number in range(low, high + 1):
         yield from _expanded(f"{head}{str(number).zfill(len(match[1]))}{tail}")

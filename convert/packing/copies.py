@@ -120,8 +120,8 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
     if not names:
         return ""
     return (
-        f"{len(names):,} of its images are exact copies of images in another split, so what is "
-        f"measured on them is no accuracy on unseen images: {first_few(names, NAMED)}"
+        f"{len(names):,} of its images are exact copies of images in another split, so results on "
+        f"them are not those on unseen images: {first_few(names, NAMED)}"
     )
 
 

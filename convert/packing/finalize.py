@@ -90,7 +90,7 @@ def checked_parts(
     results = list[ShardResult]()
     for shard in plan.shards:
         if not (result := target.result(plan, shard)):
-            raise DataError(f"{target.folder}: {shard.name} has vanished; run it again")
+            raise DataError(f"{target.folder}: {shard.name} has disappeared; convert again")
         results.append(result)
     found = [*plan.findings, *(finding for each in results for finding in each.findings)]
     stored = sum(each.shard.samples for each in results)
@@ -131,8 +131,8 @@ def objection(plan: ShardPlan, results: Sequence[ShardResult], allowed: int | No
         reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in kinds)
         return (
             f"{len(lost):,} of {plan.images:,} images cannot be used ({reasons}), and "
-            f"{limit:,} may be missing: if the source has failed, run the same command when it is "
-            f"whole again; if they are to be left out, add --allow-left-out {len(lost)}"
+            f"{limit:,} may be missing: if the source has failed, type the same command when it is "
+            f"complete again; to leave them out, add --allow-left-out {len(lost)}"
         )
     labels = {*plan.unused}.union(*(each.rows["label"].tolist() for each in results))
     missing = [name for label, name in enumerate(plan.classes) if label not in labels]

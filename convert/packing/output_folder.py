@@ -139,7 +139,7 @@ class Target:
         with os.fdopen(descriptor, "r+") as file:
             if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 holder = file.read().strip() or "another converter"
-                raise UsageError(f"{self.folder}: {holder} is converting into it; wait, or stop it")
+                raise UsageError(f"{self.folder}: {holder} is writing to it; wait, or stop it")
             # The name is for the message of whoever is refused; the lock itself is the kernel's.
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -173,9 +173,7 @@ class Target:
                     self._refuse("holds an unfinished conversion of different input or options")
                 return True
         except DataError as error:
-            hint = (
-                "what it lists is not known to be ours: name another folder, or move this one away"
-            )
+            hint = "its files may not be rackrun's: name another folder, or move this one away"
             raise DataError(f"{error}; {hint}") from None
         # What is still here is listed by no manifest and no plan, so it may not be ours.
         planned = plan.files() | {REPORT_NAME}
@@ -213,8 +211,8 @@ class Target:
     def refuse_foreign(self, name: str) -> None:
         """Raise UsageError for a file in the way."""
         raise UsageError(
-            f"{self.folder / name}: no conversion here has made it; choose another folder, or move"
-            " it elsewhere"
+            f"{self.folder / name}: not written by a conversion; choose another folder, or move it"
+            " away"
         )
 
     def planned(self) -> set[str]:

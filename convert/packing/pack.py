@@ -47,7 +47,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
         counted = replace(listing, records=metered(listing.records, "listed"))
         plan, table = make_plan(counted, packing)
         if not target.begin(plan, packing.force):
-            say(f"{out}: holds this data set already")
+            say(f"{out}: already has this data set")
             print_use(out, plan.dataset)
             return
         write_shards(target, plan, table, listing.containers, packing)
@@ -114,7 +114,7 @@ def write_shards(
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
     jobs = _unfinished(target, plan, mine, packing.allow_left_out)
     if len(jobs) < len(mine):
-        say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are there already")
+        say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are already there")
 
     def work(shard: PlannedShard) -> None:
         _write(target, plan, shard, table, containers)
@@ -125,7 +125,7 @@ def write_shards(
         raise  # SIGTERM has an exit code of its own
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"{target.folder}: finished shards are kept; the same command goes on from there"
+            f"{target.folder}: finished shards are kept; type the same command to continue"
         ) from None
     finally:
         target.clear_partials(jobs)
@@ -189,8 +189,8 @@ def _write(
             first = found[0]
             raise DataError(
                 f"{shard.name}: no image in it is whole; the first, {first.name}, is "
-                f"{LEFT_OUT[first.kind]}; if the source has failed, run the same command when it is"
-                " back; else ask for fewer --shards"
+                f"{LEFT_OUT[first.kind]}; if the source has failed, type the same command when it"
+                " is back; otherwise type a smaller --shards"
             )
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.

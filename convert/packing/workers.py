@@ -111,7 +111,7 @@ def _death(crew: Iterable[BaseProcess], notes: Any) -> Problem:
         remedy += "; if it dies again, with a smaller --workers"
     elif exit_code < 0:
         reason += f", {signal.Signals(-exit_code).name}: a crash in a library that reads images"
-        remedy += "; if it dies there again, take that image out of the source" if item else ""
+        remedy += "; if it dies there again, remove that image from the source" if item else ""
     return Problem(f"{item}{': ' if item else ''}a worker process died ({reason}); {remedy}")
 
 

@@ -66,8 +66,8 @@ class Folder:
             data = file.read(record.size + 1)
         if len(data) != record.size:
             raise DataError(
-                f"{path}: its size has changed since it was listed; when nothing writes there any "
-                "more, run the same command with --force"
+                f"{path}: its size has changed since it was listed; once nothing writes to it any "
+                "more, type the same command with --force"
             )
         return data
 

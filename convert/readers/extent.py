@@ -51,7 +51,7 @@ class Extent(io.RawIOBase):
         if wanted > self._most:
             raise DataError(
                 f"{self.path}: byte {self._position:,}: {wanted:,} bytes of headers are too many: "
-                "damaged, or made to do harm"
+                "damaged or malicious"
             )
         data = self.at(self.start + self._position, wanted)
         self._position += len(data)

@@ -41,12 +41,12 @@ SYSTEM = re.compile(rf"(?:^|/)(?:{'|'.join(map(re.escape, SYSTEM_FOLDERS))})(?=/
 LOSSES = {  # kind of defect -> its description in the report
     "missing": "not there",
     "empty": "empty",
-    "checksum": "not the bytes that the archive's CRC-32 promises",
+    "checksum": "not the bytes of the CRC-32 in the archive",
     "truncated": "cut off",
     "broken": "broken in structure",
     "undecodable": "cannot be decoded",
-    "unknown format": "in none of the formats that are read",
-    "too large": "too large, or made to do harm",
+    "unknown format": "in a format that is not supported",
+    "too large": "too large or malicious",
 }
 MAX_IMAGE_BYTES = 128 << 20
 TRAIN, VAL, TEST = "train", "val", "test"
@@ -196,7 +196,7 @@ def reading(path: Path) -> Iterator[None]:
     except OSError as error:
         raise ReadError(
             f"{path}: cannot be read: {error.strerror}; what is finished is kept: when the source "
-            "is back, the same command goes on"
+            "is back, type the same command to continue"
         ) from None
 
 

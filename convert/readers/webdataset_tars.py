@@ -78,7 +78,7 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     suffix, member = labelled
     where = clean(f"{tar.path}: {sample.key}{suffix}")
     if member.size > MAX_LABEL_BYTES:
-        raise DataError(f"{where}: {member.size:,} bytes are no class")
+        raise DataError(f"{where}: {member.size:,} bytes are not a class")
     value: Any
     data = tar.read(member)
     if suffix == ".json":
@@ -97,7 +97,7 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
         try:
             value = data.decode().strip()
         except UnicodeDecodeError:
-            raise DataError(f"{where}: no text, so no class") from None
+            raise DataError(f"{where}: not text, so not a class") from None
     # Digits are a number wherever they stand; 20 of them are more than any class has.
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
         value = int(value)
@@ -105,7 +105,9 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
         return value
     if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():
         return value
-    raise DataError(clean(f"{where}: {str(value)[:60]!r} is no class: a number from 0, or a name"))
+    raise DataError(
+        clean(f"{where}: {str(value)[:60]!r} is not a class: a number from 0, or a name")
+    )
 
 
 def _parts(name: str) -> tuple[str, str]:
@@ -122,8 +124,8 @@ def _check(member: Record, suffix: str, sample: TarSample, tar: Tar) -> None:
             "without compressing what is in them"
         )
     if member.name.startswith("/") or ".." in PurePosixPath(member.name).parts:
-        raise DataError(f"{where}: leads out of its folder; write the tar again without that")
+        raise DataError(f"{where}: leads out of its folder; write the tar again without it")
     if suffix in sample.members:
-        raise DataError(f"{where}: is in there twice; each sample must have a key of its own")
+        raise DataError(f"{where}: is in it twice; each sample must have its own key")
     if suffix in IMAGE_SUFFIXES and sample.image:
-        raise DataError(f"{where}: a second image of one sample; give each a key of its own")
+        raise DataError(f"{where}: a second image of one sample; give each image its own key")

@@ -175,7 +175,7 @@ class Zip:
             advice = "download it again"
             if self._file.length > MAX_32_BITS:
                 advice = (
-                    "archives over 4 GB of macOS' Finder are read by nothing else: there, type "
+                    "only macOS reads its Finder's archives over 4 GB: there, type "
                     "ditto -xk ARCHIVE FOLDER, and give the folder"
                 )
             raise DataError(f"{self.path}: {name} lies outside the archive: damaged; {advice}")
@@ -189,8 +189,8 @@ class Zip:
         ends = starts + LOCAL.size + members["packed"][order]
         if (shared := np.flatnonzero(ends[:-1] > starts[1:])).size:
             raise DataError(
-                f"{self.path}: members overlap at byte {starts[shared[0] + 1]:,}: damaged, or made "
-                "to do harm"
+                f"{self.path}: members overlap at byte {starts[shared[0] + 1]:,}: damaged or "
+                "malicious"
             )
 
     def _warn_of_guesses(self, names: list[str]) -> None:
@@ -208,7 +208,7 @@ class Zip:
         if _is_bomb(member):
             raise DataError(
                 f"{self.path}: {member.name}: {member.length:,} bytes inflate to {member.size:,}: "
-                "damaged, or made to do harm"
+                "damaged or malicious"
             )
         with translated_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)

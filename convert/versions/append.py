@@ -192,9 +192,9 @@ class ImageStatus(Enum):
     """What becomes of an image that is to be appended."""
 
     NEW = "new"
-    OTHER = "other images of names that are taken; their keys end with their CRC-32"
-    PRESENT = "are in it already"
-    DROPPED = "were dropped by an earlier version; to take them again, add --allow dropped"
+    OTHER = "different images with names that are in use; their keys end with their CRC-32"
+    PRESENT = "already there"
+    DROPPED = "dropped by an earlier version; to add them again, add --allow dropped"
 
 
 def _new_records(

@@ -117,7 +117,7 @@ def _unlisted(newest: NewestVersion, source: Path, split: str) -> TarListing:
 def _kept(newest: NewestVersion, listing: TarListing, is_new: Sequence[bool]) -> TarListing:
     if not all(is_new):
         count = plural(len(is_new) - sum(is_new), "tar")
-        say(f"{newest.target.folder}: {count}: a version has them already")
+        say(f"{newest.target.folder}: {count}: already in a version")
     tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
     return replace(listing, tars=tars)
 
@@ -139,7 +139,7 @@ def _refuse_stored_keys(
                 )
             if (tar.split, key) in dropped and not takes_dropped:
                 raise DataError(
-                    f"{where}: was dropped by an earlier version; to take such samples again, "
+                    f"{where}: was dropped by an earlier version; to add such samples again, "
                     "add --allow dropped"
                 )
 

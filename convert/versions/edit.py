@@ -225,7 +225,7 @@ def _class_number(edit: Edit, classes: Sequence[str]) -> int:
         return classes.index(edit.new_class)
     near = difflib.get_close_matches(edit.new_class, classes, 1)
     hint = f"did you mean {near[0]}?" if near else f"there are {first_few([*classes], NAMED)}"
-    raise edit.refuse(f"no class {edit.new_class!r}; {hint}; a new class comes with append")
+    raise edit.refuse(f"no class {edit.new_class!r}; {hint}; append adds new classes")
 
 
 def _refuse_absent(edits: Sequence[Edit], newest: NewestVersion) -> None:

@@ -59,7 +59,9 @@ class NewestVersion:
         """
         location, version = folder_and_version(folder)
         if URL.match(location):
-            raise UsageError(f"{location}: type this on the server, with the path of its folder")
+            raise UsageError(
+                f"{location}: type this command on the server, with the path of the folder"
+            )
         if reason := why_no_shards(location):
             raise UsageError(reason)
         target = Target(Path(location))

@@ -108,7 +108,7 @@ def _paths(folder: Path) -> tuple[Path, Path]:
         digest = sha256(table_path.read_bytes()).hexdigest()
         if page.exists() and digest.encode() in page.read_bytes():
             break
-        say(f"{table_path}: stays, as it was changed since a doctor wrote it")
+        say(f"{table_path}: kept, since it was changed after the doctor wrote it")
     return table_path, page
 
 

@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "drop --workers": "leave it out: no tar is written, so it takes seconds",
         "doctor --workers": "leave it out: cleanvision takes all cores",
         "--dropout": "type --model-args dropout=0.2, as the model calls it (timm: drop_rate)",
-        "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs behind the task",
+        "--elastic": "type --max-restarts 3 --min-hosts 1, and --exact-epochs after the task",
         "--extension": "leave it out: every image is called .jpg, and the index has its format",
         "--extra-data": "type --data once for each folder, in exact epochs; --class-weights says"
         " how often a class is used",
@@ -71,7 +71,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--straggler-steps": "leave it out: ranks are compared after 20 steps, and then every 200",
         "--tiles": "add --short-side 256, which makes reading twice as fast",
         "--undrain": "as root, remove /etc/rackrun/drained on that host",
-        "--val-shards": "leave it out: shards that are not of train have about 64 MiB",
+        "--val-shards": "leave it out: shards of other splits have about 64 MiB",
     }
 )
 """Option as typed, behind a command if only that one had it -> what to do instead.
@@ -81,10 +81,10 @@ It is a sentence without its full stop.
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "board": "type attach, or report --watch for a page that is drawn again and again",
+        "board": "type attach, or report --watch for a page that is kept up to date",
         "convert diff": "type convert summary: what each version added, dropped and relabelled",
         "convert log": "type convert summary, which lists the versions",
-        "convert prune": "a version takes next to no room; to be rid of dropped images,"
+        "convert prune": "a version takes hardly any space; to erase dropped images,"
         " type convert shards DATA OUT",
         "convert squash": "type convert shards DATA OUT",
         "convert sidecars": "type wds2idx, widsindex or energon prepare, on the finished shards",

@@ -24,8 +24,8 @@ class ReportOptions:
     """Write report.html of a run, or a page that compares several runs."""
 
     examples: ClassVar[Examples] = (
-        ("{prog} runs/latest", "draw the page of the newest run again"),
-        ("{prog} --watch latest", "draw it until the run ends"),
+        ("{prog} runs/latest", "write the page of the newest run again"),
+        ("{prog} --watch latest", "update it until the run ends"),
         ("{prog} catdog-a catdog-b", "compare runs: compare.html"),
     )
 
@@ -44,7 +44,7 @@ def main(args: list[str]) -> None:
 
     options = parse(ReportOptions, called("report"), args)
     if not options.runs:
-        raise UsageError(f"report of which run? type: {called('report')} RUN [RUN ...]")
+        raise UsageError(f"report: which run? type: {called('report')} RUN [RUN ...]")
     folders = list(map(run_folder, options.runs))
     if options.watch:
         if len(folders) > 1:

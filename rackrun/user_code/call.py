@@ -40,7 +40,7 @@ def as_json(name: str, value: object) -> bytes:
     try:
         text = json.dumps(value, default=_plain, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        what = f"{name}: what it returned is no JSON: {error}"
+        what = f"{name}: what it returned cannot be written as JSON: {error}"
         raise UsageError(f"{what}; return numbers, text, lists, dicts or a dataclass") from None
     if len(text) > MOST_RETURNED:
         what = f"{name} returned {len(text):,} bytes, of which {MOST_RETURNED:,} may travel"

@@ -88,8 +88,8 @@ def _why_no_file(file: Path) -> str:
         meant = f"; did you mean {file.parent / close[0]}?" if close else ""
         return f"no file {file}{meant}"
     if not file.stem.isidentifier():
-        return f"{file} is no task: its name cannot be imported; type: mv {file} my_task.py"
-    return f"{file} is no task: it does not define TASK"
+        return f"{file} is not a task: its name cannot be imported; type: mv {file} my_task.py"
+    return f"{file} is not a task: it does not define TASK"
 
 
 @cache

@@ -60,7 +60,7 @@ def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys
     capsys.readouterr()
     out = convert("folder", source, "--allow", "leaks")
     printed = capsys.readouterr()
-    assert "shards are there already" in printed.err
+    assert "shards are already there" in printed.err
     assert "kept: 1 exact copies of images in another split: val/pine/leak.jpg (" in printed.out
     report = Manifest.parse((out / "dataset.json").read_bytes(), "").report
     assert report == {"copy": 1, "leak": 1, "two classes": 1}

@@ -60,7 +60,7 @@ def test_kill_9_and_the_same_command_again(slow, command, convert, tmp_path):
     kept = {path: path.stat().st_ino for path in out.glob("*.tar")}
     assert 0 < len(kept) < SHARDS
     code, errors = command(*slow).end()
-    assert code == 0 and f"of {SHARDS + 1} shards are there already" in errors
+    assert code == 0 and f"of {SHARDS + 1} shards are already there" in errors
     assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= len(kept) - 2
     whole = command(*slow[:2], tmp_path / "whole", *slow[3:])
     assert whole.end()[0] == 0
@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_nothing_half_written(number, code, slow, command, t
     ended, errors = running.end()
     assert ended == code
     assert "Traceback" not in errors
-    assert number != signal.SIGINT or "the same command goes on from there" in errors
+    assert number != signal.SIGINT or "type the same command to continue" in errors
     assert_only_whole_files(tmp_path / "out")
     assert not list((tmp_path / "out").glob(".*.partial"))
     with pytest.raises(ProcessLookupError):
@@ -145,7 +145,7 @@ KILLED = (signal.SIGKILL, "-9, SIGKILL: out of memory", "with a smaller --worker
 CRASHED = (
     signal.SIGSEGV,
     "-11, SIGSEGV: a crash in a library",
-    "take that image out of the source",
+    "remove that image from the source",
 )
 
 
@@ -198,9 +198,9 @@ def test_two_converters_on_one_target(slow, command, tmp_path):
     for options in (("--force",), ("--task-index", 0, "--task-count", 2)):
         code, errors = command(*slow, *options).end()
         assert code == 64
-        assert f"process {first.process.pid} on " in errors and "is converting into it" in errors
+        assert f"process {first.process.pid} on " in errors and "is writing to it" in errors
     code, errors = command("finish", tmp_path / "out").end()
-    assert code == 64 and "is converting into it" in errors
+    assert code == 64 and "is writing to it" in errors
     first.signal_all(signal.SIGCONT)
     assert first.end()[0] == 0
     assert command("verify", tmp_path / "out").end()[0] == 0
@@ -212,7 +212,7 @@ def test_tasks_share_the_target_but_not_with_finish(tmp_path):
     with (
         target.locked(shared=True),
         target.locked(shared=True),
-        pytest.raises(UsageError, match="is converting into it"),
+        pytest.raises(UsageError, match="is writing to it"),
         target.locked(),
     ):
         pass

@@ -124,7 +124,7 @@ def test_a_second_run_has_nothing_to_do(train_zip, convert, capsys):
     assert capsys.readouterr().err.endswith(message)
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
     convert("catdog", train_zip)
-    assert capsys.readouterr().err.endswith(f"holds this data set already\n{message}")
+    assert capsys.readouterr().err.endswith(f"already has this data set\n{message}")
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
 
 

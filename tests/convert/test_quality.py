@@ -114,7 +114,7 @@ def test_the_report_names_every_odd_file(tmp_path, convert, capsys):
     printed = capsys.readouterr().out
     assert "13 images stored, all of them decoded" in printed
     assert "left out: 1 cut off: train/cat.901.jpg" in printed
-    assert "left out: 1 not an image by its name (.db 1): Thumbs.db" in printed
+    assert "left out: 1 not an image, by their names (.db 1): Thumbs.db" in printed
     text_only(printed)
     report = json.loads((out / "report.json").read_text())
     assert report["pictures"] == 13 and report["left_out"] == 4

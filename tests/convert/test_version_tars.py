@@ -53,7 +53,7 @@ def test_tars_that_come_into_the_folder_are_its_next_version(tars, capsys):
     run("verify", tars)
     run("append", tars, tars)
     assert manifest_of(tars).number == 2
-    assert "4 tars: a version has them already" in capsys.readouterr().err
+    assert "4 tars: already in a version" in capsys.readouterr().err
 
 
 def test_tars_that_lie_elsewhere_get_links(tmp_path, tars):

@@ -49,7 +49,7 @@ def test_nothing_new_makes_no_version(tmp_path, data, capsys):
     before = shown(data)
     run("append", tmp_path / "photos", data)
     assert shown(data) == before
-    assert "48 images: are in it already" in capsys.readouterr().err
+    assert "48 images: already there" in capsys.readouterr().err
 
 
 def test_another_image_of_a_taken_name_gets_a_key_of_its_own(tmp_path, data):

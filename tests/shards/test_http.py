@@ -245,7 +245,7 @@ def field(name: str, value: str) -> Fault:
 
 WRONG = {
     "a head that is cut": (cut_in_the_head, "but of no range (no Content-Range)"),
-    "a page of a portal": (page, "status 200 OK: a page, and no part of a data set; does a portal"),
+    "a page of a portal": (page, "status 200 OK: a web page, not part of a data set; does"),
     "the whole file": (whole, "status 200 OK: the server sends no ranges"),
     "not found": (status("404 Not Found"), "status 404 Not Found"),
     "gone": (status("410 Gone"), "status 410 Gone"),
@@ -461,7 +461,7 @@ def test_a_password_comes_from_a_file_or_from_netrc(tiny, secret, tmp_path, monk
 def test_a_password_never_crosses_a_network_in_the_clear(secret, tmp_path, monkeypatch):
     """Over http:// it goes to this machine only; a file that holds none is named."""
     monkeypatch.setenv(variables.CREDENTIALS, str(secret))
-    with pytest.raises(UsageError, match="in the clear"):
+    with pytest.raises(UsageError, match="unencrypted"):
         _ = HttpSource("http://10.1.2.3/").manifest
     monkeypatch.setenv(variables.CREDENTIALS, str(tmp_path / "none"))
     with pytest.raises(UsageError, match="none: No such file"):

@@ -68,7 +68,7 @@ def test_another_version_is_refused(data, tmp_path):
     with pytest.raises(UsageError, match=f"is on version 1; .* type --data {data}@1, or .*weights"):
         chosen(f"{data}@2", recorded)
     second = open_source(str(data)).manifest.digest
-    with pytest.raises(UsageError, match=rf"is on version 2; to go on, type --data {data}@2"):
+    with pytest.raises(UsageError, match=rf"is on version 2; to continue, type --data {data}@2"):
         chosen(f"{data}@1", second)
     with pytest.raises(UsageError, match="no version 3; the newest is 2"):
         chosen(f"{data}@3", recorded)

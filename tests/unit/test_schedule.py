@@ -176,7 +176,7 @@ def test_the_most_ranks_follow_from_rate_and_batch(options, most):
     limit, why = most_ranks(Config(**options))
     assert limit == most
     assert why == (
-        "--global-batch 48 has not a sample for each of them"
+        "--global-batch 48 has fewer samples than that"
         if most == 48
         else "--scale-lr is known to hold up to lr 3.2 and 8,192 images per step; type a smaller"
         " --batch-size and --lr, or --no-scale-lr --lr 3.2, or what you have tried"

@@ -102,10 +102,11 @@ def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:
     wait([process.sentinel for process in processes], NOTICED_SECONDS)
     for process in processes:
         if code := process.exitcode:
-            how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+            name = signal.Signals(-code).name if code < 0 else ""
+            how = f"was killed by {name}" if name else f"ended with exit code {code}"
             return Problem(
-                f"a loader worker (pid {process.pid}) was {how}; if the memory is full,"
-                " type --workers with a smaller number"
+                f"a loader worker (pid {process.pid}) {how}; if the memory is full, type a smaller"
+                " --workers"
             )
     return None
 

@@ -74,7 +74,7 @@ class StoredData(Data):
         self.batch = config.global_batch or config.batch_size * ranks.world
         if self.batch < ranks.world:
             raise UsageError(
-                f"--global-batch {self.batch} has not a sample for each of {ranks.world} ranks"
+                f"--global-batch {self.batch} has fewer samples than {ranks.world} ranks"
             )
         sources = sources_of(config)
         self._pool = SamplePool(sources)

@@ -83,7 +83,7 @@ def named_classes(path: str) -> tuple[str, ...]:
         raise UsageError(f"--classes {path}: cannot be read: {why}") from None
     names = tuple(line.strip() for line in lines)
     if not names or len(set(names)) < len(names) or not all(map(str.isprintable, names)):
-        raise UsageError(f"--classes {path}: a different name in each line is needed")
+        raise UsageError(f"--classes {path}: each line needs a different name")
     if "" in names or len(names) > MOST_CLASSES:
         raise UsageError(f"--classes {path}: an empty line, or more than {MOST_CLASSES:,}")
     for number, name in enumerate(names):
@@ -207,10 +207,8 @@ class _Watched(io.RawIOBase):
         marks = len(rest)
         while rest:
             if rest.strip(b"\0"):
-                raise DataError(
-                    f"{self._shown}: damaged: what follows byte {self.end} is no member"
-                )
+                raise DataError(f"{self._shown}: damaged: there is no member after byte {self.end}")
             rest = self._stream.read(READ_BYTES)
             marks += len(rest)
         if marks < BLOCK:
-            raise DataError(f"{self._shown}: cut short: the mark of its end is missing")
+            raise DataError(f"{self._shown}: cut short: its end marker is missing")

@@ -46,7 +46,7 @@ def main(args: Sequence[str]) -> int:
     """Export a model as the words ask; return the exit code."""
     given = parse(Export, called("export"), with_weights_first(args))
     if given.out.suffix not in SUFFIXES:
-        raise UsageError(f"{given.out}: no format of this name; type one of: {', '.join(SUFFIXES)}")
+        raise UsageError(f"{given.out}: not a known format; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
     given.published.check(given.model)
     weights = final_weights(given.checkpoint)

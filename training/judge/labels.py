@@ -38,8 +38,8 @@ def trained_on(classes: Sequence[str], data: str, weights: str, model: str, task
     refuse_other_classes(trained, classes, data)
     if list(classes) != trained.classes:  # else a label could become one that the data lack
         raise UsageError(
-            f"{trained.path}: has {len(trained.classes)} classes, {data} has {len(classes)} of"
-            " them, or in another order; type a run trained on these data"
+            f"{trained.path}: has {len(trained.classes)} classes, {data} has {len(classes)}, or the"
+            " same in another order; type a run that was trained on these data"
         )
     return trained
 

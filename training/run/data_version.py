@@ -46,8 +46,8 @@ def chosen(location: str, recorded: str) -> Choice:
     of_run = f"{folder}@{number}"
     if typed and number != typed:
         raise UsageError(
-            f"--data {location}: the checkpoint's run is on version {number}; to go on, type --data"
-            f" {of_run}, or start a run on version {typed} with --weights"
+            f"--data {location}: the checkpoint's run is on version {number}; to continue, type"
+            f" --data {of_run}, or start a run on version {typed} with --weights"
         )
     if number == newest.number:
         return of_run, ""

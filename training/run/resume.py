@@ -78,7 +78,7 @@ def resumed(resume: str, task: str, ranks: Ranks) -> Earlier:
     """
     earlier = _newest(partial(requested_checkpoint, resume, task), ranks, by_run=resume == LATEST)
     if not earlier:
-        raise SaveError(f"--resume {resume}: no node has a whole checkpoint")
+        raise SaveError(f"--resume {resume}: no node has an intact checkpoint")
     return earlier
 
 

@@ -43,7 +43,7 @@ def test_a_cache_that_is_too_small_costs_nothing_but_a_line(shards, tmp_path):
     with rackrun.serving(site) as server:
         done = run(f"rackrun local {TRAIN} --data {server.url} --cache-size 0.000001", tmp_path)
     assert done.code == 0 and not kept(tmp_path)
-    assert f"is full (--cache-size 1e-06); what is missing is read from {server.url}" in done.said
+    assert f"is full (--cache-size 1e-06); the rest is read from {server.url}" in done.said
 
 
 @pytest.mark.parametrize("option", ["--cache-peers", "--no-cache-peers"])
