@@ -51,7 +51,7 @@ class Cost(NamedTuple):
     seconds: float
     cpu_seconds: float
     peak_bytes: int
-    """Of its largest process."""
+    """Peak memory of the largest process."""
 
 
 def main(args: list[str]) -> None:

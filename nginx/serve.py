@@ -48,7 +48,7 @@ class NginxServer:
 
     site: Site
     path: str
-    """Below which the folder is served; it begins and ends with a slash."""
+    """The path below which the folder is served; it begins and ends with a slash."""
     why: str  # why it is a native nginx rather than a container; empty if that was asked for
     home: Path
     """Folder with its configuration, its log, and scratch/, where a native one may write.

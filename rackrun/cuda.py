@@ -43,7 +43,7 @@ end with torch 2.7 (.../issues/147383)."""
 QUERY = "--query-gpu=driver_version,compute_cap", "--format=csv,noheader"
 QUERY_SECONDS = 60
 OLDEST_DRIVERS = {13: 580, 12: 525, 11: 450}
-"""By CUDA release, for any minor version of it (docs.nvidia.com/deploy/cuda-compatibility)."""
+"""CUDA release, in any minor version -> driver (docs.nvidia.com/deploy/cuda-compatibility)."""
 DRIVER = Path("/proc/driver/nvidia/version")
 
 

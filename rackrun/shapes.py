@@ -28,7 +28,7 @@ from rackrun.terminal import one_line
 
 LARGEST_NUMBER = 2**53  # what JSON's numbers hold exactly everywhere
 MOST_VALUES = 2 << 20
-"""In a JSON text, counted before it is decoded: an empty list takes 3 bytes there, and 64 here."""
+"""Values in a JSON text, counted before decoding: an empty list takes 3 bytes there, 64 here."""
 MOST_LETTERS = 300  # of a message, which may quote a name from the data
 
 T = TypeVar("T")

@@ -18,7 +18,7 @@ State = TypeVar("State")
 
 PIPE_COLUMNS = 200  # of what reads a pipe
 STYLES = {"X": "bold red", "!": "yellow"}
-"""Of a row, by the mark in its first cell."""
+"""Mark in the first cell of a row -> style of the row."""
 
 
 def table(

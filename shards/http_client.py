@@ -146,7 +146,7 @@ class TimedBytes(io.RawIOBase):
         self._stall_seconds = stall_seconds
         self._waited_seconds, self._got = 0.0, 0
         self.deadline = math.inf
-        """On the monotonic clock."""
+        """When the transfer must be done, by the monotonic clock."""
 
     def readable(self) -> bool:
         """Return True."""

@@ -67,13 +67,13 @@ class Timeouts:
     """Limits on waiting for a server, in seconds."""
 
     connect_seconds: float = 5.0
-    """For a connection."""
+    """Time to connect."""
     stall_seconds: float = 30.0
-    """For bytes, while fewer than 1 kB arrive in a second."""
+    """Time in which fewer than 1 kB per second may arrive."""
     total_seconds: float = 120.0
-    """For a block, including all retries."""
+    """Time for a block, including all retries."""
     first_seconds: float = 15.0
-    """For the manifest, which is read first: a wrong address should not look like a failing
+    """Time for the manifest, which is read first: a wrong address should not look like a failing
     server."""
 
 

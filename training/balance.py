@@ -129,7 +129,7 @@ class Balance:
 
     @property
     def counts(self) -> list[int]:
-        """By rank, the samples of a full step under the newest cut."""
+        """The samples that each rank gets of a full step, by the newest split."""
         counts: list[int] = self.cut.sizes(self._batch).tolist()
         return counts
 

@@ -36,7 +36,7 @@ from rackrun.training.weights_file import ZIP, kind_of
 
 Content = dict[str, Any]
 REFUSED = re.compile(r"GLOBAL ([\w.]+)")
-"""In torch's refusal of a pickle: what it will not call."""
+"""Finds in torch's refusal of a pickle what it would not call."""
 OTHER_FILE = "type a run folder, its final.pt, or a file of its checkpoints/"
 UNREADABLE = (  # what zipfile and torch raise for bytes that nobody has meant to be read
     *(BadZipFile, UnpicklingError, zlib.error, struct.error, ImportError, MemoryError),

@@ -21,7 +21,7 @@ class Pace(NamedTuple):
     counts: Counts = Counts()
     seconds: float = 0.0
     data_seconds: float = 0.0
-    """For which ranks waited for data, on average."""
+    """How long ranks waited for data, on average."""
     skipped_steps: int = 0
     """As gradients overflowed float16."""
 

@@ -18,7 +18,7 @@ from rackrun.terminal import one_line
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 
 OF_MACHINE = re.compile(r"cuda|triton|compil|alloc|memory|\bdevice", re.IGNORECASE)
-"""In errors that another machine may not have."""
+"""Finds errors that another machine may not have."""
 PROBABILITIES = (
     "the model's outputs are probabilities, as of a softmax or sigmoid at its end; the loss takes"
     " logits: leave that out, or training stops far from its best"

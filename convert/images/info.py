@@ -70,7 +70,7 @@ class ImageInfo:
     oddities: tuple[str, ...] = ()
     """Kinds of KEPT that apply."""
     orientation: int = 1
-    """By EXIF or XMP; 1 for upright."""
+    """The orientation by EXIF or XMP; 1: upright."""
 
 
 def inspect(

@@ -37,7 +37,7 @@ class TarIndex:
     """The samples of a tar."""
 
     size: int
-    """In bytes."""
+    """Bytes."""
     sha256: str = ""
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, INDEX_FIELDS))
     """As in the index, but that a label is a number in `labels`."""

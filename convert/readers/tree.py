@@ -32,7 +32,7 @@ class Tree:
     prefix: str = ""
     """The folder of an archive that all else is in, with a slash."""
     names: frozenset[PurePosixPath] | None = None
-    """Of an archive: the folders in it."""
+    """The folders in an archive; None for a folder on disk."""
     exclude: Sequence[str] = ()
     """Patterns of what is left out."""
 

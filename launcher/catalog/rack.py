@@ -1,4 +1,4 @@
-"""`rackrun rack`: all hosts in a table, with who uses and awaits them.
+"""`rackrun rack`: all hosts in a table, with who uses them and who waits for them.
 
 hosts -> a probe on each, asked again and again -> rows (see rack_table) -> the terminal
 """

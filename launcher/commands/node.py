@@ -1,4 +1,4 @@
-"""`rackrun node`: one node's share of a run, started once per node by a scheduler.
+"""`rackrun node`: one node's part of a run, started once per node by a scheduler.
 
 The scheduler determines which node this is (`schedulers`), the nodes agree on the rest
 (`node_agreement`), and each launcher supervises its own agent. Output and exit codes are those
@@ -167,7 +167,7 @@ def _launch_node(
 
 
 def refuse_unfit(work: Work, options: NodeOptions) -> None:
-    """Check this node as `./run-ssh` checks hosts: what no other node and no lock matters for."""
+    """Make those checks of `./run-ssh` that need no other node and no lock."""
     name, folder = socket.gethostname(), str(Path.cwd())
     host = Host(THIS_MACHINE, python=sys.executable, label=name)
     needs = Requirements(folder, environment=options.environment, on_cpu=is_on_cpu(work))

@@ -1,4 +1,4 @@
-"""`--on HOST`: type a command on another machine, on which the run then lives.
+"""`--on HOST`: run a command on another machine, which then supervises the run.
 
     1  for a launch, the project and rackrun go there, as --sync brings them to hosts
     2  its variables and secrets go there by a connection of their own, into memory

@@ -80,9 +80,9 @@ def working_tree(
 ) -> WorkingTree | None:
     """Return the code in a folder; None when git does not know it: then nothing is compared.
 
-    What the launcher itself reads and writes is none: `own_files`, the folder of `runs`, and where
-    its output goes. `say` gets what a user may want to change. Raises UsageError for what cannot
-    be read.
+    What the launcher itself reads and writes is left out: `own_files`, the folder of `runs`, and
+    the file of its output. `say` gets what a user may want to change. Raises UsageError for a file
+    that cannot be read.
     """
     listed, why = _listing(folder)
     if listed is None:

@@ -47,14 +47,14 @@ class Launch:
     def __init__(self, spec: LaunchSpec, show: Show) -> None:
         """Take the spec of all attempts, whose probes hold the hosts for the first one.
 
-        `show` lets somebody read the run from its first line on.
+        `show` starts a reader of the run.
         """
         self.spec = spec
         self._show = show
         self._newest: Attempt | None = None
         self._stack = ExitStack()
         self._output: RunOutput | None = None
-        """Of the run, from its first attempt on."""
+        """The output of the run, from its first attempt on."""
         self.result: Result | None = None
         """The result of the newest attempt."""
         self._is_over = False
@@ -274,7 +274,7 @@ class Attempt:
 
     job: Job
     plan: Plan
-    """Of the hosts that take part."""
+    """The plan for the hosts that take part."""
     agents: Sequence[Transport]
     """The ways to the hosts of the plan, in its order, by which their agents are started."""
     transports: Sequence[Transport]

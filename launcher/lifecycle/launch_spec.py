@@ -42,15 +42,15 @@ class LaunchSpec:
 
     hosts: Sequence[Host]
     transports: Sequence[Transport | Problem]
-    """To the hosts, in their order; to one that cannot be reached, the reason."""
+    """The ways to the hosts, in their order; for one that cannot be reached, the reason."""
     work: Work
     settings: LaunchSettings
     code: WorkingTree | None = None
     """What the code of hosts is compared with; None for a folder without git."""
     addresses: Sequence[str] = ()
-    """By which this machine reaches hosts; empty text for one behind a gateway."""
+    """The addresses at which this machine reaches hosts; "" for one behind a gateway."""
     probed: ClusterFacts = NO_FACTS
-    """With probes that hold the hosts, where there was a choice of hosts."""
+    """Facts whose probes hold the hosts, where there was a choice of hosts."""
 
     @property
     def reached(self) -> list[Transport]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 SECRET_BYTES = 16
 SERVED_PATH = re.compile(r"/[A-Za-z0-9_-]{22}/(@[1-9][0-9]{0,4})?")
-"""Of the URL that a run's server gives its ranks: a secret, and a version of the data."""
+"""The path of the URL that a run's server gives its ranks: a secret, and a version of the data."""
 NOTICED_SECONDS = 0.1  # until a server that ended is noticed
 LONGEST_PAUSE_SECONDS = 30.0  # before another start, doubled while starts fail
 

@@ -41,7 +41,7 @@ class EventLog:
             fcntl.flock(self._file, fcntl.LOCK_EX)
         self._size = 0
         self._phase: tuple[object, ...] = ()
-        """Of the first rank."""
+        """The last phase that the first rank reported."""
 
     def close(self) -> None:
         """Close the file, and so unlock it."""

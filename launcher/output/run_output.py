@@ -42,7 +42,7 @@ STATE_SHARE = 20  # at most this fraction (1/20) of the launcher's time
 
 
 class Reader(Protocol):
-    """Who reads the output of a run while it is written."""
+    """The reader of a run's output while it is written."""
 
     @property
     def closed(self) -> bool:
@@ -53,7 +53,7 @@ class Reader(Protocol):
 
 
 Show: TypeAlias = Callable[[Job], Reader]
-"""Lets somebody read a run from its first line on."""
+"""Starts a reader of a run, from its first line on."""
 
 
 class RunOutput(AbstractContextManager["RunOutput"]):

@@ -53,12 +53,12 @@ class HostView(Shape, frozen=True):
     state: str
     urgency: Whole
     step: Whole
-    """Of its slowest rank; 0: none yet."""
+    """The step of its slowest rank; 0: none yet."""
     loss: Measure | None
     images_per_second: Measure
-    """Its share of those of all ranks."""
+    """Its part of those of all ranks."""
     share: Real | None
-    """Of the images of a step, if ranks get them by speed (--balance auto)."""
+    """Its part of the images of a step, with --balance auto."""
     usage: Usage | None
     last_line: str
     """The newest line of its ranks, finished or not."""
@@ -76,7 +76,7 @@ class RunView(Shape, frozen=True):
     """What is read; empty while the first rank has not reported it."""
     seconds: Real
     phase: str
-    """Of the first rank; empty while it has not reported."""
+    """The phase of the first rank; empty while it has not reported."""
     epoch: Whole
     epochs: Whole
     epoch_step: Whole
@@ -87,9 +87,9 @@ class RunView(Shape, frozen=True):
     accuracy: Measure | None
     images_per_second: Measure | None
     data_share: Real | None
-    """Of the time, for which ranks waited for data."""
+    """The part of the time for which ranks waited for data."""
     seconds_left: Real | None
-    """Until the end of the run."""
+    """Seconds until the end of the run."""
     best: Measure | None
     """The best validation accuracy so far."""
     checkpoint: Whole

@@ -327,6 +327,6 @@ CHECKS = (
     Check(DRAINED, _drained),
     Check("machine", _machine),
 )
-"""In the order of the table."""
+"""The checks, in the order of the table."""
 
 ENVIRONMENT = tuple(check.name for check in CHECKS if check.of_interpreter)

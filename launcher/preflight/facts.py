@@ -48,7 +48,7 @@ class Requirements:
     """Requirements of a run that every host must meet."""
 
     workdir: str
-    """Unless hosts.txt names another; relative to the home directory."""
+    """The working directory, unless hosts.txt names another; relative to the home directory."""
     python: str = ""
     """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
     code: WorkingTree | None = None

@@ -31,7 +31,7 @@ Address = Annotated[str, at_most(64)]
 Interface = Annotated[str, matches(r"[!-.0-~]{0,15}")]
 Number = Annotated[int, between(0, 2**32)]
 Part = Annotated[str, matches(r"(\.gpu[0-9]{1,4})?")]
-"""Of a host, as the ending of a lock file: a GPU, or all of it."""
+"""A part of a host, as the ending of a lock file: a GPU, or empty for all of it."""
 
 
 class ProbeFailed(Shape, frozen=True):
@@ -226,7 +226,7 @@ SHAPES: dict[str, type] = {
     "unlock": DoneReply,
     "occupancy": OccupancyReply,
 }
-"""By question; instead of any but the time, a reply may be `ProbeFailed`."""
+"""Question -> shape of its reply, which may be `ProbeFailed` for all but the time."""
 
 
 def _check_address(text: str) -> None:

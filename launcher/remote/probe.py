@@ -54,7 +54,7 @@ SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session t
 NAMED_FILES = 5
 MOST_WAITERS = 256
 DRAINED = "/etc/rackrun/drained"
-"""Where root writes why no run is to use this host."""
+"""The file in which root writes why no run is to use this host."""
 REASON_BYTES = 300
 
 DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}

@@ -42,7 +42,7 @@ Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 NEWS_SECONDS = 10.0  # between two words about who is missing
 TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
-HELLO_SECONDS = 5.0  # from a connection to its whole hello, which a stranger may send byte by byte
+HELLO_SECONDS = 5.0  # for the whole hello, which any client may send byte by byte
 REST_SECONDS = 0.1
 MOST_WORDS = 4096  # of a command
 
@@ -121,7 +121,7 @@ class Rendezvous:
     master: str
     """That of node 0, as we reach it."""
     connections: dict[int, PeerConnection]
-    """To node 0; or from there to every other node."""
+    """The connection to node 0; or on node 0, those to every other node."""
 
 
 def gather(
@@ -259,7 +259,7 @@ def _is_open(connection: PeerConnection) -> bool:
 
 
 def join(this_node: NodeInfo, master: str, port: int, wait_seconds: float, say: Say) -> Rendezvous:
-    """Wait for the agreement of node 0, as any other node, and return it."""
+    """Wait, as any node but node 0, for its agreement, and return it."""
     deadline = time.monotonic() + wait_seconds
     stream = _connect(master, port, deadline, wait_seconds, say)
     connection = PeerConnection(stream, AGREEMENT_BYTES)

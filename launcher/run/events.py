@@ -15,11 +15,11 @@ from rackrun.shapes import LARGEST_NUMBER, Count, Shape, at_most, between
 Stream: TypeAlias = Literal["out", "err"]
 Node: TypeAlias = Annotated[int, between(0, 2**20)]
 Number: TypeAlias = Annotated[int, between(0, 2**24)]
-"""Of a rank among all ranks."""
+"""The global number of a rank."""
 Port: TypeAlias = Annotated[int, between(0, 65535)]
 Pid: TypeAlias = Annotated[int, between(1, 2**22)]
 Code: TypeAlias = Annotated[int, between(0, 255)]
-"""With which a process exits."""
+"""The exit code of a process."""
 Signal: TypeAlias = Annotated[int, between(0, 64)]
 """0: none."""
 ShortText: TypeAlias = Annotated[str, at_most(4096)]
@@ -191,7 +191,7 @@ class PeerFailed(Shape, frozen=True):
     secondary: bool = False
     """It blames a connection, and so probably another node."""
     name: str = ""
-    """Of the node; not from its message."""
+    """The name of the node, which is not from its message."""
 
 
 class PeerStops(Shape, frozen=True):

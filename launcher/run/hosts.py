@@ -1,4 +1,4 @@
-"""hosts.txt -> hosts: one host a line, in the order of the node ranks.
+"""hosts.txt -> hosts: one host per line, in the order of the node ranks.
 
     line     [user@]host[:port] [slots=N] [key=value]... [# comment]
     host     gpu01   gpu[01-16]   rack[1-2]-gpu[1-4,7]   10.0.0.7   [2001:db8::7]

@@ -88,7 +88,7 @@ Work: TypeAlias = TaskWork | Command
 RUN_ID = r"[0-9a-f]{32}"
 """The grammar of a run's id, which other machines may send."""
 START_SECONDS = 60.0
-"""For the agents of all hosts to answer after the start."""
+"""Time for the agents of all hosts to answer after the start."""
 
 
 def _from(least: float) -> Between:

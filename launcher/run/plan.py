@@ -30,7 +30,7 @@ class PlannedHost:
     name: str
     """As the user wrote it."""
     address: str
-    """Under which the other hosts reach it."""
+    """The address at which the other hosts reach it."""
     processes: int
     """Ranks to start: one per GPU, or `slots` of hosts.txt."""
     python: str

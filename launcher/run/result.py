@@ -42,7 +42,7 @@ class Result(AttemptResult):
     resume: str = ""
     """The command that continues from it; empty when there is no checkpoint, or it is done."""
     attempts: tuple[AttemptResult, ...] = ()
-    """Of all attempts, this one included; more than one of a run that was restarted."""
+    """The results of all attempts, this one included; several if the run was restarted."""
 
     @property
     def port_was_taken(self) -> bool:

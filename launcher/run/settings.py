@@ -24,7 +24,7 @@ SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
 """Settings of the server of a run."""
 
 Ranks = Annotated[int, Between(0, MOST_SLOTS)]
-"""Of a node."""
+"""A number of ranks on a node."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class RankState:
     first_step_at: float = 0.0
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
     parts: deque[Parts] = field(default_factory=lambda: deque(maxlen=STEPS_JUDGED))
-    """Of its last steps, its own seconds."""
+    """The rank's own seconds in its last steps."""
 
     def report(self, fields: Mapping[str, Any], now: float) -> None:
         """Take a report; progress is a new phase, or another step in it.

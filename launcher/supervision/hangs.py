@@ -25,7 +25,7 @@ from rackrun.launcher.supervision.agents import AgentGroup
 PHASE_HANG_FACTORS = {
     phases.START: 10.0,
     phases.DOWNLOAD: 240.0,  # of weights; one that stalls fails after a minute
-    phases.PREFETCH: 3.0,  # another block, as in the phase "data"
+    phases.PREFETCH: 3.0,  # another shard, as in the phase "data"
     phases.COMPILE: 15.0,  # torch.compile, at the first step and for larger images
     phases.TRAIN: 1.0,
     phases.DATA: 3.0,  # a reader gives up on its server after 120 s

@@ -24,7 +24,7 @@ PACKAGES = (remote, contract)
 LONGEST_COMPLAINT = 300
 FRAME = re.compile(r'^  File "[^"\n]*(rackrun/[\w/]+\.py)", line (\d+)', re.MULTILINE)
 UNCHECKED = b"\1\0\0\0" + bytes(8)
-"""In a .pyc file, after the magic number: it is not compared with its source (PEP 552)."""
+"""The flags in a .pyc file that keep it from being compared with its source (PEP 552)."""
 _PACKING = threading.Lock()
 
 BOOTSTRAP = (

@@ -31,7 +31,7 @@ from rackrun.shapes import Misshapen, Shape, parsed_file
 from rackrun.terminal import one_line
 
 REPLY_SECONDS = 20.0
-"""For the reply to one request: a home directory whose file server is down never answers."""
+"""Time for the reply to one request: a home directory whose file server is down never answers."""
 
 T = TypeVar("T")
 

@@ -81,7 +81,7 @@ class RunProcess(Shape, frozen=True):
     scratch: Annotated[str, at_most(4096)] = ""
     """The private folder of its agent, as the host names it; only that host gets it back."""
     heard_seconds_ago: Real | None = None
-    """Of agents: the age of the last message of the launcher; at `lease_seconds` they end."""
+    """For agents: the age of the launcher's last message; at `lease_seconds` they end."""
     lease_seconds: Real | None = None
 
     @property

@@ -69,7 +69,7 @@ class Option:
     """The class that has the field, itself or from a base."""
     field: str
     type: Any
-    """Of one value: bool, int, float, str, Path or a Literal."""
+    """The type of one value: bool, int, float, str, Path or a Literal."""
     default: Any
     """MISSING if the option must be typed."""
     path: tuple[str, ...] = ()

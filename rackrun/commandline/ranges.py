@@ -33,7 +33,7 @@ Count = Annotated[int, Between(0)]
 Positive = Annotated[int, Between(1)]
 Seconds = Annotated[float, Between(0, MOST_SECONDS, "between 0 s and a century")]
 Share = Annotated[float, Between(0, 0.99)]
-"""Of something that must not vanish as a whole."""
+"""A fraction of something that must not vanish completely."""
 
 
 @cache

@@ -10,9 +10,9 @@ class TaskNeeds:
     """What is refused before a run starts, on machines that the check itself cannot see."""
 
     packages: tuple[str, ...] = ()
-    """To be installed where ranks run."""
+    """Packages that must be installed where ranks run."""
     trackers: tuple[str, ...] = ()
-    """To be installed where rank 0 runs."""
+    """Packages that must be installed where rank 0 runs."""
     modules: tuple[str, ...] = ()
     """Modules of the user's own parts that are not in the folder of the launch, likewise."""
     weights: str = ""

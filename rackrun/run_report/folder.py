@@ -117,7 +117,7 @@ class Story:
     validation: list[Line] = field(default_factory=list)
     predictions: Predictions | None = None
     hardest: Predictions | None = None
-    """Of the images with the highest loss, the highest first."""
+    """The images with the highest loss, highest first."""
     first_batch: TrainingImages | None = None
     plan: RunPlan = RunPlan()
     end: RunEnd = RunEnd()

@@ -82,9 +82,9 @@ class Crop(NamedTuple):
     data: bytes
     box: Box
     held_bytes: int
-    """Of memory, by what is decoded for it."""
+    """Bytes of memory that decoding for it takes."""
     frame: Frame | None = None
-    """Of a JPEG for libjpeg-turbo."""
+    """The frame of a JPEG that libjpeg-turbo decodes."""
     shrink: int = 1
     rows: int = 0
 

@@ -31,12 +31,12 @@ class StepPart(NamedTuple):
     """The samples of a step that a rank trains on."""
 
     number: int
-    """Of the step, counted from the first one of this start."""
+    """The number of the step, counted from the first one of this start."""
     epoch: int
     first: int
     """The position in the epoch of the first of them."""
     rows: Rows
-    """In the index."""
+    """Positions in the index."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Cut:
     """How steps are cut among the ranks, from one step on: evenly, or in some proportion."""
 
     weights: tuple[int, ...]
-    """By rank, in which proportion it gets what a step has beyond one sample for each."""
+    """By rank: in which proportion it gets what a step has beyond one sample for each."""
     step: int = 0
     """The first step that is cut so."""
 

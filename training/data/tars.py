@@ -31,7 +31,7 @@ NOT_VERIFIED = (
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 LABELS = (".cls", ".json")
 MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, 1 << 20)}
-"""Of a member of a sample."""
+"""Suffix of a member -> most bytes that it may have."""
 BLOCK = 512
 READ_BYTES = 128 * BLOCK  # at once
 MOST_HEADER_BYTES = 1 << 20  # before a member, with the long names and attributes of pax
@@ -45,7 +45,7 @@ class Labels:
 
     classes: tuple[str, ...]
     field: str = "label"
-    """Of a .json, that holds the class."""
+    """The field of a .json that holds the class."""
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
@@ -187,7 +187,7 @@ class _Watched(io.RawIOBase):
     """
 
     end = 0
-    """Of the last member."""
+    """Where the last member ended."""
 
     def __init__(self, stream: Stream, shown: str) -> None:
         self._stream, self._shown, self._count, self._last = stream, shown, 0, b""

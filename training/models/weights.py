@@ -149,7 +149,7 @@ class WeightsFile(NamedTuple):
     """Empty where the file does not name them."""
     mean: object
     deviation: object
-    """Of the images that the weights were trained on; None where the file does not say."""
+    """Standard deviation in training; None where the file does not say."""
 
     def seen_otherwise(self, transforms: Transforms) -> str:
         """Return what to type if the weights were trained with another normalization, or ""."""

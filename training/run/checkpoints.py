@@ -36,7 +36,7 @@ class RunCheckpoints:
         self._keep = 0
         self._save: Future[Path] | None = None  # under way
         self.images_by_rank: list[int] = []
-        """Of a full step, with --balance auto."""
+        """Images that each rank gets of a full step, with --balance auto."""
 
     def __enter__(self) -> RunCheckpoints:
         return self

@@ -13,7 +13,7 @@ from rackrun.launcher.remote.agent.usage import UsageMeter
 from rackrun.launcher.remote.processes import processor_ticks, state_of
 
 COMPUTING_SHARE = 0.05
-"""Of a core, or of a GPU, that a rank uses if it computes; one that waits uses less."""
+"""The part of a core or GPU that a rank uses if it computes; one that waits uses less."""
 USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 
 

@@ -49,7 +49,7 @@ Target = tuple[str, str | None, int | None]
 """A host or a gateway, as typed: name, user, port."""
 
 Failures = Mapping[int, Problem]
-"""By the id of a route."""
+"""The id of a route -> why it cannot be used."""
 
 
 def open_network(options: ReachOptions, config: str = "") -> Network:

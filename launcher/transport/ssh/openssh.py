@@ -27,7 +27,7 @@ from rackrun.errors import MissingProgram, UsageError
 from rackrun.terminal import one_line
 
 SECONDS = 20.0
-"""For one answer: ssh may ask a name server, or run the command of a `Match exec`."""
+"""Time for one answer: ssh may ask a name server, or run the command of a `Match exec`."""
 PLACEHOLDER = re.compile(r"%(.?)|\$\{([^}]*)\}", re.DOTALL)
 FOUND = re.compile(rb"# Host .* found: line (\d+) ?(CA|REVOKED)?")
 

@@ -31,9 +31,9 @@ class ConnectSettings:
     connect_seconds: float = 10.0
     banner_seconds: float = 15.0
     handshake_seconds: float = 20.0
-    """From the TCP connection to the end of the key exchange, the banner included."""
+    """Time from the TCP connection to the end of the key exchange, including the banner."""
     login_seconds: float = 30.0
-    """For all our keys together."""
+    """Time for all our keys together."""
     channel_seconds: float = 10.0
 
     def with_short_timeouts(self) -> "ConnectSettings":
