@@ -25,14 +25,15 @@ from rackrun.user_code.tasks import find_task
 ABOUT = """\
 usage: {prog} RUN [options] [TASK] [task options]
 
-Start a run again as a new one, with the settings of its launch. RUN is an ID, the start of one, a
-name, a folder, or latest. Options that are typed win over those of the run.
+Start a run again as a new one, with the settings of its launch. RUN is an ID,
+the start of an ID, a name, a folder, or latest. Options that you type override
+those of the run.
 
 Examples:
   {prog} latest
   {prog} lr-half --name lr-half-again
-  {prog} 3fa81c02 --epochs 3 --seed 2     options of its task
-  {prog} 3fa81c02 --resume 3fa81c02       continue it instead of starting from its beginning
+  {prog} 3fa81c02 --epochs 3 --seed 2   options of its task
+  {prog} 3fa81c02 --resume 3fa81c02     continue from its checkpoint
 """
 
 

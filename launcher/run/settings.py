@@ -90,7 +90,7 @@ class Options:
     dry_run: bool = False
     """Print what would run on each host, and start no ranks; shards are served meanwhile."""
     json: bool = False
-    """With --dry-run: print it as JSON."""
+    """With --dry-run: print the plan as JSON."""
     plain: bool = False
     """Print plain lines instead of the dashboard."""
     time_limit: str = ""
@@ -182,7 +182,7 @@ class SweepOptions(Options):
 
 @dataclass(frozen=True)
 class RankOptions(Options):
-    """Ranks: interpreter, container, losses."""
+    """Interpreter and container of the ranks."""
 
     python: str = ""
     """Python of the ranks (default: .venv/bin/python in the workdir, else python3)."""
@@ -206,7 +206,7 @@ class LocalOptions(RankOptions, SweepOptions):
 
 @dataclass(frozen=True)
 class HostOptions(RankOptions):
-    """Start on hosts, and restarts after failures."""
+    """Start and restarts."""
 
     ignore_check: tuple[str, ...] = ()
     """Name of a preflight check that may fail, such as code; repeatable."""

@@ -27,7 +27,7 @@ class AttachOptions(ReachOptions):
     """Print all output of a run, and follow it; Ctrl-C ends only this command."""
 
     examples: ClassVar[Examples] = (
-        ("{prog} 3fa8", "the run whose ID begins so"),
+        ("{prog} 3fa8", "the run whose ID begins with 3fa8"),
         ("{prog} --plain catdog", "the newest of this name, without the dashboard"),
     )
 

@@ -40,7 +40,7 @@ Reached = tuple[Host, Transport]
 
 @dataclass(frozen=True)
 class RunOptions(ReachOptions):
-    """Options that identify a run."""
+    """The run."""
 
     run: Positional[str] = ""
     """The run: ID, start of an ID, name, folder, or latest."""

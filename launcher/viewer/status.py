@@ -42,7 +42,7 @@ class StatusOptions(RunOptions):
     """Show the processes of a run on every host."""
 
     examples: ClassVar[Examples] = (
-        ("{prog} 3fa8", "of the run whose ID begins so"),
+        ("{prog} 3fa8", "the run whose ID begins with 3fa8"),
         ("{prog} --json 3fa8", "as JSON"),
     )
 

@@ -15,12 +15,12 @@ ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
 """Names that other programs use for these."""
 
 _EXAMPLES = """\
-  rackrun local                                              a demo that needs no data
-  rackrun convert folder ~/images data/shards                one folder of images per class
-  rackrun local catdog --data data/shards --epochs 30        train on this machine
-  rackrun check hosts.txt                                    check every host
-  rackrun ssh hosts.txt catdog --data data/shards            train on all hosts
-  rackrun ssh --detach hosts.txt -- python train.py          any script, under torchrun
+  rackrun local                                        a demo that needs no data
+  rackrun convert folder ~/images data/shards          a folder per class
+  rackrun local catdog --data data/shards --epochs 30  train on this machine
+  rackrun check hosts.txt                              check every host
+  rackrun ssh hosts.txt catdog --data data/shards      train on all hosts
+  rackrun ssh --detach hosts.txt -- python train.py    any script
 """
 
 
@@ -68,7 +68,7 @@ def _meant(arg: str) -> str:
 
 def help_text() -> str:
     """Return the help of `rackrun`: examples first, then the commands by group."""
-    lines = ["usage: rackrun COMMAND [words]\n\nExamples:\n", _EXAMPLES]
+    lines = ["usage: rackrun COMMAND [arguments]\n\nExamples:\n", _EXAMPLES]
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         members = [(name, one.help) for name, one in COMMANDS.items() if one.group == group]
         lines += [f"\n{group}:\n", *(f"  {name:11} {text}\n" for name, text in members)]
