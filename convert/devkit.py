@@ -2,8 +2,7 @@
 
 The development kit, packed or not, has them under numbers of its own, which `synsets.txt` lists by
 line, each with its wnid and its words in WordNet; Kaggle's table has them as wnids. No file is
-believed: one may cost no more than LARGEST, and what does not fit its form is a DataError in one
-line.
+trusted: it may have at most LARGEST bytes, and one of another form is a DataError in one line.
 """
 
 import csv

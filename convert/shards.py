@@ -2,7 +2,7 @@
 
 Samples that were dropped are really gone, the .cls of each sample is its class in the index, and
 the shards are mixed and cut as a conversion does. Images keep their bytes unless a smaller size is
-asked for. Other members of tars of other programs stay behind.
+asked for. Other members of tars from other programs are not copied.
 """
 
 import zlib

@@ -56,7 +56,7 @@ class Verify:
         newest = versions[0]
         shards, faults = _readable(versions)
         samples = sum(stored.shard.samples for stored in shards)
-        faults += _strangers(self.location, versions)
+        faults += _unlisted_files(self.location, versions)
         workers = self.workers or core_count()
         faults += chain(*in_parallel(shards, _verify_shard, workers, "checked", samples))
         duplicates = list[str]()
@@ -124,15 +124,15 @@ def _follows(newer: StoredShard, older: StoredShard) -> bool:
     return np.array_equal(rows, before[places])
 
 
-def _strangers(location: str, versions: Sequence[Source]) -> list[str]:
+def _unlisted_files(location: str, versions: Sequence[Source]) -> list[str]:
     """Return shards and indexes in a local folder that no version lists."""
     if "://" in location or folder_and_version(location)[1]:
         return []
     folder, dataset = Path(location), versions[0].manifest.dataset
     listed = Target(folder).planned()  # of an append that was interrupted
     listed = listed.union(*(version.manifest.files() for version in versions))
-    strangers = sorted(shard_files(folder, dataset) - listed)
-    return [f"{folder / name}: not a part of this data set" for name in strangers]
+    unlisted = sorted(shard_files(folder, dataset) - listed)
+    return [f"{folder / name}: not a part of this data set" for name in unlisted]
 
 
 def _verify_shard(stored: StoredShard) -> list[str]:

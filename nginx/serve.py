@@ -1,4 +1,4 @@
-"""Run nginx over a folder of shards, in a container or natively, and end it for certain.
+"""Run nginx over a folder of shards, in a container or natively, and make sure that it ends.
 
 with serving(Site(folder, address="10.0.0.1", port=0)) as server:
     print(server.url)

@@ -1,4 +1,4 @@
-"""Read shards from a folder of this host once they are whole there, else from where they lie.
+"""Read shards from a cache folder of this host once they are complete there, else from the origin.
 
 FOLDER/rackrun-cache-UID/ID.lock      held by every run that reads the data set; its time is the
                                       last use

@@ -23,7 +23,7 @@ from rackrun.shards.tar_streams import opened
 from rackrun.shards.writer import BLOCK
 
 TIMEOUTS = Timeouts(stall_seconds=5.0, total_seconds=15.0, first_seconds=1.0)
-"""Somebody waits for the answer, and a launch may be typed again."""
+"""Short, since a user waits for the answer and can launch again."""
 MOST_SPLITS = 16
 
 

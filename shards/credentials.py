@@ -1,4 +1,4 @@
-"""How readers show who they are to a shard server, and whom they trust.
+"""How readers authenticate to a shard server, and which servers they trust.
 
 Passwords, certificates and authorities are files that the environment names, never a part of a URL.
 """

@@ -99,7 +99,7 @@ class HttpSource(Source):
     def manifest(self) -> Manifest:
         """The manifest of the data set; DataError if the server has none."""
         manifest = super().manifest
-        if manifest.tars:  # believed of a folder of one's own, never of a server
+        if manifest.tars:  # trusted in a local folder, never from a server
             raise DataError(
                 f"{self.location}: its manifest names another server for the tars; copy the index "
                 "folder here, and give its path"

@@ -1,4 +1,4 @@
-"""Shares by speed (--balance auto): ranks get images in proportion to how fast they compute them.
+"""Images by speed (--balance auto): ranks get images in proportion to how fast they compute them.
 
 With requests, all ranks learn how long forward and backward of each of them took in the steps that
 have ended last (training.step_exchange). From these numbers all find the same cut. It holds

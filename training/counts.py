@@ -1,4 +1,4 @@
-"""Counts over batches, and where training ends because of them."""
+"""Counts of loss and correct predictions over batches, and the scale of the loss in float16."""
 
 from __future__ import annotations
 

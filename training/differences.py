@@ -1,4 +1,4 @@
-"""What a file has recorded beside what is expected of it, as phrases for messages."""
+"""How what a file has recorded differs from what is expected, as phrases for messages."""
 
 from collections.abc import Mapping
 

@@ -125,12 +125,12 @@ class ClassScore:
 
     @property
     def accuracy(self) -> float | None:
-        """Return the recall: the share of its samples predicted as it; None without samples."""
+        """Return the recall: the part of its samples predicted as it; None without samples."""
         return self.right / self.samples if self.samples else None
 
     @property
     def precision(self) -> float | None:
-        """Return the share of the predictions of it that were right; None without predictions."""
+        """Return the part of the predictions of it that were right; None without predictions."""
         return self.right / self.predicted if self.predicted else None
 
 

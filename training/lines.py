@@ -41,7 +41,7 @@ class Pace(NamedTuple):
 
     @property
     def data_share(self) -> float:
-        """The share of the time for which ranks waited for data."""
+        """The part of the time for which ranks waited for data."""
         return min(self.data_seconds / max(self.seconds, 1e-9), 1.0)
 
 

@@ -1,4 +1,4 @@
-"""What a run says and keeps of its course: reports, lines, metrics.jsonl, TensorBoard, trackers.
+"""The log of a run: reports, lines, metrics.jsonl, TensorBoard, trackers.
 
     every rank    reports where it is to the launcher, which shows it and notices hangs
     rank 0        prints lines, appends to metrics.jsonl, and hands its lines to loggers

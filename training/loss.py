@@ -1,6 +1,6 @@
 """The loss: cross-entropy over the classes, or the mean binary cross-entropy of each class.
 
-Targets are labels, int64 (B,), or the shares of classes in mixed images, float (B, classes). With
+Targets are labels, int64 (B,), or the weights of classes in mixed images, float (B, classes). With
 --loss-weights, each sample counts by the weight of its class.
 """
 

@@ -1,4 +1,4 @@
-"""What a run leaves for people: final.pt, grids of images, the report."""
+"""What a run writes at its end: final.pt, grids of images, the report."""
 
 from collections.abc import Sequence
 from pathlib import Path

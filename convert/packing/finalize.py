@@ -50,7 +50,7 @@ def close_folder(
     def find(parts: Sequence[SplitRows], name_image: NameImage) -> list[ImageDefect]:
         return [*copies(parts, plan.classes, local_files(target.tar), name_image)]
 
-    # Nobody can mend a published set, and its accuracy is compared as it is.
+    # Nobody can repair a published data set, and its accuracy is compared as it is.
     may_leak = "leaks" in allow or plan.as_published
     parts, found = checked_parts(target, plan, allowed, may_leak, find)
     manifest = Manifest(

@@ -1,4 +1,4 @@
-"""The folder that is converted into: its paths, its lock, its earlier content.
+"""The output folder of a conversion: its paths, its lock, its earlier content.
 
 OUT/cats-train-000000.tar …  appear one by one, each whole
 OUT/.converting/plan         the plan, until the conversion is complete
@@ -209,7 +209,7 @@ class Target:
         self._clear_work(names)
 
     def refuse_foreign(self, name: str) -> None:
-        """Raise UsageError for a file in the way."""
+        """Raise UsageError for a file that no conversion has written."""
         raise UsageError(
             f"{self.folder / name}: not written by a conversion; choose another folder, or move it"
             " away"

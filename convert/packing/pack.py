@@ -37,7 +37,7 @@ NAMED = 5  # missing shards that a message names
 
 
 def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
-    """Convert a data set into the folder `out`, or a task's share of it."""
+    """Convert a data set into the folder `out`, or an array task's part of it."""
     refuse_inside(out, listing.containers)
     target = Target(out)
     is_share = packing.task_index is not None

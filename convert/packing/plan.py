@@ -39,7 +39,7 @@ from rackrun.units import first_few, plural
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
-MOST_HELD = 1.5  # times the share of images that is to be held out in whole groups
+MOST_HELD = 1.5  # times the part of the images that is to be held out in whole groups
 NAMED = 5  # classes that a line names
 
 

@@ -83,7 +83,7 @@ def in_parallel(
 
 
 def working_on(item: str, images: int = 1) -> None:
-    """Note what this worker begins, so that its death can be put down to it, and count images."""
+    """Note what this worker begins, so that its death can be attributed to it, and count images."""
     if _note is not None:
         _note["item"] = item.encode(errors="replace")
         _note["images"] += images

@@ -1,4 +1,4 @@
-"""The classes that a file chooses and orders: a name per line, by number."""
+"""The classes that a file chooses, in its order: one name per line."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -108,7 +108,7 @@ def free_key(stems: Iterable[str], name: str, taken: set[str]) -> str:
 def safe_key(text: str) -> str:
     """Make a key of a name: other characters than letters, digits, _ and - become _.
 
-    What is replaced or cut is made up for by eight characters of a hash, so that two names never
+    What is replaced or cut is compensated by eight characters of a hash, so that two names never
     become one key.
     """
     key = UNSAFE.sub("_", text)

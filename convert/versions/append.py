@@ -1,4 +1,4 @@
-"""More images for a finished shard folder, or more tars for a folder of other programs' tars.
+"""More images for a finished shard folder, or more tars for a folder of tars from other programs.
 
     listing -> what no version has yet -> converted into DATA, under the next free numbers
             -> copies, leaks -> next version
@@ -145,7 +145,7 @@ def append_images(
     takes_dropped: bool,
     command: Sequence[str],
 ) -> None:
-    """Make the next version; what is interrupted goes on with the same arguments.
+    """Make the next version; an interrupted append continues with the same arguments.
 
     `takes_dropped`: also images that an earlier version has dropped.
     """

@@ -1,4 +1,4 @@
-"""A launch's command line: its options, and behind them a task or a command.
+"""A launch's command line: its options, and after them a task or a command.
 
     rackrun ssh --sync hosts.txt catdog --epochs 3 --plain     options of the launch stand anywhere,
     rackrun ssh hosts.txt -- python train.py                   but not behind two dashes

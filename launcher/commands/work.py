@@ -94,7 +94,7 @@ def refuse_no_host_file(options: Sequence[str], rest: Sequence[str]) -> None:
 
 
 def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[str]) -> NoReturn:
-    """Raise UsageError for a command behind a launch's options and host file."""
+    """Raise UsageError for a command after a launch's options and host file."""
     command, *args = rest
     others = [option for option in options if option != "--plain"]  # which print lines anyway
     taken: Sequence[str] = ()

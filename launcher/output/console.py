@@ -1,4 +1,4 @@
-"""The words of a launcher: what a run prints before its ranks, about them, and at its end."""
+"""The lines of a launcher: what a run prints before its ranks start, about them, and at its end."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ def _drained(host: HostFacts, cluster: ClusterFacts) -> Faults:
 def _machine(host: HostFacts, cluster: ClusterFacts) -> Faults:
     address = host["look"]["address"].partition("%")[0]
     if address and ipaddress.ip_address(address).is_loopback:
-        return  # several sshd on loopback addresses: hosts to try things on
+        return  # several sshd on loopback addresses: a test cluster
     answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:
         if other["look"]["machine"] == host["look"]["machine"]:

@@ -1,4 +1,4 @@
-"""The GPUs of hosts, judged: which no run can use, which are suspicious, which unlike others."""
+"""The checks of GPUs: which no run can use, which are suspicious, which differ from others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run folder holds, read and checked: nothing in it is believed.
+"""What a run folder holds, read and checked: nothing in it is trusted.
 
 metrics.jsonl, config.json, plan.json, result.json, usage.jsonl, run.toml, grids of images -> Story
 """

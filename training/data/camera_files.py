@@ -1,4 +1,4 @@
-"""Files to predict have not been converted: do to them what the conversion did to training images.
+"""Prepare files to predict as the conversion prepared the training images.
 
 file of a camera -> PNG -> as the conversion stores it -> ... the model's square, upright
 """

@@ -36,7 +36,7 @@ class Format(NamedTuple):
     write: Callable[[Trained], bytes]
     read: Callable[[Trained, bytes], Answering]
     packages: tuple[str, ...] = ()
-    """Those of the extra `onnx` that it needs."""
+    """Packages of the extra `onnx` that it needs."""
 
 
 @torch.no_grad()
