@@ -36,7 +36,7 @@ class HostUsage:
 
     @property
     def gpu(self) -> float | None:
-        """Return the mean share of time in which its GPUs were busy; None without GPUs."""
+        """Return the mean part of the time in which its GPUs were busy; None without GPUs."""
         return sum(busy for busy, _, _ in self.gpus) / len(self.gpus) / 100 if self.gpus else None
 
 

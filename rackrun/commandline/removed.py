@@ -1,6 +1,6 @@
 """What earlier versions had, and what to type instead.
 
-Until 0.1.0 an option or a command that went is met with one line from here.
+Until 0.1.0, a removed option or command is answered with a line from here.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
 )
 """Option as typed, behind a command if only that one had it -> what to do instead.
 
-It is a sentence without its full stop.
+A message ends with it, without a full stop.
 """
 
 COMMANDS: Mapping[str, str] = MappingProxyType(

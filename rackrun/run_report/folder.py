@@ -215,7 +215,7 @@ def _parts(lines: Sequence[Line], last_seconds: float) -> list[RunSegment]:
 
 
 def _uneven(shares: list[Line]) -> list[Line]:
-    """Return the lines about shares of a step; none where all ranks always had the same."""
+    """Return the lines about each rank's images of a step; none if they were always equal."""
     uneven = any(max(ones := line["images"].values()) > min(ones) + 1 for line in shares)
     return shares if uneven else []
 

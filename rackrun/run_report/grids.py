@@ -99,7 +99,7 @@ class Predictions:
 
     @cached_property
     def shares(self) -> NDArray[np.float64]:
-        """The confusion matrix in shares of each label's images."""
+        """The confusion matrix as fractions of each label's images."""
         return np.asarray(self.counts / np.maximum(1, self.counts.sum(1, keepdims=True)))
 
     def by_class(self) -> list[tuple[float, str, int, int]]:
