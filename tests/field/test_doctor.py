@@ -1,4 +1,4 @@
-"""The doctor finds what was planted among real digits; its table cleans the data set."""
+"""The doctor finds what was put among real digits; its table cleans the data set."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What strangers may send to a server, and other accounts do beside it: it goes on."""
+"""What unknown clients may send to a server, and other accounts do beside it: it goes on."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""An index that numpy maps, and a manifest that is believed only when it can be."""
+"""An index that numpy maps, and a manifest that is trusted only when it can be."""
 
 import contextlib
 import json

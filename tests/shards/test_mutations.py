@@ -15,14 +15,14 @@ from tests.lab.data import Tiny
 from tests.shards.mutations import Mutation, corpus, lab
 
 FORK = multiprocessing.get_context("fork")
-HURRIED = Timeouts(connect_seconds=1, stall_seconds=0.2, total_seconds=0.5, first_seconds=0.5)
+SHORT = Timeouts(connect_seconds=1, stall_seconds=0.2, total_seconds=0.5, first_seconds=0.5)
 HANG_SECONDS = 10
 RIGHT, NAMED, NAMELESS, HANGS, SILENT = "right", "named", "nameless", "hangs", "SILENT"
 
 
 def judge(url: str, tiny: Tiny) -> str:
     """Return what comes of reading everything."""
-    source = HttpSource(url, HURRIED)
+    source = HttpSource(url, SHORT)
     try:
         with at_most(HANG_SECONDS):
             result = [each for number in range(3) for each in samples(source, "train", number)]

@@ -1,4 +1,4 @@
-"""Versions are read by name from a folder, a server and a cache, and believed by digest only."""
+"""Versions are read by name from a folder, a server and a cache, and trusted by digest only."""
 
 import json
 import os

@@ -19,17 +19,17 @@ from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
-from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
+from tests.lab.simulated_gpus import OLDER, SLEEP, SimulatedRack
 from tests.lab.waiting import until
 
 TRUE = ("--", "true")
 
 
 @pytest.fixture
-def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
+def rack(start_lab: Callable[[int], Lab]) -> SimulatedRack:
     """Return two hosts with two GPUs each, and one without any."""
     need("root")
-    return PlantedRack(start_lab(0), (2, 2, 0))
+    return SimulatedRack(start_lab(0), (2, 2, 0))
 
 
 def test_the_table_has_runs_queue_and_health(rack):
@@ -61,7 +61,7 @@ def test_the_table_has_runs_queue_and_health(rack):
 
 def test_a_host_that_root_has_drained_is_refused_with_the_reason(start_lab):
     """The first line of /etc/rackrun/drained there: --check and launches end with 78."""
-    rack = PlantedRack(start_lab(0), (2, 2), drained="gpu02", why="fan is \x1b[2J broken")
+    rack = SimulatedRack(start_lab(0), (2, 2), drained="gpu02", why="fan is \x1b[2J broken")
     hosts = str(rack.hosts)
     code, _, err = rack.result_of(hosts, *TRUE)
     assert code == 78, err

@@ -1,4 +1,4 @@
-"""Hosts with GPUs that torch cannot use: device nodes and nvidia-smi are planted."""
+"""Hosts with GPUs that torch cannot use: device nodes and nvidia-smi are simulated."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
 from tests.lab.hosts import ROOT, wait_for_banner
 from tests.lab.needs import need
-from tests.lab.planted_gpus import DEVICES, HEALTHY, OLDER, program, with_path
+from tests.lab.simulated_gpus import DEVICES, HEALTHY, OLDER, program, with_path
 
 SMI = """\
 #!/bin/sh

@@ -1,4 +1,4 @@
-"""The probe on a host: strangers at its port, foreign locks, devices, dead disks."""
+"""The probe on a host: unknown clients at its port, foreign locks, devices, dead disks."""
 
 import contextlib
 import json
@@ -30,12 +30,12 @@ def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
 
 
 @pytest.mark.security("NET-5")
-def test_strangers_at_the_meeting_point_keep_no_host_out(port):
+def test_unknown_clients_at_the_meeting_point_keep_no_host_out(port):
     """Silent ones, one that drips, and resets."""
-    with contextlib.ExitStack() as strangers:
+    with contextlib.ExitStack() as clients:
         for _ in range(300):
-            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
-        strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
+            clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+        clients.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
         with socket.create_connection(("127.0.0.1", port)) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         began = time.monotonic()

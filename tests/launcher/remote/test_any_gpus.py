@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.hosts import Lab
 from tests.lab.needs import need
-from tests.lab.planted_gpus import OLDER, SLEEP, PlantedRack
+from tests.lab.simulated_gpus import OLDER, SLEEP, SimulatedRack
 from tests.lab.waiting import until
 
 V100 = "Tesla V100-SXM2-16GB, 16384, 0, 41, 0, 0x0000000000000001"
@@ -19,13 +19,13 @@ RANKS = ("--", sys.executable, "-c", SHOW)
 
 
 @pytest.fixture
-def rack(start_lab: Callable[[int], Lab]) -> PlantedRack:
+def rack(start_lab: Callable[[int], Lab]) -> SimulatedRack:
     """Return three hosts with two GPUs each."""
     need("root")
-    return PlantedRack(start_lab(0), (2, 2, 2))
+    return SimulatedRack(start_lab(0), (2, 2, 2))
 
 
-def plan_of(rack: PlantedRack, *args: str) -> list[tuple[str, int, str]]:
+def plan_of(rack: SimulatedRack, *args: str) -> list[tuple[str, int, str]]:
     """Return host, ranks and GPUs that a launch would take, from --dry-run."""
     code, out, err = rack.result_of("--dry-run", "--json", *args, str(rack.hosts), "--", "true")
     assert code == 0, err
@@ -36,7 +36,7 @@ def plan_of(rack: PlantedRack, *args: str) -> list[tuple[str, int, str]]:
     ]
 
 
-def started(rack: PlantedRack, name: str, *args: str) -> "subprocess.Popen[str]":
+def started(rack: SimulatedRack, name: str, *args: str) -> "subprocess.Popen[str]":
     """Start a run that lasts, and wait until its first rank runs."""
     run = rack.lab.run_ssh("--name", name, *args, str(rack.hosts), *SLEEP)
     logs = f"runs/2*-{name}/logs/*/*/rank-0.out"

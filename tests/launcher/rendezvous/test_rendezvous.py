@@ -1,4 +1,4 @@
-"""What strangers may say at the port where nodes meet, and who answers in node 0's place."""
+"""What unknown clients may say at the port where nodes meet, and who answers in node 0's place."""
 
 import contextlib
 import json
@@ -134,7 +134,7 @@ def drip(stream: socket.socket, enough: threading.Event) -> None:
             stream.sendall(b"[")
 
 
-def test_many_silent_strangers_do_not_keep_a_node_out(zero):
+def test_many_silent_clients_do_not_keep_a_node_out(zero):
     """Each of them is heard on a thread of its own, for a few seconds."""
     node = zero()
     with contextlib.ExitStack() as callers:

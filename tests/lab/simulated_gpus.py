@@ -1,4 +1,4 @@
-"""A rack of hosts with GPUs: real sshd on loopback, with planted device nodes and nvidia-smi."""
+"""A rack of hosts with GPUs: real sshd on loopback, with simulated device nodes and nvidia-smi."""
 
 import json
 import stat
@@ -49,7 +49,7 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-class PlantedRack:
+class SimulatedRack:
     """Hosts gpu01, gpu02, ... with some GPUs each, and a launcher's machine."""
 
     def __init__(
