@@ -69,7 +69,7 @@ def test_dropped_images_do_not_come_back_by_an_append(tmp_path, data, capsys):
     """An append of the same folder leaves out what was dropped, unless --allow dropped."""
     run("drop", data, "cat_3")
     run("append", tmp_path / "photos", data)
-    assert "1 image: were dropped" in capsys.readouterr().err
+    assert "1 image: dropped by" in capsys.readouterr().err
     assert "cat_3" not in labels(data)
     run("append", tmp_path / "photos", data, "--allow", "dropped", "--val-percent", 0)
     assert labels(data) == labels(f"{data}@1")
