@@ -2,7 +2,7 @@
 #
 #   docker build --tag rackrun:1 .
 #
-# Where no registry can be reached, make a base of Debian's packages first (docs/guides/schedulers.md):
+# Where no registry can be reached, make a base of Debian's packages first:
 #
 #   mmdebstrap --variant=minbase --include=python3-dev,python3-venv bookworm | docker import - base
 #   docker build --build-arg BASE=base --tag rackrun:1 .
