@@ -8,43 +8,6 @@ from rackrun.training.loss import class_weights, summed_loss
 from rackrun.training.settings.optim import OptimSettings
 
 
-def test_the_threshold_of_bce_applies_to_smoothed_targets():
-    """As in timm: with 4 classes and smoothing 0.4, a share of 0.18 becomes 0.208 and counts as 1
-    above 0.2, and a share of 0.16 becomes 0.196 and counts as 0; the raw shares are both below."""
-    shares = torch.tensor([[0.82, 0.18, 0.0, 0.0], [0.0, 0.16, 0.84, 0.0]], dtype=torch.float64)
-    logits = torch.tensor([[0.3, -1.2, 0.7, 0.1], [-0.4, 0.9, 0.2, -0.6]], dtype=torch.float64)
-    config = OptimSettings(loss="bce", label_smoothing=0.4, bce_threshold=0.2)
-    targets = np.array([[1, 1, 0, 0], [0, 0, 1, 0]])
-    probability = 1 / (1 + np.exp(-logits.numpy()))
-    each = -(targets * np.log(probability) + (1 - targets) * np.log(1 - probability)).mean(1)
-    assert abs(float(summed_loss(logits, shares, config)) - each.sum()) < 1e-12
-    weights = torch.tensor([0.5, 2.0, 1.0, 1.0], dtype=torch.float64)
-    weighted = each @ (shares @ weights).numpy()
-    assert abs(float(summed_loss(logits, shares, config, weights)) - weighted) < 1e-12
-
-
-def test_cross_entropy_is_summed_with_weights_and_smoothing():
-    """Of labels and of shares: each sample counts by the weight of its classes.
-
-    So does what smoothing spreads over all of them.
-    """
-    logits = torch.tensor([[0.3, -1.2, 0.7], [-0.4, 0.9, 0.2]], dtype=torch.float64)
-    weights = torch.tensor([0.5, 2.0, 1.0], dtype=torch.float64)
-    log_shares = logits.numpy() - np.log(np.exp(logits.numpy()).sum(1, keepdims=True))
-    for targets in (torch.tensor([2, 1]), torch.tensor([[0.25, 0, 0.75], [0, 0.5, 0.5]])):
-        shares = np.eye(3)[targets.numpy()] if targets.ndim == 1 else targets.double().numpy()
-        for smoothing in (0.0, 0.3):
-            config = OptimSettings(label_smoothing=smoothing)
-            smooth = shares * (1 - smoothing) + smoothing / 3
-            given = targets if targets.ndim == 1 else targets.double()
-            expected = -(smooth * log_shares).sum()
-            assert abs(float(summed_loss(logits, given, config)) - expected) < 1e-12
-            unsmoothed = -(shares * log_shares * weights.numpy()).sum()
-            spread = -(shares @ weights.numpy() @ log_shares.mean(1))
-            expected = (1 - smoothing) * unsmoothed + smoothing * spread
-            assert abs(float(summed_loss(logits, given, config, weights)) - expected) < 1e-12
-
-
 @pytest.mark.parametrize("loss", ["ce", "bce"])
 def test_a_rare_class_is_not_named_for_others(loss):
     """--loss-weights balanced with smoothing: one sample of a class beside 1,000 of each other

@@ -27,15 +27,6 @@ def stepped(state: TrainingState, steps: int) -> TrainingState:
     return state
 
 
-def test_weight_decay_leaves_norms_and_biases_alone():
-    """Only matrices and kernels decay."""
-    decayed, spared = make_optimizer(net(), Config(weight_decay=0.1)).param_groups
-    assert decayed["weight_decay"] == 0.1
-    assert spared["weight_decay"] == 0
-    assert {parameter.ndim for parameter in decayed["params"]} == {2, 4}
-    assert {parameter.ndim for parameter in spared["params"]} == {1}
-
-
 class OnGpu(nn.Linear):
     """A layer whose weights claim to be on a GPU."""
 
@@ -111,37 +102,6 @@ def test_a_checkpoint_of_a_fused_optimizer_is_taken_up_without_one(optimizer):
         local, remote = state.optimizer.state[other], fused.optimizer.state[weight]
         assert all(torch.equal(local[name], remote[name]) for name in remote)
     stepped(state, 1)
-
-
-def test_the_average_follows_slowly_and_is_what_is_judged():
-    """Between where it was and where the model is; buffers are the model's own."""
-    state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99))
-    assert state.average is not None
-    assert not any(weight.requires_grad for weight in state.average.model.parameters())
-    start = state.average.model[3].weight.clone()
-    stepped(state, 30)
-    moved = (state.model[3].weight - start).abs().sum()
-    followed = (state.evaluated[3].weight - start).abs().sum()
-    assert 0 < followed < moved
-    assert torch.equal(state.evaluated[1].running_mean, state.model[1].running_mean)
-    state.start_average()
-    for name, tensor in state.model.state_dict().items():
-        assert torch.equal(tensor, state.evaluated.state_dict()[name])
-    assert TrainingState(net(), Config()).evaluated is not None
-    assert TrainingState(net(), Config()).average is None
-
-
-def test_the_average_moves_every_few_steps():
-    """--ema-steps 3: after steps 1, 4, 7, and so much each time as if there were no others."""
-    state = TrainingState(net(), Config(lr=0.01, ema_decay=0.99, ema_steps=3))
-    assert state.average is not None
-    expected = state.average.model[3].weight.clone()
-    for step in range(7):
-        stepped(state, 1)
-        if step % 3 == 0:
-            share = 1 - min(0.99, (1 + step // 3) / (10 + step // 3))
-            expected.lerp_(state.model[3].weight.detach(), share)
-        assert torch.equal(state.evaluated[3].weight, expected)
 
 
 def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took():

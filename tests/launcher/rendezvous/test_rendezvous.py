@@ -134,17 +134,6 @@ def drip(stream: socket.socket, enough: threading.Event) -> None:
             stream.sendall(b"[")
 
 
-def test_many_silent_clients_do_not_keep_a_node_out(zero):
-    """Each of them is heard on a thread of its own, for a few seconds."""
-    node = zero()
-    with contextlib.ExitStack() as callers:
-        for _ in range(256):
-            callers.enter_context(node.called())
-        meeting = node.second()
-    assert meeting.agreement.folder == RUN
-    meeting.connections[0].close()
-
-
 # -- who answers in node 0's place
 
 
