@@ -155,8 +155,15 @@ def test_what_cannot_be_converted_is_named(tmp_path, convert, make, options, pro
         convert("hf", saved(tmp_path / "set", make()), *options)
 
 
-@pytest.mark.parametrize("name", ["dataset_info.json", "state.json", "data-00000-of-00001.arrow"])
-@pytest.mark.parametrize("text", [b"", b"[1]", b'{"features": 7}', b"{" * 99])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("data-00000-of-00001.arrow", b""),
+        ("state.json", b"[1]"),
+        ("dataset_info.json", b'{"features": 7}'),
+        ("dataset_info.json", b"{" * 99),
+    ],
+)
 def test_a_damaged_folder_is_one_line(tmp_path, convert, name, text):
     """Whatever stands in its files."""
     folder = saved(tmp_path / "set", rows(IMAGES, [0] * 12))
@@ -187,8 +194,15 @@ def test_without_the_package_the_extra_is_named(tmp_path, convert, monkeypatch):
         convert("hf", tmp_path)
 
 
-@pytest.mark.parametrize("named", ["URL", "../outside.parquet", "/outside.parquet", "SPLITS"])
-@pytest.mark.parametrize("card", ["README.md", ".huggingface.yaml"])
+@pytest.mark.parametrize(
+    ("named", "card"),
+    [
+        ("URL", "README.md"),
+        ("../outside.parquet", ".huggingface.yaml"),
+        ("/outside.parquet", "README.md"),
+        ("SPLITS", "README.md"),
+    ],
+)
 def test_a_description_that_names_files_elsewhere_is_refused(tmp_path, convert, named, card):
     """No server is asked for a file, and none is read outside the folder."""
     folder = tmp_path / "set"

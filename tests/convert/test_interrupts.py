@@ -98,7 +98,9 @@ def test_kill_9_at_any_write(moment, tmp_path, convert):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    ids=["Ctrl-C", "SIGTERM"],
 )
 def test_an_interrupt_leaves_nothing_half_written(number, code, slow, command, tmp_path):
     """Exit code 130 or 143, no partial file, no process left, and Ctrl-C says how to go on."""

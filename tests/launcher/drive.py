@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -48,7 +47,6 @@ def main(
     limits: dict[str, float] | None = None,
     plain: bool = True,
     workdir: str = "",
-    log_bytes: int = 0,
     agents: list[str] | None = None,
     on_event: list[str] | None = None,
     start_seconds: float = START_SECONDS,
@@ -56,9 +54,6 @@ def main(
     Path(folder).mkdir()
     supervisor.GRACE_SECONDS = 1.0
     supervised.START_SECONDS = start_seconds
-    if log_bytes:  # a file that grows beyond it gets EFBIG, as it would ENOSPC
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (log_bytes, resource.RLIM_INFINITY))
     job = Job(
         Command(tuple(command)),
         RunFolder(Path(folder)),

@@ -11,7 +11,7 @@ import pytest
 from rackrun.nginx.serve import serving
 from tests.lab.needs import need
 from tests.lab.servers import access_log
-from tests.nginx.conftest import answer, run
+from tests.nginx.conftest import answer
 
 ROOT = Path(__file__).parents[2]
 EVERY_BYTE = [bytes([number]) for number in range(256)]
@@ -96,14 +96,3 @@ def test_one_address_cannot_take_every_connection_past_the_firewall(folder, tmp_
         recorded[firewall] = json.loads(output.stdout)
     assert recorded[line] == [600, "200"]
     assert recorded["true"][1] == "closed"
-
-
-def test_what_others_have_named_reaches_the_terminal_as_text(folder, tmp_path):
-    """Escape sequences in a folder's name, an option or a file are shown, not obeyed."""
-    name = tmp_path / "shards\x1b]0;owned\x07\x1b[2J"
-    name.mkdir()
-    for args in ([name], [folder, "--address", "\x1b[2J"], [folder, "--native", "--include", name]):
-        output = run(*args)
-        assert output.returncode in (64, 65)
-        assert output.stderr.startswith("error: ") and output.stderr.count("\n") == 1
-        assert output.stderr[:-1].isprintable(), output.stderr

@@ -85,11 +85,8 @@ def test_control_characters_are_shown_not_obeyed(tmp_path):
     assert drive.log(0, "out").read_bytes().decode().startswith(nasty)
 
 
-@pytest.mark.parametrize(
-    ("plain", "keys"), [(False, b"\x13"), pytest.param(True, b"", marks=pytest.mark.long)]
-)
-def test_a_stopped_terminal_does_not_stop_the_run(tmp_path, keys, plain):
-    """Ctrl-S, or a window that is not read, for longer than the lease and for 120 MB of lines.
+def test_a_stopped_terminal_does_not_stop_the_run(tmp_path):
+    """Ctrl-S, for longer than the lease and for 120 MB of lines.
 
     The ranks go on, the logs have all of it, the launcher's memory stays flat, the run is done.
     """
@@ -103,9 +100,9 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path, keys, plain):
         "while time.monotonic() < end: print('x' * 1000, flush=True); time.sleep(0.001)\n"
         "print('the end', flush=True)"
     )
-    drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, slots=[2], plain=plain)
+    drive = Drive(tmp_path, [sys.executable, "-c", code], terminal, slots=[2], plain=False)
     until(lambda: terminal.shows("ready"))
-    terminal.type(keys)
+    terminal.type(b"\x13")
     (drive.folder / "go").touch()
     until(lambda: (drive.folder / "result.json").exists())
     terminal.type(b"\x11")

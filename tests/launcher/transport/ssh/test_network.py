@@ -1,33 +1,13 @@
 """Cables that are pulled, packets that are dropped: real sshd in network namespaces."""
 
-import json
 import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.lab import warm
-from tests.lab.hosts import BUSY, ROOT, SHORT, WAIT
+from tests.lab.hosts import BUSY, ROOT, SHORT
 from tests.lab.network import NetLab, port
 from tests.lab.waiting import until
-
-LEASE_SECONDS = 3.0
-BOUND_SECONDS = BUSY * (LEASE_SECONDS + 5.0)
-
-
-def ranks_left(lab: NetLab) -> list[int]:
-    """Return the ranks that still sleep."""
-    plan = json.loads((lab.run_folder() / "plan.json").read_text())
-    mark = f"RACKRUN_RUN_ID={plan['run_id']}".encode()
-    collected = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                collected.append(int(entry.name))
-        except OSError:
-            continue
-    return collected
 
 
 def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net):
@@ -49,20 +29,6 @@ def test_hosts_that_call_themselves_127_0_1_1_find_each_other(net):
     for number in range(3):
         log = lab.run_folder() / "logs" / f"node{number + 1}" / "1" / f"rank-{number}.out"
         assert log.read_text() == f"node{number + 1} 3 eth0\n"
-
-
-def test_hosts_end_by_themselves_when_the_launcher_is_cut_off(net):
-    """No byte reaches the launcher and none comes from it: within the lease the hosts are clean."""
-    lab = net(2)
-    process = lab.run_ssh(*SHORT, lab.cheap_hosts(), *WAIT)
-    lab.started(2)
-    for number in (1, 2):
-        lab.pull_cable(number)
-    pulled = time.monotonic()
-    until(lambda: not ranks_left(lab), "all ranks end", BOUND_SECONDS)
-    _, err = process.communicate(timeout=90)
-    assert time.monotonic() - pulled < BOUND_SECONDS
-    assert process.returncode == 75, err
 
 
 def test_all_hosts_that_cannot_be_reached_are_named_in_time(net):
@@ -127,16 +93,14 @@ def ring(lab: NetLab, size: int, steps: int) -> tuple[str, ...]:
     return (*RING, ",".join(host.address for host in lab.hosts), str(size), str(steps))
 
 
-@pytest.mark.parametrize("ways", ["both", pytest.param("one", marks=pytest.mark.long)])
-def test_a_cut_between_two_workers_is_named_as_a_pair(net, ways):
+def test_a_cut_between_two_workers_is_named_as_a_pair(net):
     """Packets between two hosts are dropped, ssh is fine: 75 in time, both named, all clean."""
     lab = net(3)
     args = (*SHORT, "--hang-seconds", "2", lab.cheap_hosts())
     process = lab.run_ssh(*args, *ring(lab, 1000, 100_000))
     until(lambda: any(lab.folder.glob("runs/2*/logs/node1/1/rank-0.out")), "ranks train", 60)
     lab.firewall(2, "-s", lab.hosts[2].address, "-j", "DROP")
-    if ways == "both":
-        lab.firewall(3, "-s", lab.hosts[1].address, "-j", "DROP")
+    lab.firewall(3, "-s", lab.hosts[1].address, "-j", "DROP")
     cut = time.monotonic()
     _, err = process.communicate(timeout=90)
     assert process.returncode == 75, err
