@@ -181,7 +181,7 @@ def test_runs_are_compared(run, tmp_path):
         ["800", "1:15", "failed", "0.1", ""],
         ["800", "1:15", "failed", "0.1", "True"],
     ]
-    assert "The same in all: 1 setting." in elements
+    assert "The same in all runs: 1 setting." in elements
 
 
 def test_a_resumed_run_has_numbers_of_all_parts_and_of_each(run):
@@ -271,7 +271,7 @@ def test_accuracies_on_different_images_have_no_best(run, tmp_path):
     other = run_folder(tmp_path / "20260102-040506-catdog", eval_split="test")
     text = write_comparison([run, other], tmp_path / "compare.html").read_text()
     assert 'class="best"' not in text
-    assert "Evaluated on different images: the accuracies do not compare." in text
+    assert "Evaluated on different images: the accuracies cannot be compared." in text
 
 
 def test_runs_on_parts_of_the_training_images_compare(run, tmp_path):
@@ -433,10 +433,10 @@ def test_shares_by_speed_are_a_drawing_and_rows(run):
         )
     ]
     write_lines(metrics, [*lines, *changes[:1]])
-    assert "Shares of a step" not in page_of(run)
+    assert "Images per rank" not in page_of(run)
     write_lines(metrics, [*lines, *changes])
     page = page_of(run)
-    assert "<h2>Shares of a step</h2>" in page
+    assert "<h2>Images per rank</h2>" in page
     assert page.count("<title>rank ") == 3
     assert "<td>0:03</td><td>0</td><td>10, 10, 9</td>" in page
     assert "<td>0:20</td><td>33</td><td>4, 8, 17</td>" in page
