@@ -18,7 +18,7 @@ ENDS_WITH_US = ("setpriv", "--pdeathsig", "TERM")  # however we end
 
 
 def contained(image: str, folder: Path, home: Path, uid: int, gid: int) -> list[str]:
-    """Return the words that run nginx in a container named like `home`.
+    """Return the arguments that run nginx in a container named like `home`.
 
     It can read the folder and its configuration, listen at one port, and do nothing else. The
     host's network, because a published port would bypass the host's firewall, hide the readers'
@@ -37,7 +37,7 @@ def contained(image: str, folder: Path, home: Path, uid: int, gid: int) -> list[
 
 
 def native(home: Path, uid: int, gid: int) -> list[str]:
-    """Return the words that run this machine's nginx, in the folder of shards, without rights."""
+    """Return the arguments that run this machine's nginx in the folder, without privileges."""
     user = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups")
     capabilities = ("--inh-caps", "-all", "--bounding-set", "-all")
     return [

@@ -10,7 +10,7 @@ from rackrun.terminal import clean_lines
 
 
 def command(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command that these words name, by default those typed; exit with its code."""
+    """Run the command that these arguments name, by default those typed; exit with its code."""
     # Lines stay lines: a launch names each host that failed in one of its own.
     code = outcome(run, sys.argv[1:] if args is None else args, clean_lines)
     if "torch" in sys.modules:

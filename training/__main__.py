@@ -20,7 +20,7 @@ COMMANDS = {
 
 
 def main(args: list[str]) -> int | None:
-    """Run the task, or the command, that the first word names."""
+    """Run the task, or the command, that the first argument names."""
     name = args[0] if args else ""
     if name in ("-h", "--help"):
         print(f"usage: {__doc__}\nTasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}.")

@@ -37,7 +37,7 @@ def enter(main: Callable[[list[str]], int | None]) -> NoReturn:
 
 
 def run_command(task: str, prog: str, args: list[str]) -> int:
-    """Run the command in the first word, the task's own or `predict`; without one, train."""
+    """Run the command in the first argument, the task's own or `predict`; without one, train."""
     from rackrun.training.tasks.definition import require_task
 
     source = require_task(task)
@@ -53,7 +53,7 @@ def run_command(task: str, prog: str, args: list[str]) -> int:
 
 
 def train(source: TaskSource, prog: str, args: list[str]) -> int:
-    """Train a task with these options; after the word `check`, only check them.
+    """Train a task with these options; after the argument `check`, only check them.
 
     A check prints what else must be true of the machines that are to train.
     """

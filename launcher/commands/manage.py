@@ -23,7 +23,7 @@ from rackrun.runs import NAME, Run, find_run, unknown_run
 
 
 def main(args: Sequence[str]) -> int:
-    """Run the command that the first word names; return its exit code."""
+    """Run the command that the first argument names; return its exit code."""
     verb, *args = args
     settings, work = VERBS[verb]
     options = parse(settings, called(verb), args, renamed=SPELLINGS)

@@ -1,8 +1,8 @@
 """`--on HOST`: run a command on another machine, which then supervises the run.
 
-    1  for a launch, the project and rackrun go there, as --sync brings them to hosts
-    2  its variables and secrets go there by a connection of their own, into memory
-    3  `ssh -t HOST` types the same words there, and its terminal is this one
+    1  for a launch, the project and rackrun are copied there, as --sync copies them to hosts
+    2  its variables and secrets are sent over a connection of their own, into memory
+    3  `ssh -t HOST` runs the same command there, on this terminal
 
 The run outlives this machine: if the connection breaks, its terminal there has hung up.
 """
@@ -91,7 +91,7 @@ exit 64
 
 
 def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the value of --on before any `--`, and the other words."""
+    """Return the value of --on before any `--`, and the other arguments."""
     host, words = _taken("--on", args)
     if not host:
         raise UsageError("--on: name the host that is to run this")
@@ -99,7 +99,7 @@ def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _taken(option: str, args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the value of an option that stands before any `--`, "" without it; the other words."""
+    """Return the value of an option before any `--`, "" without it; and the other arguments."""
     end = args.index("--") if "--" in args else len(args)
     for index, arg in enumerate(args[:end]):
         if arg.startswith(f"{option}="):
@@ -110,7 +110,7 @@ def _taken(option: str, args: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def there(host: str, args: Sequence[str]) -> int:
-    """Type the words on a host; return the exit code of the command there."""
+    """Run these arguments as a command on a host; return its exit code."""
     if host.startswith("-"):
         raise UsageError(f"--on {host}: not a host name")
     config, words = _taken("--ssh-config", args)  # a file of this machine

@@ -122,7 +122,7 @@ def environment_of(pid: int) -> list[bytes]:
 
 
 def command_line(pid: int) -> str:
-    """Return the words of a process's command line, with spaces between them."""
+    """Return the arguments of a process, with spaces between them."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
         return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
     return ""

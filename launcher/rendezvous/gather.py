@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 Agree: TypeAlias = "Callable[[Sequence[NodeInfo], str], Agreement]"
 """Decides for all nodes, from what each reported and the address at which it reached node 0."""
 
-NEWS_SECONDS = 10.0  # between two words about who is missing
+NEWS_SECONDS = 10.0  # between two lines on the nodes that are missing
 TRY_SECONDS = 0.5
 AGREEMENT_BYTES = 1 << 24
 HELLO_SECONDS = 5.0  # for the whole hello, which any client may send byte by byte
@@ -57,7 +57,7 @@ class NodeWork(Shape, frozen=True):
     """What a node would run: digests, so that no argument and no value travels."""
 
     command: Annotated[tuple[Digest, ...], at_most(MOST_WORDS)] = ()
-    """A digest of each word."""
+    """A digest of each argument."""
     name: NodeName = "run"
     environment: Digest = "0" * 16
     code: Annotated[str, matches("([0-9a-f]{16})?")] = ""

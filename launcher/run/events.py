@@ -160,14 +160,14 @@ class Stopping(Shape, frozen=True):
 
 
 class Closed(Shape, frozen=True):
-    """The agent's last word: every process of the run is gone, but for the survivors it names."""
+    """The agent's last message: all processes of the run are gone, except those that it names."""
 
     node: Node
     survivors: Names = ()
 
 
 class Lost(Shape, frozen=True):
-    """The agent could not be started, or its stream ended without a last word."""
+    """The agent could not be started, or its stream ended without a last message."""
 
     node: Node
     reason: ShortText
@@ -183,7 +183,7 @@ class Swept(Shape, frozen=True):
 
 
 class PeerFailed(Shape, frozen=True):
-    """Another node of a run that was started node by node: its first failure, in its words."""
+    """Another node of a run that was started node by node: its first failure, as it reported it."""
 
     node: Node
     text: ShortText

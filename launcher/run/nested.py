@@ -23,7 +23,7 @@ LAUNCHERS = {
     "mpiexec": "",
     "srun": "",
 }
-"""Program or module -> the word that has to follow; empty: any."""
+"""Program or module -> the argument that has to follow; empty: any."""
 SHELLS = {"bash", "sh", "dash", "zsh"}
 BEFORE = {"exec", "env", "time", "nohup"}
 PYTHON = re.compile(r"python[0-9.]*")
@@ -46,7 +46,7 @@ def nested_launcher(args: Sequence[str]) -> str:
 
 
 def _commands(args: Sequence[str]) -> list[list[str]]:
-    """Return the commands that these words run: one, or those of a text for a shell."""
+    """Return the commands that these arguments run: one, or those of a text for a shell."""
     words = list(args)
     while words and (words[0] in BEFORE or ASSIGNMENT.fullmatch(words[0])):
         words.pop(0)
@@ -72,7 +72,7 @@ def _runs_text(word: str) -> bool:
 
 
 def _launched(command: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """Return the launcher that a command starts, and its words; empty for any other command."""
+    """Return the launcher that a command starts, and its arguments; empty for any other command."""
     words = list(command)
     name = PurePath(words[0]).name if words else ""
     if PYTHON.fullmatch(name):

@@ -30,7 +30,7 @@ class LaunchResult(Result):
 
 
 def function_call(args: Sequence[object]) -> FunctionCall | None:
-    """Return the call that the words of `launch` ask for: a function, or its MODULE:FUNCTION.
+    """Return the call that the arguments of `launch` mean: a function, or its MODULE:FUNCTION.
 
     None where they are a task or a command; UsageError for a function that ranks cannot import.
     """

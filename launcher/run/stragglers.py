@@ -33,7 +33,7 @@ class SlowRank:
     why: str
     """One of `REASONS`."""
     text: str
-    """All of it in the ranks' words."""
+    """The whole report, as the ranks wrote it."""
 
 
 def reported(fields: Mapping[str, Any]) -> SlowRank | None:

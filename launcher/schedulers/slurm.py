@@ -114,7 +114,7 @@ def slots_of(text: str, origin: Sourced[str]) -> int:
 
 
 def repeated(counts: Sourced[str]) -> list[str]:
-    """Return `2(x3),1` as words: 2, 2, 2, 1."""
+    """Return `2(x3),1` repeated: 2, 2, 2, 1."""
     counts_of_nodes: list[str] = []
     for part in counts.value.split(","):
         match = REPEATED.fullmatch(part)

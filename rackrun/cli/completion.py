@@ -68,7 +68,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def main(args: Sequence[str]) -> int:
-    """Print the script of a shell, or the words that may come next; return 0."""
+    """Print the script of a shell, or the arguments that may come next; return 0."""
     if args and args[0] == "words":
         sys.stdout.write("".join(f"{candidate}\n" for candidate in sorted(candidates(args[1:]))))
     elif args and args[0] in _SCRIPTS:

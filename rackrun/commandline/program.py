@@ -45,7 +45,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def run(main: Callable[[list[str]], int | None]) -> NoReturn:
-    """Run a program of ours with the words that were typed, and exit with its code."""
+    """Run a program of ours with the arguments that were typed, and exit with its code."""
     sys.exit(outcome(main, sys.argv[1:]))
 
 

@@ -43,7 +43,7 @@ class Export:
 
 
 def main(args: Sequence[str]) -> int:
-    """Export a model as the words ask; return the exit code."""
+    """Export a model as the arguments ask; return the exit code."""
     given = parse(Export, called("export"), with_weights_first(args))
     if given.out.suffix not in SUFFIXES:
         raise UsageError(f"{given.out}: not a known format; type one of: {', '.join(SUFFIXES)}")
