@@ -1,11 +1,11 @@
-"""Requests to a server of shards: within limits, and made again where the answer breaks off.
+"""Requests to a server of shards: within limits, and repeated if the response breaks off.
 
     persist(transfer, seconds)    receives until all is there, or raises Unavailable
       └── connected(url, ...)     a connection whose answers come within the limits of its socket
 
 If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
-requested again until the time is over. After an answer that cannot be right (404, a page of a
-portal), they are requested once more. Nothing in an answer is trusted: numbers have limits, and
+requested again until the time is over. After a response that cannot be right (404, a page of a
+portal), they are requested once more. Nothing in a response is trusted: numbers have limits, and
 text is short and safe to print.
 """
 

@@ -1,9 +1,9 @@
-"""A step of a user's model on zeros, on the machine of the launch, before a host is touched.
+"""A step of a user's model on zeros, on the machine of the launch, before any host is contacted.
 
-It finds what torch would refuse only later, with an error that names no line of the user's: views
-of another memory layout, copies for an average, a state that cannot be saved, layers without a
-gradient on several ranks. On the CPU: torch's device `meta` lets views pass that no other device
-allows.
+It finds what torch would refuse only later, with an error that names no line of the user's code:
+views of another memory layout, copies for an average, a state that cannot be saved, layers without
+a gradient on several ranks. It runs on the CPU, since torch's device `meta` accepts views that no
+other device allows.
 """
 
 import copy

@@ -8,10 +8,10 @@
 
 What ranks exchange is the same on all of them, bit for bit, and so are their weights afterwards.
 
-A batch norm that gets one value per channel, as of a single image after a pooling, has no variance
-to divide by: it then uses its running statistics. These differ from rank to rank, so all ranks take
-their mean first, in a step with a part of one image and in one that not every rank computes, after
-which all have the statistics of a rank that did.
+A batch norm that gets one value per channel, such as that of a single image after pooling, has no
+variance to divide by, and uses its running statistics instead. These differ from rank to rank. So
+before a step with a part of one image, and before a step that not every rank computes, all ranks
+take the mean of their statistics; after the latter, all have those of a rank that computed it.
 """
 
 import os

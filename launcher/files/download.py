@@ -1,8 +1,8 @@
-"""Brings the results of a run back from a host.
+"""Fetches the results of a run from a host.
 
-A host sends the list of files, which is only a proposal. Names become paths only below our own
-folder and never those of the launcher's own files; they are those of results, which no other
-program runs or obeys; and number, sizes and time are limited.
+The host proposes a list of files. A name is accepted only if its path is below the run folder, is
+not that of a file of the launcher, and is of a kind that no other program runs or reads as
+settings. Number, sizes and time are limited.
 """
 
 from __future__ import annotations

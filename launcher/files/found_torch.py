@@ -1,11 +1,11 @@
-"""Gives .venv the torch that an interpreter has already, as launcher/venv.sh asks on first use.
+"""Gives .venv the torch that an interpreter already has; launcher/venv.sh runs it on first use.
 
     python3 -P found_torch.py FOLDER [LOCK...]
 
-Prints in one line which torch it is, and makes the environment in FOLDER if there is none. A link
-in it leads to the folders of torch, torchvision and what these need; FOLDER/locks has the rest of
-each lock. Without a lock, nothing of ours is to train with it: any torch will do, and it may be
-alone. Ends with 1 when there is no torch that can be used. Needs the standard library only.
+Prints in one line which torch it is, and creates the environment in FOLDER if there is none. A link
+in it leads to the folders of torch, torchvision and their dependencies; FOLDER/locks has the rest
+of each lock file. Without a lock file, rackrun does not train with this environment: any torch will
+do, even alone. Ends with 1 if no torch can be used. Needs only the standard library.
 """
 
 from __future__ import annotations

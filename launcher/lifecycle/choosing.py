@@ -1,4 +1,4 @@
-"""What a launch takes where it has a choice: hosts, or GPUs of hosts. Pure.
+"""Which hosts, or GPUs of hosts, a launch takes if it has a choice. Pure functions.
 
 facts of all hosts -> offers -> hosts that are fit first, whole hosts before parts of them
 """

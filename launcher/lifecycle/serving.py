@@ -1,7 +1,7 @@
-"""The shards of a run: which location a task reads, and who serves it to the hosts.
+"""The shards of a run: which location a task reads, and which server provides it to the hosts.
 
-A folder of this machine is served by nginx for as long as the run lasts, and the task is given the
-server's URL in its place. The kernel ends nginx with the launcher, however that ends.
+A folder on this machine is served by nginx while the run lasts, and the task gets the server's URL
+instead. The kernel ends nginx with the launcher, however the launcher ends.
 """
 
 from __future__ import annotations

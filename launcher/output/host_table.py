@@ -1,4 +1,4 @@
-"""The table of hosts on the dashboard: columns that are empty go first, then the less needed."""
+"""The table of hosts on the dashboard; if it is too wide, the least needed columns are left out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Labels that a trained model doubts: `rackrun doctor DATA RUN`.
 
-A model may know the labels of its training images by heart, wrong ones included. So it gives what
-its last layer reads; classifiers that were each fitted to four fifths of the images judge the
-rest, and cleanlab finds from their answers which labels are wrong.
+A model may have memorized the labels of its training images, including wrong ones. So only the
+input of its last layer is used: classifiers that are fitted to four fifths of the images predict
+the rest, and from their predictions cleanlab finds the labels that are probably wrong.
 """
 
 from __future__ import annotations
