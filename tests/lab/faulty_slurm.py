@@ -1,6 +1,6 @@
 """Jobs of a real Slurm that faults happen to: `rackrun node` on each of two nodes."""
 
-import os
+import json
 import random
 import shutil
 import signal
@@ -138,6 +138,7 @@ class SlurmRun:
 
 def scratch_folders(runs: Path) -> Iterator[str]:
     """Yield the agents' folders that a run has left, where hosts share one /tmp."""
-    for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("rackrun-*"):
-        if any(path.name in plan.read_text() for plan in runs.glob("2*/plan*.json")):
-            yield f"left: {path}"
+    for plan in runs.glob("2*/plan*.json"):
+        for host in json.loads(plan.read_text())["hosts"]:
+            if Path(host["scratch"]).exists():
+                yield f"left: {host['scratch']}"
