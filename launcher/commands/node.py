@@ -47,6 +47,7 @@ from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count
 from rackrun.run_folder import RunFolder, folder_name
+from rackrun.signals import handle, ignore
 from rackrun.units import plural
 
 OPTIONS = NodeOptions
@@ -160,10 +161,12 @@ def _launch_node(
         transports = [LocalTransport(host.name)]
         show = shown_here(options.plain)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
-        if placement.nodes.value == 1:
-            return run(job, plan, transports, show)
-        with Peers(placement.node.value, meeting) as peers:
-            return run(job, plan, transports, show, peers=peers)
+        several = placement.nodes.value > 1
+        peers = servers.enter_context(Peers(placement.node.value, meeting)) if several else None
+        result = run(job, plan, transports, show, peers=peers)
+        # When the first node has ended, a scheduler ends the others: their exit code stays.
+        handle((signal.SIGTERM, signal.SIGHUP), ignore)
+        return result
 
 
 def refuse_unfit(work: Work, options: NodeOptions) -> None:

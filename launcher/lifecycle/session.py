@@ -123,10 +123,12 @@ def run(
     show: Show,
     peers: Peers | None = None,
 ) -> Result:
-    """Run a plan once from end to end."""
+    """Run a plan once from end to end; once the ranks have ended, no signal changes how."""
     alerts = EventCommand(() if job.folder.node else job.template.on_event)
-    with RunOutput(job, show) as output:
-        result = supervise(job, plan, transports, output, peers, alerts=alerts).after(None)
+    signals = SignalQueue()
+    with signals.installed(), RunOutput(job, show) as output:
+        ended = supervise(job, plan, transports, output, peers, alerts=alerts, signals=signals)
+        result = ended.after(None)
         output.note(write_result(job.folder, result))
         output.write_result(result)
         close_run(output, result, alerts)
