@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rackrun.commands import called
-from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
-from rackrun.launcher.files.download import fetch_results, fetch_returned
+from rackrun.launcher.lifecycle.attempt import Attempt
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.lost_hosts import LostHosts
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, after_failure
 from rackrun.launcher.lifecycle.session import close_run, supervise
@@ -27,15 +27,10 @@ from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.facts import NO_FACTS
-from rackrun.launcher.run.job import FunctionCall, Job, JobTemplate
-from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.job import Job, JobTemplate, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
-from rackrun.launcher.transport.base import Transport
 from rackrun.runs import SHORT_ID
-from rackrun.signals import ended_by_a_signal
-
-Say = Callable[[str], object]
 
 CUT_OFF_SECONDS = 1800.0
 RECONNECT_SECONDS = 5.0  # between two tries
@@ -53,6 +48,7 @@ class Launch:
         self._show = show
         self._newest: Attempt | None = None
         self._stack = ExitStack()
+        self._lost_hosts = LostHosts(spec)
         self._output: RunOutput | None = None
         """The output of the run, from its first attempt on."""
         self.result: Result | None = None
@@ -84,7 +80,7 @@ class Launch:
 
         Raises HostError when the hosts are not fit for the first attempt.
         """
-        with ExitStack() as self._stack:
+        with self._lost_hosts, ExitStack() as self._stack:
             try:
                 with ended_by_stop():
                     self._make_attempts()
@@ -120,20 +116,25 @@ class Launch:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
             before, output = self.result, self._running_output
+            self._lost_hosts.look_for(state.awaited)
+            # Only a task goes on where it was: a command would begin anew.
+            goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
             with self._signals.installed():  # until there is a result, none may interrupt
                 result = supervise(
                     *(attempt.job, attempt.plan, attempt.agents, output),
                     versions=attempt.versions,
                     alerts=self._alerts,
                     signals=self._signals,
+                    returned=self._lost_hosts.fit if goes_on else None,
                 )
                 self.result = result.after(before)
-            following = self._following(state, before)
+            state = state.with_returned(self._lost_hosts.fit())
+            following = self._following(state, result, before)
             if following is None:
                 self._end()
-            elif following.active()[0] != state.active()[0]:
+            elif following.active()[0].label != attempt.plan.hosts[0].name:
                 output.note(attempt.fetch_results(self.final, output.note))
-            output.write_result(self.final)
+            output.write_result(self.final, is_last=following is None)
         if following is not None and following.restarts > state.restarts:
             line = f"restart {following.restarts} of {state.policy.max_restarts}"
             self.spec = replace(self.spec, settings=self.spec.settings.before_all())
@@ -200,17 +201,21 @@ class Launch:
 
     # -- after an attempt
 
-    def _following(self, state: RestartState, before: Result | None) -> RestartState | None:
+    def _following(
+        self, state: RestartState, result: Result, before: Result | None
+    ) -> RestartState | None:
         following: RestartState | None
         now = time.monotonic()
-        if self.final.port_was_taken and not (before and before.port_was_taken):
+        if result.port_was_taken and not (before and before.port_was_taken):
             following = state  # until it is bound, any program can take it
-        elif self.final.was_cut_off and state.policy.max_restarts and now >= self._uncounted_from:
+        elif result.was_ended_for_hosts:
+            following = state
+        elif result.was_cut_off and state.policy.max_restarts and now >= self._uncounted_from:
             following = state  # its hosts are not to blame
             self._cut_off_until, self._uncounted_from = now + CUT_OFF_SECONDS, now + CUT_OFF_SECONDS
             self._say(f"trying for {CUT_OFF_SECONDS / 60:g} minutes to reach the hosts again")
         else:
-            following = state.after(self.final)
+            following = state.after(result)
         if following and self._signals.ask_for_end:
             self._say("no further attempt: the run is being stopped")
             return None
@@ -266,50 +271,3 @@ def _between_attempts(result: Result, interrupt: KeyboardInterrupt) -> Result:
     cause = "stopped between two attempts"
     ended = replace(result, verdict="interrupted", exit_code=128 + number, cause=cause)
     return replace(ended, host=None, rank=None, log=None, traceback="")
-
-
-@dataclass
-class Attempt:
-    """One run on hosts that are fit for it."""
-
-    job: Job
-    plan: Plan
-    """The plan for the hosts that take part."""
-    agents: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order, by which their agents are started."""
-    transports: Sequence[Transport]
-    """The ways to the same hosts for anything else, and behind them those to spares."""
-    versions: str = ""
-    """Those of the hosts' torch and driver."""
-    is_here: bool = False
-    """The only host is this machine, which has the run folder."""
-
-    @property
-    def left_behind(self) -> str:
-        """Where the results are that were not fetched."""
-        first = self.plan.hosts[0]
-        return f"the results are still on {first.name}, in {first.folder}"
-
-    def fetch_results(self, result: Result, say: Say) -> str:
-        """Fetch what the first rank's host has in its run folder; return that, or why nothing.
-
-        A signal raises KeyboardInterrupt.
-        """
-        if self.is_here:
-            return ""
-        # Spares of a run that restarts have a transport, and are not in the plan.
-        pairs = list(zip(self.transports, self.plan.hosts, strict=False))
-        transport, first = pairs[0]
-        if result.hosts[first.name] != "clean":
-            return self.left_behind
-        job, run_id = self.job, self.plan.run_id
-        try:
-            with ended_by_a_signal():
-                fetched = fetch_results(transport, first, run_id, job.folder.path, say=say)
-                if isinstance(job.work, FunctionCall):  # what it returned on each rank
-                    for transport, host in pairs:
-                        if result.hosts[host.name] == "clean":
-                            fetch_returned(transport, host, run_id, job.folder.returned)
-                return str(fetched)
-        except (Problem, OSError) as error:
-            return f"{self.left_behind}: {str(error).removeprefix(f'{first.name}: ')}"

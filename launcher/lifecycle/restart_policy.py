@@ -33,7 +33,7 @@ class RestartState:
 
     policy: RestartPolicy
     hosts: tuple[Host, ...]
-    """All of them, spares included."""
+    """All of them, spares included; those that were lost come last."""
     restarts: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     lost: frozenset[str] = frozenset()
@@ -48,21 +48,34 @@ class RestartState:
             raise UsageError(f"{given} leaves fewer than {least} to train; type --spares {most}")
 
     def active(self) -> tuple[Host, ...]:
-        """Return the hosts of the next attempt, in file order; none when they are too few."""
+        """Return the hosts of the next attempt; none when they are too few."""
         count = len(self.hosts) - self.policy.spares
         fit = self._fit()
         return fit[:count] if len(fit) >= (self.policy.min_hosts or count) else ()
+
+    @property
+    def is_short(self) -> bool:
+        """Whether fewer hosts are active than at first."""
+        return len(self.active()) < len(self.hosts) - self.policy.spares
+
+    @property
+    def awaited(self) -> tuple[Host, ...]:
+        """The lost hosts that take part again once they are fit."""
+        lost = (host for host in self.hosts if host.label in self.lost)
+        return tuple(host for host in lost if self.failures[host.label] < FAILURES)
 
     def after(self, result: Result) -> RestartState | None:
         """Return the state after one more failure; None when there is to be no other attempt."""
         if result.verdict != "failed" or result.exit_code in HOPELESS:
             return None
         lost = {name for name, state in result.hosts.items() if state != "clean"}
-        failed = Counter({result.host} if result.host else ())
+        # What has failed twice on a host would fail a third time; its link may be well again.
+        blamed = {result.host} if result.host else set[str]()
+        is_of_rank = result.rank is not None
         following = replace(
-            self,
+            self._with_last(lost if is_of_rank else lost | blamed),
             restarts=self.restarts + 1,
-            failures=self.failures + failed,
+            failures=self.failures + Counter(blamed if is_of_rank else ()),
             lost=self.lost | lost,
         )
         possible = following.restarts <= self.policy.max_restarts and following.active()
@@ -70,8 +83,17 @@ class RestartState:
 
     def without(self, hosts: Collection[str]) -> RestartState | None:
         """Return the state without hosts found unfit; None when too few are left."""
-        following = replace(self, lost=self.lost.union(hosts))
+        failures = self.failures + Counter(hosts)
+        following = replace(self._with_last(hosts), lost=self.lost.union(hosts), failures=failures)
         return following if following.active() else None
+
+    def with_returned(self, hosts: Collection[str]) -> RestartState:
+        """Return the state with lost hosts that are fit again."""
+        return replace(self, lost=self.lost.difference(hosts))
+
+    def _with_last(self, labels: Collection[str]) -> RestartState:
+        # Others come first: rank 0 stays where its files are, and a spare replaces a lost host.
+        return replace(self, hosts=tuple(sorted(self.hosts, key=lambda h: h.label in labels)))
 
     def _fit(self) -> tuple[Host, ...]:
         return tuple(

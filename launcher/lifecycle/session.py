@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 
 from rackrun.atomic import write_whole
@@ -47,12 +47,14 @@ def supervise(
     versions: str = "",
     alerts: EventCommand | None = None,
     signals: SignalQueue | None = None,
+    returned: Callable[[], Collection[str]] | None = None,
 ) -> Result:
     """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
 
     `peers` look after the other hosts of a run of which this plan is a part; `versions` are those
     of the hosts' torch and driver, for the first line; `alerts` gets what happens. `signals` says
-    afterwards whether one has asked for the end.
+    afterwards whether one has asked for the end. `returned` names hosts for which the attempt ends
+    with an epoch.
     """
     unfinished = ""
     if job.folder.attempt == 1:
@@ -71,7 +73,8 @@ def supervise(
             output.note(start_line(plan, versions, job.folder.path))
         agents = AgentGroup(plan, transports)
         alerts = alerts or EventCommand(())
-        result = Supervisor(job, agents, logs, output, peers, alerts, signals).supervise()
+        supervisor = Supervisor(job, agents, logs, output, peers, alerts, signals, returned)
+        result = supervisor.supervise()
         output.end_attempt()
     if result.verdict == "failed":
         try:

@@ -128,11 +128,15 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         with suppress(OSError):
             self.folder.state.unlink(missing_ok=True)
 
-    def write_result(self, result: Result) -> None:
-        """Write how an attempt has ended: the traceback, the results, and one last line."""
+    def write_result(self, result: Result, is_last: bool = True) -> None:
+        """Write how an attempt has ended: the traceback, the results, and one last line.
+
+        Of the last one, also what to type next.
+        """
         if result.traceback:
             self.note(result.traceback.rstrip())
-        for name, value in (*summary(result), *next_commands(result, self.plan)):
+        following = next_commands(result, self.plan) if is_last else ()
+        for name, value in (*summary(result), *following):
             self.note(f"{name}: {value}")
         self.note(last_line(result))
         self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)

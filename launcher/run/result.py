@@ -9,6 +9,8 @@ from typing import Any
 
 CUT_OFF = "no host could be reached any more: this machine's own network was down, or every host"
 
+HOSTS_BACK = "lost hosts are fit again"
+
 
 @dataclass(frozen=True)
 class AttemptResult:
@@ -54,6 +56,11 @@ class Result(AttemptResult):
     def was_cut_off(self) -> bool:
         """Return True when it ended because this machine lost all of its hosts at once."""
         return self.verdict == "failed" and self.cause == CUT_OFF
+
+    @property
+    def was_ended_for_hosts(self) -> bool:
+        """Return True when all ranks have saved and ended so that lost hosts take part again."""
+        return self.verdict == "interrupted" and self.cause == HOSTS_BACK
 
     def after(self, earlier: Result | None) -> Result:
         """Return the same result as that of the attempt that follows an earlier one."""

@@ -12,11 +12,11 @@ from rackrun.commands import called
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import CUT_OFF, Result, moved
+from rackrun.launcher.run.result import CUT_OFF, HOSTS_BACK, Result, moved
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import Hang
 from rackrun.launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
-from rackrun.launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, TAKE_IN, TIME_LIMIT
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
@@ -100,6 +100,7 @@ def _interruption(number: int) -> _Interruption:
         signal.SIGUSR1: _Interruption("SIGUSR1", LOST),  # a scheduler starts the run again
         STOP_SIGNAL: _Interruption(called("stop"), 128 + signal.SIGINT),  # as at Ctrl-C
         TIME_LIMIT: _Interruption("--time-limit", OUT_OF_TIME, "time limit reached: stopping"),
+        TAKE_IN: _Interruption("", LOST, cause=HOSTS_BACK),
     }
     # The launcher of another node names the signal that it got, so it may be any number.
     return interruptions.get(number, _Interruption(signal_name(number), 128 + number))

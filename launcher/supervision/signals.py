@@ -14,6 +14,7 @@ from rackrun.signals import PASSED_ON_INT, handle, is_ignored, restore
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends a launcher or a controller
 
 TIME_LIMIT = signal.SIGALRM  # what the supervisor gives itself when --time-limit is reached
+TAKE_IN = signal.SIGCONT  # the same at the end of an epoch, to go on with hosts that are back
 
 _HANDLED = (
     *(signal.SIGINT, PASSED_ON_INT, signal.SIGTERM, signal.SIGHUP),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import signal
 import time
+from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from rackrun.launcher.output.console import ranges
@@ -25,6 +26,7 @@ from rackrun.launcher.run.events import (
     PeerHangLimit,
     PeerStops,
 )
+from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
@@ -39,7 +41,7 @@ from rackrun.launcher.supervision.outcome import describe, final_cause, result_o
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.root_cause import Cause, FailureLog
 from rackrun.launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
-from rackrun.launcher.supervision.signals import STOP_SIGNAL, TIME_LIMIT, SignalQueue
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, TAKE_IN, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
 
 GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
@@ -68,11 +70,13 @@ class Supervisor:
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
+        returned: Callable[[], Collection[str]] | None = None,
     ) -> None:
         """Start nothing yet.
 
         `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
-        this process, as long as it is installed.
+        this process, as long as it is installed. `returned` names the hosts with which the run
+        could go on; if there are any at the end of an epoch, all ranks save and end.
         """
         self.alerts = alerts
         self.job = job
@@ -88,6 +92,9 @@ class Supervisor:
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
         self.signals = signals
+        self.returned = returned
+        self.epoch = 0
+        """In which the first rank was last seen."""
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
@@ -111,6 +118,8 @@ class Supervisor:
             while self.peers and self.peers.may_explain(self.failures, self.now):
                 self._turn()
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
+        if self.interrupted == TAKE_IN and self.run.succeeded:
+            self.interrupted = 0  # it was done before the order arrived
         cause = final_cause(self.run, self.failures, self.interrupted)
         return result_of(
             self.job, self.run, cause, self.log_files, bool(self.interrupted), self.now
@@ -201,17 +210,20 @@ class Supervisor:
         for number in self.signals.take():
             if number == signal.SIGTSTP:
                 self.output.note("Ctrl-Z ignored: hosts would end the run when heartbeats stop")
-            elif not self.shutdown.ordered:
-                self.interrupted, self.interrupted_at = number, self.now
+            elif not self.shutdown.ordered or self.interrupted == TAKE_IN:
                 if self.peers:
                     self.peers.send_stop(number)
-                self.output.note(stopping_line(number))
-                self.shutdown.order(signal.SIGTERM, self.limits.checkpoint_seconds, self.now)
+                self._interrupt(number, stopping_line(number))
             elif number == signal.SIGINT or (
                 number == STOP_SIGNAL and self.now - self.interrupted_at > _REPEAT_SECONDS
             ):  # TERM comes from whatever ends a machine or a job, to each process and repeatedly
                 self.output.note("killing every process of the run")
                 self.shutdown.force(self.now)
+
+    def _interrupt(self, number: int, line: str) -> None:
+        self.interrupted, self.interrupted_at = number, self.now
+        self.output.note(line)
+        self.shutdown.order(signal.SIGTERM, self.limits.checkpoint_seconds, self.now)
 
     def _end_if_due(self) -> None:
         """Order the end of the run when it is done, has failed, or hangs."""
@@ -226,6 +238,16 @@ class Supervisor:
             self._fail(hang)
             # Python's fault handler writes the stacks at SIGABRT; the root cause is read from them.
             self.shutdown.order(signal.SIGABRT, _STACK_SECONDS, self.now)
+        elif self.returned is not None:
+            self._take_in(self.returned)
+
+    def _take_in(self, returned: Callable[[], Collection[str]]) -> None:
+        """Interrupt the run at the end of an epoch if lost hosts could take part again."""
+        before, epoch = self.epoch, self.run.lead.fields.get("epoch")
+        self.epoch = epoch if isinstance(epoch, int) else before
+        if 0 < before < self.epoch and (hosts := returned()):
+            line = f"{grouped(sorted(hosts))} can take part again: ranks save and start anew"
+            self._interrupt(TAKE_IN, line)
 
     def _hang(self) -> Hang | None:
         """Return a hang; report a stall long before, and when it is over."""

@@ -23,8 +23,9 @@ HOSTS = tuple(map(Host, "abcd"))
 
 def failed(host: str, lost: str = "", exit_code: int = 75, verdict: str = "failed") -> Result:
     states = {name: "not verified" if name in lost else "clean" for name in "abcd"}
+    rank = None if host in lost else 0
     return Result(
-        verdict, exit_code, "", host, 0, None, 1.0, "", "", {}, states, {}, Path("runs/x")
+        verdict, exit_code, "", host, rank, None, 1.0, "", "", {}, states, {}, Path("runs/x")
     )
 
 
@@ -95,6 +96,36 @@ def test_a_host_that_is_found_unfit_costs_no_restart():
     assert (names(course), course and course.restarts) == ("cd", 1)
     assert course is not None
     assert course.without({"c"}) is None
+
+
+def test_a_lost_host_that_is_fit_again_takes_part_behind_the_others():
+    """So rank 0 stays where it is; never more hosts than at first, and no restart is counted."""
+    course: RestartState | None = RestartState(
+        RestartPolicy(max_restarts=9, spares=1, min_hosts=1), HOSTS
+    )
+    for lost in "ab":
+        assert course is not None
+        course = course.after(failed(lost, lost=lost))
+    assert course is not None
+    assert (names(course), course.is_short) == ("cd", True)
+    course = course.with_returned({"a"})
+    assert (names(course), course.is_short, course.restarts) == ("cda", False, 2)
+    assert names(course.with_returned({"b"})) == "cda"
+
+
+def test_a_host_that_is_lost_often_comes_back_and_one_that_is_refused_twice_does_not():
+    """Only what fails although the host is there would fail again."""
+    course: RestartState | None = RestartState(RestartPolicy(max_restarts=9, min_hosts=1), HOSTS)
+    for _ in range(3):
+        assert course is not None
+        course = course.after(failed("b", lost="b"))
+        assert course is not None
+        assert [host.name for host in course.awaited] == ["b"]
+        course = course.with_returned({"b"})
+    for awaited in (["b"], []):
+        course = course.with_returned({"b"}).without({"b"})
+        assert course is not None
+        assert [host.name for host in course.awaited] == awaited
 
 
 def test_a_task_goes_on_from_its_newest_run():
