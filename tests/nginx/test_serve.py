@@ -70,7 +70,13 @@ def foreground(
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+    ("how", "number", "code"),
+    [
+        ("container", signal.SIGINT, 130),
+        ("native", signal.SIGTERM, 143),
+        ("native", signal.SIGHUP, 129),
+    ],
+    indirect=["how"],
 )
 def test_a_server_ends_with_its_command(folder, how, number, code):
     """Ctrl-C, TERM and a closed terminal end it, and the port is free afterwards."""
@@ -162,13 +168,13 @@ def test_a_native_nginx_has_as_few_rights_as_a_contained_one(folder):
         assert int(fields["CapBnd"], 16) == 0
 
 
-def test_a_taken_port_is_named_with_the_way_out(folder, how):
+def test_a_taken_port_is_named_with_the_way_out(folder):
     """The message says which port of which address, and what to type."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = run(folder, "--port", port, *how)
+        refused = run(folder, "--port", port, "--native")
     assert refused.returncode == 78
     assert refused.stderr == (
         f"error: port {port} of 127.0.0.1 is taken; for a free one, type: --port 0\n"
