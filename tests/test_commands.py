@@ -110,6 +110,15 @@ def test_the_demo_trains_on_hosts(clone):
     assert (run / "final.pt").exists()
 
 
+def test_the_hosts_file_of_a_lab(clone):
+    """Every line of the example is read: a rank on each host, two where it says so."""
+    code, printed = clone.typed("./run-ssh examples/hosts.txt -- python train.py")
+    assert code == 0, printed
+    assert set(re.findall(r"(gpu\d+):\d+ \| rank (\d)", printed)) == {
+        ("gpu01", "0"), ("gpu02", "1"), ("gpu03", "2"), ("gpu03", "3"), ("gpu04", "4"),
+    }  # fmt: skip
+
+
 @LONG
 def test_a_notebook(clone, monkeypatch):
     """Each cell runs, on the data and the hosts of the clone; committed outputs are none."""
