@@ -12,6 +12,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from tests.lab import warm
+from tests.lab.data import drawn_shards
+from tests.lab.needs import need
+
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path for path in EXAMPLES.iterdir() if path.suffix in (".sh", ".sbatch"))
@@ -120,6 +124,37 @@ def test_the_command_of_a_pod_is_understood():
     assert "platform: TrainJob" in output.stdout and "16 ranks" in output.stdout
 
 
+def test_the_commands_of_the_pods_train(tmp_path):
+    """The server and two nodes, as containers start them: both nodes end well, and one model."""
+    need("nginx")
+    ours = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": tmp_path, "text": True}
+
+    def started(command: list[str], folders: dict[str, str], **variables: str) -> Any:
+        words = [folders.get(word, word) for word in command[1:]]
+        return subprocess.Popen([sys.executable, *words], env={**ours, **variables}, **pipes)
+
+    (_, server), _ = pods()
+    data, address, port = str(drawn_shards(tmp_path)), "127.0.0.1", str(warm.free_port("127.0.0.1"))
+    here = {"/data/shards": data, "$(POD_ADDRESS)": address, "8080": port}
+    trainer = MANIFESTS[3]["spec"]["trainer"]
+    here |= {trainer["args"][-1]: f"http://{address}:{port}/", "/runs": str(tmp_path / "runs")}
+    serving = started([*server["command"], *server["args"]], here)
+    try:
+        assert serving.stdout is not None and "serving" in serving.stdout.readline()
+        small = ("--image-size", "32", "--width", "4", "--batch-size", "8", "--epochs", "1")
+        job = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": address}
+        job |= {"PET_MASTER_PORT": str(warm.free_port(address)), "CUDA_VISIBLE_DEVICES": ""}
+        command = [*trainer["command"], *trainer["args"], *small]
+        nodes = [started(command, here, **job, PET_NODE_RANK=node) for node in "01"]
+        outputs = [node.communicate()[0] for node in nodes]
+    finally:
+        serving.terminate()
+        serving.communicate()
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert len(list(tmp_path.glob("runs/2*/final.pt"))) == 1
+
+
 def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path):
     """75 three times at most; any other code at once, and what is to run goes through."""
     stand_in = tmp_path / "python"
@@ -136,3 +171,25 @@ def test_the_ngc_script_tries_again_and_passes_the_code_on(tmp_path):
         lines = log.read_text().splitlines()
         assert len(lines) == tries
         assert lines[0].endswith("--auto-resume catdog --epochs 2 --data /data/shards")
+
+
+def test_the_ngc_script_starts_itself_on_each_node(tmp_path):
+    """By `bcprun`, of which there is a stand-in: the words of the task arrive as they are typed."""
+    stand_ins = {
+        "python": 'echo "$#" "$@" >> "$LOG"',
+        "bcprun": 'test "$1 $2 $3 $4" = "--nnodes 2 --npernode 1" && shift 4\n'
+        'while [ "$1" = --env ]; do export "$2"; shift 2; done\n'
+        'test "$1" = --cmd && sh -c "$2" && sh -c "$2"',
+    }
+    for name, text in stand_ins.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"NGC_ARRAY_SIZE": "2", "DATA": "/data/my shards", "LOG": str(tmp_path / "log")}
+    subprocess.run(
+        ["bash", EXAMPLES / "ngc.sh", "bcprun", "classify", "--model", "a b"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", **variables},
+        check=True,
+    )
+    lines = (tmp_path / "log").read_text().splitlines()
+    words = "--runs /results/runs --name ngc --auto-resume classify --model a b"
+    assert lines == 2 * [f"13 -m rackrun.launcher node {words} --data /data/my shards"]
