@@ -243,8 +243,14 @@ def with_installed(code: WorkingTree) -> WorkingTree:
         for file in files
         if file.is_file() and "__pycache__" not in file.parts and file.name not in LOCKS
     }
-    locks = {f"requirements/{lock}": (ours / "launcher" / lock).resolve() for lock in LOCKS}
+    locks = {f"requirements/{name}": _lock(ours, name) for name in LOCKS}
     return _beside(code, {**sources, **locks})
+
+
+def _lock(ours: Path, name: str) -> Path:
+    """Return a lock; where rackrun was brought, as by --on, it is beside the package."""
+    path = (ours / "launcher" / name).resolve()
+    return path if path.exists() else ours.parent / "requirements" / name
 
 
 def with_wheels(code: WorkingTree, folder: Path) -> WorkingTree:

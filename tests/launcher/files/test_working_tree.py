@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ from rackrun.errors import UsageError
 from rackrun.launcher.commands import upload
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.files.working_tree import (
+    WorkingTree,
     _is_private,
     remarks_on,
+    with_installed,
     with_untracked,
     working_tree,
 )
@@ -22,6 +25,21 @@ from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import Lab
 from tests.lab.needs import need
 from tests.lab.waiting import until
+
+FILES = "from rackrun.launcher.files.working_tree import *; from pathlib import Path; "
+FILES += "print(*with_installed(WorkingTree(Path.cwd(), {})).files, sep='\\n')"
+
+
+def test_what_was_brought_can_be_brought_on(tmp_path):
+    """As from the host of `--on`, where rackrun has come without a package around it."""
+    code = with_installed(WorkingTree(tmp_path, {}))
+    for path in code.files:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(code.source(path), tmp_path / path)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / INSTALLED)}
+    words = (sys.executable, "-P", "-c", FILES)
+    on = subprocess.run(words, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
+    assert sorted(on.stdout.splitlines()) == sorted(code.files)
 
 
 def test_code_that_cannot_be_read_is_named(start_lab):
