@@ -82,7 +82,7 @@ class Verify:
         else:
             what = f"{plural(samples, 'sample')} in {plural(len(shards), 'shard')}"
             of = f" of {plural(len(versions), 'version')}" if len(versions) > 1 else ""
-            lines = [f"{self.location}: {what}{of}, all as it should be", *duplicates]
+            lines = [f"{self.location}: {what}{of}, all correct", *duplicates]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         if faults:
             count = plural(len(faults), "fault") + (", first" if len(faults) > 1 else "")

@@ -191,4 +191,4 @@ def newest_valid(folder: Path) -> tuple[Path, bytes]:
             return path, read_bytes(path)
         except SaveError as problem:
             say(f"skipped: {problem}")
-    raise SaveError(f"{folder}: no checkpoint in it is whole; leave out --resume to start over")
+    raise SaveError(f"{folder}: no checkpoint in it is intact; leave out --resume to start over")

@@ -51,8 +51,8 @@ def not_finite(step: int, keys: Sequence[str], images: int) -> Diverged:
         return _diverged(f"the loss of {plural(images, 'image')} is not finite", step)
     return Diverged(
         f"the model's output is not finite for {first_few([*map(short, keys)], MOST_NAMED)} (step"
-        f" {step}): mend the model, or take such images out; where a model standardizes each image,"
-        " one of a single color divides by 0"
+        f" {step}): fix the model, or remove these images; a model that standardizes each image"
+        " divides by 0 for an image of a single color"
     )
 
 

@@ -87,8 +87,8 @@ def _refuse_options(file: SettingsFile, rest: Sequence[str]) -> None:
             return
         whole = shlex.join([*file.command, *rest[rest.index(option) :]])
         raise UsageError(
-            f"{option}: no option of {called(file.launch)}; to change the run's own command, type"
-            f" it whole: -- {whole}"
+            f"{option}: not an option of {called(file.launch)}; to change the run's own command,"
+            f" type all of it: -- {whole}"
         )
 
 

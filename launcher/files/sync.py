@@ -30,7 +30,7 @@ MOST_FILES = 1_000_000
 DIGEST_SECONDS = 600.0  # a host may read gigabytes to know what differs
 INSTALL_SECONDS = 1800.0  # without a line of output: torch alone is some gigabytes
 MOST_LINES = 100_000
-BRING_WHEELS = ", or bring wheels with --sync-wheels FOLDER"
+BRING_WHEELS = ", or copy wheels there with --sync-wheels FOLDER"
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def own_address(hosts: Sequence[str]) -> str:
     if any(not host for host in hosts):
         raise UsageError(
             "which address of this machine do hosts behind a gateway reach? type:"
-            " --serve-address ADDRESS, or --no-serve where they have the data themselves"
+            " --serve-address ADDRESS, or --no-serve if they have the data themselves"
         )
     ours = [_source_address(host) for host in hosts if not is_here(host)]
     return ours[0] if ours else LOOPBACK

@@ -198,7 +198,7 @@ def _texts(archive: ZipFile, name: str) -> list[str]:
     """Return an array of text, whose type has the length of the longest."""
     data = _content(archive, name)
     if not (descr := TEXTS.search(data, 0, npy.LONGEST_HEADER)):
-        raise ValueError(f"{name} is no text")
+        raise ValueError(f"{name} is not text")
     texts: list[str] = shaped(npy.array(data, descr[1].decode()).tolist(), list[str], name)
     return texts
 

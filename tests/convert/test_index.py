@@ -43,7 +43,7 @@ def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):
         )
     main(["verify", str(tmp_path), "--workers", "1"])
     printed = capsys.readouterr()
-    assert "all as it should be" in printed.out
+    assert "all correct" in printed.out
     assert re.search(rf"type: ./run-local \w+ --data {tmp_path}\n", printed.err)
 
 

@@ -34,7 +34,7 @@ def flip(path: Path, at: int) -> None:
 def test_a_whole_folder_passes(folder, capsys):
     """Nothing is wrong: one line with the counts, or the same for programs."""
     main(["verify", str(folder)])
-    assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
+    assert "40 samples in 4 shards, all correct" in capsys.readouterr().out
     main(["verify", str(folder), "--json"])
     counted = {"location": str(folder), "versions": [1], "samples": 40, "shards": 4}
     assert json.loads(capsys.readouterr().out) == {**counted, "faults": [], "copies": []}
@@ -80,7 +80,7 @@ def test_a_server_is_verified_like_a_folder(served, capsys):
     """Over HTTP the same faults are named, and summary prints the same page."""
     folder, url = served
     main(["verify", url])
-    assert "40 samples in 4 shards, all as it should be" in capsys.readouterr().out
+    assert "40 samples in 4 shards, all correct" in capsys.readouterr().out
     main(["summary", url])
     over_http = capsys.readouterr().out
     main(["summary", str(folder)])

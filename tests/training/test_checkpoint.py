@@ -103,7 +103,7 @@ def test_when_none_is_whole_nothing_starts(folder):
     """A run never begins again from scratch because its checkpoints are damaged."""
     checkpoint.save(folder, content(1), keep=2, best=False)
     folder.checkpoint(1).write_bytes(b"x" * 1000)
-    with pytest.raises(SaveError, match="no checkpoint in it is whole; leave out --resume"):
+    with pytest.raises(SaveError, match="no checkpoint in it is intact; leave out --resume"):
         resume.requested_checkpoint(str(folder.path), "catdog")
 
 

@@ -135,7 +135,7 @@ def _login_refused(route: SshRoute, error: BaseException) -> str:
         keys += f"; {file} holds no private key that can be read here (try ssh-keygen -p -f {file})"
     if strategy.silent_agent:
         keys += f"; the ssh-agent at {strategy.silent_agent} (SSH_AUTH_SOCK) does not answer"
-        hint = "eval $(ssh-agent), then ssh-add, or log in to this machine anew"
+        hint = "eval $(ssh-agent), then ssh-add, or log in to this machine again"
     reason = f" ({strategy.disconnect_reason})" if strategy.disconnect_reason else ""
     return f"login as {user} at {route.target} refused{reason}, {keys}; type: {hint}"
 
