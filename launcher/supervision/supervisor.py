@@ -246,7 +246,7 @@ class Supervisor:
         before, epoch = self.epoch, self.run.lead.fields.get("epoch")
         self.epoch = epoch if isinstance(epoch, int) else before
         if 0 < before < self.epoch and (hosts := returned()):
-            line = f"{grouped(sorted(hosts))} can take part again: ranks save and start anew"
+            line = f"{grouped(sorted(hosts))} can take part again: ranks save and start again"
             self._interrupt(TAKE_IN, line)
 
     def _hang(self) -> Hang | None:
