@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rackrun.launcher.catalog.listed import ListedRun, task_of
 from rackrun.launcher.run.job import RUN_ID
+from rackrun.launcher.run.result import ending_in
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Excerpt, Misshapen, at_least, between, matches, parsed, parsed_file
@@ -33,17 +34,9 @@ class PlannedRun(Excerpt, frozen=True):
 
 
 class ReachedStep(Excerpt, frozen=True):
-    """A line of metrics.jsonl, state.json, or what ranks reported last."""
+    """A line of metrics.jsonl, or state.json."""
 
     step: Annotated[int, between(0)] | None = None
-
-
-class Outcome(Excerpt, frozen=True):
-    """The part of result.json that the list shows."""
-
-    verdict: Literal["running", "killed", "done", "failed", "interrupted"]
-    exit_code: Annotated[int, between(-128, 255)] | None = None
-    report: ReachedStep = ReachedStep()
 
 
 def runs_in(runs: Path) -> Iterator[ListedRun]:
@@ -55,26 +48,20 @@ def runs_in(runs: Path) -> Iterator[ListedRun]:
 
 def _run_in(path: Path) -> ListedRun:
     folder = RunFolder(path)
-    plan, outcome = parsed_file(folder.plan, PlannedRun, MOST_BYTES), _outcome(folder)
-    step = outcome.report.step
+    plan, ending = parsed_file(folder.plan, PlannedRun, MOST_BYTES), ending_in(folder)
+    goes_on = "running" if is_supervised(folder) else "killed"
+    step = ending.report.get("step") if ending else None
     return ListedRun(
         run=plan.run_id,
         name=name_of(path.name),
         task=task_of(plan.hosts[0].command),
         hosts=tuple(host.name for host in plan.hosts),
-        state=outcome.verdict,
-        exit_code=outcome.exit_code,
-        step=_last_step(folder) if step is None else step,
+        state=ending.verdict if ending else goes_on,
+        exit_code=ending.exit_code if ending else None,
+        step=step if isinstance(step, int) else _last_step(folder),
         age_seconds=round(max(0.0, time.time() - start_of(path)), 1),
         folder=os.fspath(path),
     )
-
-
-def _outcome(folder: RunFolder) -> Outcome:
-    try:
-        return parsed_file(folder.result, Outcome, MOST_BYTES)
-    except OSError:  # no result: of a run that goes on, or whose launcher was killed
-        return Outcome("running" if is_supervised(folder) else "killed")
 
 
 def _last_step(folder: RunFolder) -> int | None:

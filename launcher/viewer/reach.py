@@ -15,7 +15,6 @@ from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say
-from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.remote import run_processes
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.plan import Plan
@@ -24,9 +23,8 @@ from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.local import LocalTransport
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.replies import Ending, RunFacts
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES, Run, is_supervised
+from rackrun.runs import MOST_BYTES, Run
 from rackrun.shapes import Misshapen, Shape, parsed_file
 from rackrun.terminal import one_line
 
@@ -55,10 +53,9 @@ class RunHosts(Shape, frozen=True):
 
 @dataclass
 class ReachedRun:
-    """A run, its hosts, and what is known of it."""
+    """A run, and its hosts."""
 
     run: Run
-    facts: RunFacts
     hosts: Sequence[Host]
     transports: Sequence[Transport | Problem]
     silent: dict[str, Problem] = field(default_factory=dict)
@@ -68,23 +65,23 @@ class ReachedRun:
 @contextmanager
 def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[ReachedRun]:
     """Reach the hosts of a run, as its folder has them."""
-    facts, plan = facts_in(run.folder), plan_in(run.folder)
+    plan = plan_in(run.folder)
     known = _hosts_in(run.folder)
     if known is None and is_here(plan):
         here = [Host(host.name) for host in plan.hosts]
-        yield ReachedRun(run, facts, here, [LocalTransport(host.name) for host in here])
+        yield ReachedRun(run, here, [LocalTransport(host.name) for host in here])
         return
     if known is None:
         unknown = f"{run.folder.hosts}: names no hosts, or is not a file of yours"
         if need_hosts:
             raise UsageError(unknown)
         say(unknown)
-        yield ReachedRun(run, facts, (), ())
+        yield ReachedRun(run, (), ())
         return
     from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
 
     with closing(open_network(options, known.ssh_config)) as network:
-        yield ReachedRun(run, facts, known.hosts, network.try_each(known.hosts))
+        yield ReachedRun(run, known.hosts, network.try_each(known.hosts))
 
 
 def hosts_text(hosts: Sequence[Host], ssh_config: str) -> str:
@@ -104,20 +101,6 @@ def _hosts_in(folder: RunFolder) -> RunHosts | None:
 def is_here(plan: Plan) -> bool:
     """Return True for the plan of this machine alone."""
     return {host.name for host in plan.hosts} <= {THIS_MACHINE, socket.gethostname()}
-
-
-def facts_in(folder: RunFolder) -> RunFacts:
-    """Return the facts in the files of a run; raise UsageError for a folder without one."""
-    plan_in(folder)
-    ending = None
-    with suppress(OSError, Misshapen):
-        ending = parsed_file(folder.result, Ending, MOST_BYTES)
-    return RunFacts(
-        folder=str(folder.path),
-        live=read_view(folder),
-        alive=ending is None and is_supervised(folder),
-        finish=ending,
-    )
 
 
 def plan_in(folder: RunFolder) -> Plan:

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 from rackrun.commandline.options import Examples
 from rackrun.errors import Problem
-from rackrun.launcher.output.run_view import HostView
+from rackrun.launcher.output.run_view import HostView, read_view
 from rackrun.launcher.remote.files import SCRATCH
 from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.run.result import ending_in
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.viewer.reach import (
     Reached,
@@ -105,7 +106,7 @@ def _status_of(run_id: str, pair: Reached) -> HostStatus:
 
 def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
     # Several hosts may be one machine, and then each of them lists the processes of all.
-    live = run.facts.live
+    live = read_view(run.run.folder)
     if live is None:
         return list(hosts)
     owners = {f"{SCRATCH}{live.run_id}-{host.node}": host.name for host in live.hosts}
@@ -126,18 +127,19 @@ def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[Ho
 
 def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    reply, finish = run.facts, run.facts.finish
-    live = {host.name: host for host in reply.live.hosts} if reply.live else {}
-    seconds = reply.live.seconds if reply.live else None
+    folder = run.run.folder
+    view, ending = read_view(folder), ending_in(folder)
+    live = {host.name: host for host in view.hosts} if view else {}
+    seconds = view.seconds if view else None
     return {
         "run": run.run.id,
         "name": run.run.name,
-        "supervised": reply.alive,
-        "exit_code": finish.exit_code if finish else None,
-        "verdict": finish.verdict if finish else "",
-        "cause": finish.cause if finish else "",
-        "folder": reply.folder,
-        "seconds": finish.seconds if finish else seconds,
+        "supervised": not run.run.is_over,
+        "exit_code": ending.exit_code if ending else None,
+        "verdict": ending.verdict if ending else "",
+        "cause": ending.cause if ending else "",
+        "folder": str(folder.path),
+        "seconds": ending.seconds if ending else seconds,
         "hosts": [_host_report(host, live.get(host.name)) for host in hosts],
     }
 

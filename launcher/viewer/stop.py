@@ -16,14 +16,14 @@ from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.remote import processes
-from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.result import ending_in
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.settings_file import read_settings
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.parallel import each
-from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, facts_in, reached
-from rackrun.launcher.viewer.replies import result_of
+from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, reached
 from rackrun.launcher.viewer.status import HostStatus, status_of_all
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
@@ -54,7 +54,7 @@ class StopOptions(RunOptions):
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
     was_running = _end_launcher(run, options.force)
-    ending = facts_in(run.folder).finish
+    ending = ending_in(run.folder)
     if not was_running and ending and set(ending.hosts.values()) == {"clean"}:
         return 0
     with reached(run, options) as reached_run:
@@ -77,8 +77,8 @@ def _end_launcher(run: Run, now: bool) -> bool:
             f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run.id}"
         )
     _wait_for_end(run.folder, now)
-    if ending := facts_in(run.folder).finish:
-        say(last_line(result_of(ending, run.folder.path)))
+    if ending := ending_in(run.folder):
+        say(last_line(ending))
     return was_running
 
 

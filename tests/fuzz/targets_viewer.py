@@ -10,8 +10,9 @@ from msgspec import to_builtins
 from rackrun.launcher.output.run_view import RunView, view
 from rackrun.launcher.remote import files, run_processes
 from rackrun.launcher.run.events import Gpu, RankStarted, Report, Usage
+from rackrun.launcher.run.result import Ending
 from rackrun.launcher.run.state import RunState
-from rackrun.launcher.viewer.replies import RunFacts, RunListing
+from rackrun.launcher.viewer.replies import RunListing
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from tests.fuzz.decoders import coded, decoder
@@ -43,13 +44,16 @@ def state() -> RunView:
     return view(run, "true", RunFolder(Path("/x")), 2.0, {0: "a line"})
 
 
-FOUND = {"folder": "/x", "live": to_builtins(state()), "alive": True, "finish": FINISH}
+@decoder(coded(to_builtins(state())))
+def fuzz_state(data: bytes) -> None:
+    """Fuzz state.json of a run."""
+    decode(data, RunView)
 
 
-@decoder(coded(FOUND))
-def fuzz_found(data: bytes) -> None:
-    """Fuzz the facts of a folder about a run."""
-    decode(data, RunFacts)
+@decoder(coded(FINISH))
+def fuzz_ending(data: bytes) -> None:
+    """Fuzz result.json of a run."""
+    decode(data, Ending)
 
 
 @decoder(coded(LISTING))
