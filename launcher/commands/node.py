@@ -15,38 +15,34 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from types import FrameType
 
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.node_agreement import LOOPBACK, job_for, meet, processes, slots_of
-from rackrun.launcher.commands.parse import read, refuse_shared
+from rackrun.launcher.commands.node_agreement import job_for, meet, processes, slots_of
+from rackrun.launcher.commands.parse import kept_settings, read, refuse_shared
 from rackrun.launcher.commands.settings import MACHINE_CHECKS, NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.planning import planned_host, preflight
 from rackrun.launcher.lifecycle.session import run
-from rackrun.launcher.lifecycle.task_check import (
-    check_task_options,
-    refuse_cache,
-    refuse_missing_packages,
-)
-from rackrun.launcher.lifecycle.this_machine import planned
+from rackrun.launcher.lifecycle.task_check import check_task_options
+from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.screen import shown_here
-from rackrun.launcher.preflight.checks import CHECKS
-from rackrun.launcher.preflight.examine import examine, refusal, warnings
-from rackrun.launcher.preflight.facts import Requirements, gather_facts
+from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
-from rackrun.launcher.run.job import Work, is_on_cpu
-from rackrun.launcher.run.plan import Plan, describe, make_plan
+from rackrun.launcher.run.job import Work
+from rackrun.launcher.run.plan import Plan, PlannedHost, describe, make_plan
 from rackrun.launcher.run.result import Result
+from rackrun.launcher.run.settings import HostOptions, Options
 from rackrun.launcher.schedulers import Placement, Sourced, find_placement
 from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
-from rackrun.launcher.transport.local import LocalTransport, free_port, gpu_count
-from rackrun.run_folder import RunFolder, folder_name
+from rackrun.launcher.transport.local import LocalTransport, free_port
 from rackrun.signals import handle, ignore
 from rackrun.units import plural
 
@@ -103,7 +99,8 @@ def with_free_port(placement: Placement) -> Placement:
 
 def show(placement: Placement, work: Work, options: NodeOptions) -> None:
     """Print what was detected, from which variable, and what would run here."""
-    detected, plan = detected_in(placement, work, options)
+    spec = spec_of(placement, work, options)
+    detected, plan = detected_in(placement, spec, options, this_node(spec))
     if options.json:
         text = json.dumps({"found": detected, "plan": asdict(plan)}, indent=2)
     else:
@@ -112,7 +109,7 @@ def show(placement: Placement, work: Work, options: NodeOptions) -> None:
 
 
 def detected_in(
-    placement: Placement, work: Work, options: NodeOptions
+    placement: Placement, spec: LaunchSpec, options: NodeOptions, here: PlannedHost
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
     # an assumption, for the plan that is shown: at a launch, each node reports its own number
@@ -121,12 +118,12 @@ def detected_in(
         if options.slots
         else (processes(placement, options).value,) * placement.nodes.value
     )
-    folder = RunFolder((options.runs / folder_name(options.name or work.name)).resolve())
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
-    agreement = Agreement(secrets.token_hex(16), folder.path.name, names, slots)
+    folder = spec.planned_folder.path.name
+    agreement = Agreement(secrets.token_hex(16), folder, names, slots)
     address = placement.master.value if placement.nodes.value > 1 else LOOPBACK
-    plan = plan_for(placement, work, Rendezvous(agreement, address, address, {}), options)
-    plan = plan.part(placement.node.value)
+    meeting = Rendezvous(agreement, address, address, {})
+    plan = plan_for(placement, spec, meeting, here).part(placement.node.value)
     return {**asdict(placement), "processes": asdict(processes(placement, options))}, plan
 
 
@@ -145,54 +142,73 @@ def _launch_node(
     with check_task_options(work, "node") as refuse:
         needs = refuse_shared(work, refuse())
     trackers = () if placement.node.value else needs.trackers  # trackers run beside rank 0
-    refuse_cache(needs)
-    refuse_missing_packages(replace(needs, trackers=trackers), sys.executable)
-    refuse_unfit(work, options)
+    spec = spec_of(placement, work, options, again)
+    spec = spec.with_needs(replace(needs, trackers=trackers))
+    here = this_node(spec)
     with ExitStack() as servers:
-        meeting = meet(placement, work, options, servers, needs)
-        plan = plan_for(placement, work, meeting, options).part(placement.node.value)
+        meeting = meet(placement, spec, options, servers)
+        plan = plan_for(placement, spec, meeting, here).part(placement.node.value)
         (host,) = plan.hosts
         if host.processes > host.cores:
             say(
                 f"{plural(host.processes, 'rank')} share {plural(host.cores, 'core')} here; give"
                 " the node more, as with srun --cpus-per-task=N"
             )
-        job = job_for(placement, work, meeting.agreement, options, again)
-        transports = [LocalTransport(host.name)]
+        job = job_for(placement, spec, meeting.agreement)
         show = shown_here(options.plain)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         several = placement.nodes.value > 1
         peers = servers.enter_context(Peers(placement.node.value, meeting)) if several else None
-        result = run(job, plan, transports, show, peers=peers)
+        result = run(job, plan, spec.reached, show, peers=peers)
         # When the first node has ended, a scheduler ends the others: their exit code stays.
         handle((signal.SIGTERM, signal.SIGHUP), ignore)
         return result
 
 
-def refuse_unfit(work: Work, options: NodeOptions) -> None:
-    """Make those checks of `./run-ssh` that need no other node and no lock."""
-    name, folder = socket.gethostname(), str(Path.cwd())
-    host = Host(THIS_MACHINE, python=sys.executable, label=name)
-    needs = Requirements(folder, environment=options.environment, on_cpu=is_on_cpu(work))
-    cluster = gather_facts([host], [LocalTransport(name)], replace(needs, chooses=True))
-    cluster.close()
-    checks = [check for check in CHECKS if check.name in MACHINE_CHECKS]
-    rows = examine(cluster, checks, options.ignore_check)
-    if error := refusal(cluster, checks, rows):
-        raise error
-    for line in warnings(rows):
-        say(f"warning: {line}")
+def spec_of(
+    placement: Placement, work: Work, options: NodeOptions, typed: tuple[str, ...] = ()
+) -> LaunchSpec:
+    """Return this node's part of a run as a launch on this machine, which passes the same checks.
+
+    What node 0 serves to the others is known only once they have met.
+    """
+    common = {field.name: getattr(options, field.name) for field in fields(Options)}
+    ignored = tuple(name for name in options.ignore_check if name in MACHINE_CHECKS)
+    name = socket.gethostname()
+    host = Host(THIS_MACHINE, slots=processes(placement, options).value, address=LOOPBACK)
+    return LaunchSpec(
+        work,
+        HostOptions(**common, python=sys.executable, ignore_check=ignored),
+        typed,
+        kept_settings("node", options, work, typed),
+        is_here=True,
+        hosts=[replace(host, label=name)],
+        transports=[LocalTransport(name)],
+        pending={"shards": "served by node 0"} if options.serving.serve else {},
+    )
 
 
-def plan_for(placement: Placement, work: Work, meeting: Rendezvous, options: NodeOptions) -> Plan:
+def this_node(spec: LaunchSpec) -> PlannedHost:
+    """Return what a plan needs to know of this node; raise a HostError where it is not fit."""
+    with preflight(spec) as cluster:
+        return planned_host(cluster.hosts[0], cluster, Path(), spec, "")
+
+
+def plan_for(
+    placement: Placement, spec: LaunchSpec, meeting: Rendezvous, here: PlannedHost
+) -> Plan:
     """Return the plan of the whole run; for other nodes, only what all nodes agreed on."""
     agreement = meeting.agreement
-    folder = str((options.runs / agreement.folder).resolve())
-    has_gpus = gpu_count(options.environment) > 0
-    common = planned("", meeting.address, 0, folder, signalled_together=True, has_gpus=has_gpus)
+    common = replace(
+        here,
+        folder=str((spec.options.runs / agreement.folder).resolve()),
+        address=meeting.address,
+        interface=interface_of(meeting.address),
+        signalled_together=True,
+    )
     facts = [
         replace(common, name=name, processes=slots)
         for name, slots in zip(agreement.names, agreement.slots, strict=True)
     ]
     facts[0] = replace(facts[0], address=meeting.master)
-    return make_plan(job_for(placement, work, agreement, options), facts, placement.port.value)
+    return make_plan(job_for(placement, spec, agreement), facts, placement.port.value)

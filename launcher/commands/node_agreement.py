@@ -14,35 +14,31 @@ from dataclasses import replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_work import refuse_other_work, work_here
-from rackrun.launcher.commands.parse import job_template
 from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.errors import HostUnreachable, PreflightRefused
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.restart_policy import resumed
 from rackrun.launcher.lifecycle.serving import SERVED_PATH, served
+from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
 from rackrun.launcher.run.hosts import MOST_SLOTS
 from rackrun.launcher.run.job import Job, Work, data_of, with_data
 from rackrun.launcher.schedulers import Placement, Sourced
 from rackrun.launcher.transport.local import gpu_count
-from rackrun.run_folder import RUN_NAME, RunFolder, file_name, new_run_folder
+from rackrun.run_folder import RUN_NAME, RunFolder, file_name
 from rackrun.units import whole_number
 
-LOOPBACK = "127.0.0.1"
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
 
 
 def meet(
-    placement: Placement,
-    work: Work,
-    options: NodeOptions,
-    servers: ExitStack,
-    needs: TaskNeeds,
+    placement: Placement, spec: LaunchSpec, options: NodeOptions, servers: ExitStack
 ) -> Rendezvous:
     """Wait until every node is there, and agree with them; node 0 may serve the data."""
+    work = spec.work
     node_info = NodeInfo(
         node=placement.node.value,
         nodes=placement.nodes.value,
@@ -61,16 +57,15 @@ def meet(
         if options.slots and slots != slots_of(options.slots, placement.nodes):
             counts = ",".join(map(str, slots))
             raise UsageError(f"--slots {options.slots}, but the nodes start {counts} processes")
-        if why := needs.rank_problem(sum(slots)):
+        if why := spec.needs.rank_problem(sum(slots)):
             raise UsageError(why)
         run_name = options.name or work.name
         resumable = [
             member.resume for member in members if _is_run_of(member.resume, file_name(run_name))
         ]
-        folder = new_run_folder(options.runs, run_name, options.share)
         return Agreement(
             run_id=secrets.token_hex(16),
-            folder=folder.path.name,
+            folder=spec.new_folder().path.name,
             names=_unique([member.name for member in members]),
             slots=slots,
             resume=max(resumable, default="") if options.auto_resume else "",
@@ -169,21 +164,15 @@ def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -
     return data_of(servers.enter_context(served(work, serving, [])))
 
 
-def job_for(
-    placement: Placement,
-    work: Work,
-    agreement: Agreement,
-    options: NodeOptions,
-    typed: tuple[str, ...] = (),
-) -> Job:
+def job_for(placement: Placement, spec: LaunchSpec, agreement: Agreement) -> Job:
     """Return the job that all nodes have agreed on."""
-    jobs = job_template("node", options, work, typed)
+    runs, work = spec.options.runs, spec.work
     if agreement.data:
         work = with_data(work, agreement.data)
     if agreement.resume:
-        work = resumed(work, str(options.runs / agreement.resume))
-    folder = RunFolder((options.runs / agreement.folder).resolve(), node=placement.node.value)
-    return replace(jobs.job(work, folder), run_id=agreement.run_id)
+        work = resumed(work, str(runs / agreement.resume))
+    folder = RunFolder((runs / agreement.folder).resolve(), node=placement.node.value)
+    return replace(spec.job(folder), work=work, run_id=agreement.run_id)
 
 
 def _newest_run(options: NodeOptions, work: Work) -> str:

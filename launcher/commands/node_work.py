@@ -37,7 +37,7 @@ def work_here(work: Work, options: NodeOptions) -> NodeWork:
     return NodeWork(
         command=tuple(map(_digest, work.argv("python"))),
         name=file_name(options.name or work.name),
-        environment=_digest(repr(sorted(options.jobs.environment))),
+        environment=_digest(repr(sorted(options.environment))),
         code=_digest(repr(sorted(code.files.items()))) if code and code.files else "",
         python=platform.python_version().rpartition(".")[0],
         torch=torch[:64],

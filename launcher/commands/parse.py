@@ -33,7 +33,7 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
-from rackrun.launcher.run.job import JobTemplate, TaskWork, Work, option_of, without_option
+from rackrun.launcher.run.job import TaskWork, Work, option_of, without_option
 from rackrun.launcher.run.settings import LocalOptions, Options
 from rackrun.launcher.settings_file import (
     HOSTS,
@@ -310,14 +310,11 @@ def refuse_shared(work: Work, needs: TaskNeeds) -> TaskNeeds:
     return needs
 
 
-def job_template(
-    way: str, options: Options, work: Work, again: tuple[str, ...] = ()
-) -> JobTemplate:
-    """Return the template of a launch's jobs, with the command `again` and its settings file."""
+def kept_settings(way: str, options: Options, work: Work, again: tuple[str, ...] = ()) -> str:
+    """Return the settings file of a run, with the command `again` that was typed for it."""
     run = option_of(work, "--resume")
     resume = ("--resume", run) if again and run else ()
-    text = settings_text(way, options, work, (*again, *resume))
-    return replace(options.jobs, typed=again, settings=text)
+    return settings_text(way, options, work, (*again, *resume))
 
 
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rackrun.commandline.help_page import Head
-from rackrun.launcher.commands.parse import from_names, job_template, read, refuse_shared
-from rackrun.launcher.commands.show import show_plan
+from rackrun.launcher.commands.launch import Way
+from rackrun.launcher.commands.parse import from_names, kept_settings, read
 from rackrun.launcher.commands.work import work_of
-from rackrun.launcher.lifecycle.attempts import Launch
-from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec, resolved
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import code_here
-from rackrun.launcher.lifecycle.serving import served
-from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.result import Result
@@ -56,29 +53,33 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     """Run the command line, or a run `again`; return the exit code."""
     line = read("ray", RayOptions, HEAD, args, again)
     options, work = line.options, line.work or DEFAULT
-    settings = resolved(options, job_template("ray", options, work, line.again(work)))
-    with line.naming_the_file(), prepared(work, options, settings) as spec:
-        if options.dry_run:
-            return show_plan(spec, options.json)
-        return Launch(spec, shown_here(options.plain)).run().exit_code
+    spec, on_ray = spec_of(work, options, line.again(work)), way(options)
+    with line.naming_the_file():
+        return on_ray.show(spec) if options.dry_run else on_ray.start(spec)
 
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
-    work, chosen = work_of(args) or DEFAULT, from_names(RayOptions, options)
-    with prepared(work, chosen, resolved(chosen, job_template("ray", chosen, work))) as spec:
-        return Launch(spec, shown_here(chosen.plain)).run()
+    chosen = from_names(RayOptions, options)
+    spec = spec_of(work_of(args) or DEFAULT, chosen)
+    return way(chosen).run(spec, shown_here(chosen.plain))
 
 
-@contextmanager
-def prepared(work: Work, options: RayOptions, settings: LaunchSettings) -> Iterator[LaunchSpec]:
-    """Reserve the nodes, check the options of a task, and serve its data; yield the launch."""
-    with (
-        cluster(options.address) as (hosts, transports),
-        check_task_options(work, "ray") as refuse,
-    ):
-        needs = refuse_shared(work, refuse())
-        addresses = [host.name for host in hosts]
-        with served(work, options.serving, addresses) as served_work:
-            code = code_here(settings.jobs.runs)
-            yield LaunchSpec(hosts, transports, served_work, settings, code).with_needs(needs)
+def spec_of(work: Work, options: RayOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
+    """Return the launch, whose hosts are not known yet."""
+    return LaunchSpec(work, options, typed, kept_settings("ray", options, work, typed))
+
+
+def way(options: RayOptions) -> Way:
+    """Return the way to launch on the nodes of a cluster, which have the code of this folder."""
+
+    @contextmanager
+    def nodes(spec: LaunchSpec) -> Iterator[LaunchSpec]:
+        with cluster(options.address) as (hosts, transports):
+            addresses = [host.name for host in hosts]
+            yield replace(spec, hosts=hosts, transports=transports, addresses=addresses)
+
+    def with_code(spec: LaunchSpec) -> LaunchSpec:
+        return replace(spec, code=code_here(options.runs))
+
+    return Way(("ray",), nodes, with_code, with_code)

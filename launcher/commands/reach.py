@@ -9,20 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.lifecycle.choosing import Need
-from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import wait_for
-from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select
-from rackrun.launcher.run.job import Command, Work, is_own_command
 from rackrun.launcher.schedulers.slurm import allocated
 from rackrun.launcher.transport.parallel import all_or_raise
 
@@ -35,10 +34,10 @@ def listed(options: SshOptions) -> tuple[Host, ...]:
     named = Path(options.hosts), options.host_list
     hosts = allocated(os.environ) if options.slurm else hosts_named(*named)
     hosts = select(hosts, options.include, options.exclude)
-    return tuple(_with_visible_gpus(host, options.environment) for host in hosts)
+    return tuple(with_visible_gpus(host, options.environment) for host in hosts)
 
 
-def _with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> Host:
+def with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> Host:
     """Return a host with the GPUs that --env or env= leave to its ranks: these are locked."""
     visible = dict((*environment, *host.env)).get(VISIBLE[0])
     if visible is None:
@@ -53,80 +52,74 @@ def _with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> 
 
 
 @contextmanager
-def connected(
-    options: SshOptions, restarts: RestartPolicy
-) -> Iterator[tuple[tuple[Host, ...], Network]]:
-    """Yield the hosts that the options name and a network to reach them; close it afterwards."""
-    hosts = listed(options)
-    RestartState(restarts, hosts)  # refuses spares that do not fit before a host is asked
+def on_hosts(spec: LaunchSpec, options: SshOptions) -> Iterator[LaunchSpec]:
+    """Yield the launch on the hosts that the options name, reached; close the network afterwards.
+
+    Only with --check, some of them may not be reached.
+    """
+    spec = replace(spec, hosts=listed(options))
+    spec.restart_state.active()  # refuses spares that do not fit before a host is asked
     from rackrun.launcher.transport.ssh import open_network  # Fabric, which imports for a while
 
     with closing(open_network(options)) as network:
-        yield hosts, network
+        need = Need(
+            options.hosts_needed,
+            options.gpus_needed,
+            options.spares,
+            options.gpu,
+            options.gpu_memory,
+        )
+        if options.check:
+            yield _reached(spec, network.try_each(spec.hosts))
+        elif need.is_all and not need.spares:
+            yield _reached(spec, network.connect(spec.hosts))
+        else:
+            yield chosen(spec, network, need)
 
 
-def chosen(
-    hosts: tuple[Host, ...],
-    network: Network,
-    work: Work,
-    settings: LaunchSettings,
-    options: SshOptions,
-) -> LaunchSpec:
-    """Return the launch on all hosts, or on those and the GPUs of those that are free and fit.
+def chosen(spec: LaunchSpec, network: Network, need: Need) -> LaunchSpec:
+    """Return the launch on those hosts, and the GPUs of those, that are free and fit.
 
     Its probes end with the network.
     """
-    need = Need(
-        options.hosts_needed,
-        options.gpus_needed,
-        options.spares,
-        options.gpu,
-        options.gpu_memory,
-    )
-    if need.is_all and not need.spares:
-        machines = network.connect(hosts)
-        reachable = addresses(hosts, machines)
-        return LaunchSpec(hosts, machines, work, settings, addresses=reachable)
-    transports = network.try_each(hosts)
-    taken = _taken(hosts, transports, need, settings, network, is_own_command(work))
+    hosts, transports = spec.hosts, network.try_each(spec.hosts)
+    taken = _taken(spec, transports, need, network)
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
     picked = tuple(facts.host for facts in taken.hosts)
-    machines = tuple(all_or_raise(machine_of[host.label] for host in picked))
+    machines = all_or_raise(machine_of[host.label] for host in picked)
     # when the whole list was asked for, each drained host that is left out uses up a spare
-    spares = options.spares - (0 if need.hosts else len(hosts) - len(picked))
-    restarts = replace(settings.restarts, spares=max(0, spares))
-    return LaunchSpec(
-        picked,
-        machines,
-        work,
-        replace(settings, restarts=restarts),
-        addresses=addresses(picked, machines),
-        probed=taken,
-    )
+    spares = spec.options.spares - (0 if need.hosts else len(hosts) - len(picked))
+    options = replace(spec.options, spares=max(0, spares))
+    return _reached(replace(spec, hosts=picked, options=options, probed=taken), machines)
+
+
+def _reached(spec: LaunchSpec, transports: Sequence[Machine | Problem]) -> LaunchSpec:
+    """Return the launch with the ways to its hosts; a host behind a gateway has no address."""
+    addresses = [
+        host.address or transport.address
+        for host, transport in zip(spec.hosts, transports, strict=True)
+        if not isinstance(transport, Problem)
+    ]
+    return replace(spec, transports=transports, addresses=addresses)
 
 
 HOLD_TRIES = 5
 
 
 def _taken(
-    hosts: Sequence[Host],
-    transports: list[Machine | Problem],
-    need: Need,
-    settings: LaunchSettings,
-    network: Network,
-    own_command: bool,
+    spec: LaunchSpec, transports: list[Machine | Problem], need: Need, network: Network
 ) -> ClusterFacts:
     # The facts of the hosts that the launch takes, which their probes have locked. Hosts lost while
     # it waits are connected again, and replaced in `transports`. Code and data are checked later,
     # as they may be copied first.
-    any_work = LaunchSpec(hosts, transports, Command(("true",)), settings)
-    needs = replace(any_work.requirements(), chooses=True, own_command=own_command)
+    hosts, options = spec.hosts, spec.options
+    needs = replace(spec.requirements(), chooses=True, data="", task=TaskNeeds())
     cluster, shown, tries = NO_FACTS, "", 0
     try:
         while True:
             earlier, cluster = cluster, gather_facts(hosts, transports, needs, cluster)
             earlier.close(besides=cluster)
-            rows = examine(cluster, CHECKS, settings.ignored_checks)
+            rows = examine(cluster, CHECKS, options.ignore_check)
             pick = need.pick(cluster, rows)
             taken = cluster.of(pick.hosts)
             if not pick.missing and (need.is_all or taken.hold()):
@@ -137,7 +130,7 @@ def _taken(
                 continue  # another launch was faster: it may have left something
             refused = lines_of([row for row in rows if row.level == "refused"])
             text = "\n".join([pick.missing or "other launches were faster", *refused])
-            if pick.cannot_succeed or not settings.wait:
+            if pick.cannot_succeed or not options.wait:
                 raise PreflightRefused(text)
             shown = wait_for(cluster, text, shown, say)
             lost = [facts.host for facts in cluster.hosts if facts.error is not None]
@@ -149,12 +142,3 @@ def _taken(
     except BaseException:
         cluster.close()
         raise
-
-
-def addresses(hosts: Sequence[Host], transports: Sequence[Machine | Problem]) -> list[str]:
-    """Return the data address of each host that answers; empty for a host behind a gateway."""
-    return [
-        host.address or transport.address
-        for host, transport in zip(hosts, transports, strict=True)
-        if not isinstance(transport, Problem)
-    ]

@@ -191,7 +191,10 @@ NODE_HEAD = Head(
 """The head of the help."""
 
 
-MACHINE_CHECKS = ("driver", "gpu health", "disk", "limits")
+MACHINE_CHECKS = (
+    *("python", "torch", "packages", "files", "gpus", "driver", "gpu health", "workdir", "disk"),
+    *("limits", "memory", "shards"),
+)
 """The checks of the preflight that a node makes of itself."""
 NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
 

@@ -10,8 +10,6 @@ import sys
 from dataclasses import asdict, replace
 
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.launcher.commands.settings import SshOptions
-from rackrun.launcher.commands.upload import with_code
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import plan_for, preflight, refuse_ranks
 from rackrun.launcher.preflight import check_table
@@ -26,7 +24,7 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
     """Print a table of all checks; return the exit code of a launch."""
     cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(full=True))
     cluster.close()
-    rows = examine(cluster, CHECKS, spec.settings.ignored_checks, spec.settings.pending)
+    rows = examine(cluster, CHECKS, spec.options.ignore_check, spec.pending)
     text = (
         json.dumps([asdict(row) for row in rows], indent=2) if as_json else check_table.shown(rows)
     )
@@ -38,10 +36,9 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
     return error.exit_code if error else 0
 
 
-def deep_check(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+def deep_check(spec: LaunchSpec) -> LaunchSpec:
     """Return the launch that measures the hosts, after they have passed all checks."""
-    settings = spec.settings
-    jobs = replace(settings.jobs, name="deep-check", settings="")
+    options = replace(spec.options, name="deep-check")
     needs = TaskNeeds(packages=("rackrun",))  # which an interpreter of python= may not have
     names = ",".join(host.label for host in spec.hosts)
     program = ["python", "-u", "-m", "rackrun.training", "deep-check", "--hosts", names]
@@ -49,17 +46,15 @@ def deep_check(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
         program += ["--data", data]
     if is_on_cpu(spec.work):
         program += ["--device", "cpu"]
-    settings = replace(settings, jobs=jobs).with_needs(needs)
-    return with_code(replace(spec, work=Command(tuple(program)), settings=settings), options)
+    work = Command(tuple(program))
+    return replace(spec, work=work, options=options, settings="", needs=needs)
 
 
 def show_plan(spec: LaunchSpec, as_json: bool) -> int:
     """Inspect the hosts and print what would run there; return 0."""
-    state, jobs = spec.restart_state, spec.settings.jobs
     with preflight(spec) as all_hosts:
-        cluster = all_hosts.first(len(state.active()))
+        cluster = all_hosts.first(len(spec.restart_state.active()))
         refuse_ranks(cluster)
-        job = jobs.job(spec.work, jobs.planned_folder(spec.work))
-        plan = plan_for(job, cluster, spec.settings)
+        plan = plan_for(spec.job(spec.planned_folder), cluster, spec)
     sys.stdout.write(shown(plan, as_json))
     return 0

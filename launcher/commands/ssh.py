@@ -11,28 +11,18 @@ from functools import partial
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.parse import from_names, job_template, read, refuse_shared
-from rackrun.launcher.commands.reach import addresses, chosen, connected, listed
+from rackrun.launcher.commands.launch import Way
+from rackrun.launcher.commands.parse import from_names, kept_settings, read
+from rackrun.launcher.commands.reach import listed, on_hosts
 from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
-from rackrun.launcher.commands.show import check, deep_check, show_plan
-from rackrun.launcher.commands.upload import pending, planned_code, with_code
+from rackrun.launcher.commands.show import check, deep_check
+from rackrun.launcher.commands.upload import with_code, with_planned_code
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.attempts import Launch
-from rackrun.launcher.lifecycle.data_preparation import (
-    NotMade,
-    demo_for_hosts,
-    is_to_make,
-    make,
-    say_what_is_made,
-    with_shards,
-)
-from rackrun.launcher.lifecycle.launch_spec import LaunchSpec, resolved
-from rackrun.launcher.lifecycle.planning import code_here
-from rackrun.launcher.lifecycle.serving import served
-from rackrun.launcher.lifecycle.starter import controlled, is_bound, may_leave
-from rackrun.launcher.lifecycle.task_check import check_task_options
+from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.starter import controlled, is_bound
 from rackrun.launcher.output.console import say
-from rackrun.launcher.output.run_output import Show
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.result import Result
@@ -62,52 +52,63 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the host file, and the options by name."""
     settings = from_names(SshOptions, options)
-    return launch_attached(work_of(args) or demo_for_hosts(), settings)
+    work = work_of(args) or demo_for_hosts()
+    return way(settings).run(spec_of(work, settings), shown_here(settings.plain))
 
 
 def start(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
     """Check, plan or launch as the options demand; `typed` is the command to type again."""
-    if options.detach and not options.check:
-        refuse_ineffective_wait(work, options)
-    if options.check or options.dry_run:
-        return _planned(work, options, typed)
+    spec, over_ssh = spec_of(work, options, typed), way(options)
+    if options.check:
+        with over_ssh.planned(spec) as planned:
+            return _check(planned, options)
     if options.detach:
-        if is_bound(os.environ):
-            raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
-        if is_forwarded(os.environ):
-            say(
-                "warning: your keys are those of a forwarded agent, which ends with this login:"
-                " a restart after that could not log in to the hosts"
-            )
-        seconds = options.detach_seconds if isinstance(work, Command) else None
-        return controlled(partial(_launched, work, options, typed), options.plain, True, seconds)
-    if may_leave(os.environ):
-        return controlled(partial(_launched, work, options, typed), options.plain)
-    return _launched(work, options, typed, shown_here(options.plain))
+        refuse_ineffective_wait(work, options)
+    if options.dry_run:
+        return over_ssh.show(spec)
+    if not options.detach:
+        return over_ssh.start(spec)
+    if is_bound(os.environ):
+        raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
+    if is_forwarded(os.environ):
+        say(
+            "warning: your keys are those of a forwarded agent, which ends with this login:"
+            " a restart after that could not log in to the hosts"
+        )
+    seconds = options.detach_seconds if isinstance(work, Command) else None
+    return controlled(partial(over_ssh.exit_code, spec), options.plain, True, seconds)
 
 
-def _planned(work: Work, options: SshOptions, typed: tuple[str, ...]) -> int:
-    with prepared(work, options, typed) as spec:
-        say_what_is_made(work, spec.work)
-        pending_checks = pending(spec.work, options, is_to_make(work, spec.work))
-        with served(spec.work, options.serving, spec.addresses) as served_work:
-            spec = replace(spec, work=served_work)
-            if options.check:
-                return _check(spec, pending_checks, options)
-            code, _ = planned_code(spec, options)  # raises UsageError as --sync would
-            planned = replace(spec.settings, pending=pending_checks)
-            return show_plan(replace(spec, settings=planned, code=code), options.json)
+def spec_of(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
+    """Return the launch, whose hosts and code are not known yet."""
+    settings = kept_settings("ssh", options, work, typed)
+    return LaunchSpec(work, options, typed, settings, synced=options.sync)
 
 
-def _launched(work: Work, options: SshOptions, typed: tuple[str, ...], show: Show) -> int:
-    with prepared(work, options, typed) as spec:
-        try:
-            make(work, spec.work)
-        except NotMade as problem:  # the lines above say why
-            return problem.exit_code
-        with served(spec.work, options.serving, spec.addresses) as served_work:
-            spec = with_code(replace(spec, work=served_work), options)
-            return attached(spec, options, show).exit_code
+def way(options: SshOptions) -> Way:
+    """Return the way to launch on the hosts that the options name."""
+    return Way(
+        ("ssh", str(options.hosts)),
+        partial(_hosts, options=options),
+        partial(_with_code, options=options),
+        partial(with_planned_code, options=options),
+    )
+
+
+@contextmanager
+def _hosts(spec: LaunchSpec, options: SshOptions) -> Iterator[LaunchSpec]:
+    with on_hosts(spec, options) as reached:
+        passed = {name for name, _ in spec.requirements().environment}
+        if kept := not_passed_on(os.environ, passed):
+            hint = f"type --env {kept[0]}, or --secret for a token"
+            say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
+        yield reached
+
+
+def _with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+    """Bring the code to the hosts, which `status` and `stop` find in the run folder."""
+    hosts_file = hosts_text(spec.hosts, options.ssh_config)
+    return with_code(replace(spec, hosts_file=hosts_file), options)
 
 
 def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
@@ -118,17 +119,6 @@ def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
         "a task is waited for until the first step of every rank",
     )
     refuse_without_effect(options, changed_settings(options), [condition])
-
-
-def launch_attached(work: Work, options: SshOptions) -> Result:
-    """Launch in the foreground, and return the result."""
-    if options.detach:
-        raise UsageError("detach: launch() returns at the end of the run; leave it out")
-    with prepared(work, options) as spec:
-        make(work, spec.work)
-        with served(spec.work, options.serving, spec.addresses) as served_work:
-            spec = with_code(replace(spec, work=served_work), options)
-            return attached(spec, options, shown_here(options.plain))
 
 
 def is_forwarded(environment: Mapping[str, str]) -> bool:
@@ -148,41 +138,9 @@ def not_passed_on(environment: Mapping[str, str], passed: Collection[str]) -> li
     )
 
 
-@contextmanager
-def prepared(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Iterator[LaunchSpec]:
-    """Yield the launch on the hosts that the options name; the task's options are checked.
-
-    Only with --check, some of them may not be reached.
-    """
-    settings = resolved(options, job_template("ssh", options, work, typed), options.sync)
-    work = with_shards(work)
-    with (
-        connected(options, settings.restarts) as (hosts, network),
-        check_task_options(work, "ssh", str(options.hosts)) as refuse,
-    ):
-        if options.check:
-            outcomes = network.try_each(hosts)
-            reachable = addresses(hosts, outcomes)
-            spec = LaunchSpec(hosts, outcomes, work, settings, addresses=reachable)
-        else:
-            spec = chosen(hosts, network, work, settings, options)
-        spec = spec.with_needs(refuse_shared(work, refuse()))
-        if kept := not_passed_on(os.environ, {name for name, _ in settings.needs.environment}):
-            hint = f"type --env {kept[0]}, or --secret for a token"
-            say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
-        yield spec
-
-
-def _check(spec: LaunchSpec, pending_checks: dict[str, str], options: SshOptions) -> int:
-    code = code_here(options.runs, excluded=[options.hosts])
-    planned = replace(spec.settings, pending=pending_checks)
-    exit_code = check(replace(spec, settings=planned, code=code), options.json)
+def _check(spec: LaunchSpec, options: SshOptions) -> int:
+    exit_code = check(spec, options.json)
     if exit_code or not options.deep:
         return exit_code
-    return attached(deep_check(spec, options), options, shown_here(options.plain)).exit_code
-
-
-def attached(spec: LaunchSpec, options: SshOptions, show: Show) -> Result:
-    """Run attempts to the end, in a folder that has the hosts for `status` and `stop`."""
-    jobs = replace(spec.settings.jobs, hosts=hosts_text(spec.hosts, options.ssh_config))
-    return Launch(replace(spec, settings=replace(spec.settings, jobs=jobs)), show).run()
+    measured = _with_code(replace(deep_check(spec), pending={}), options)
+    return Launch(measured, shown_here(options.plain)).run().exit_code

@@ -29,24 +29,9 @@ from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
 
 
-def pending(work: Work, options: SshOptions, makes_data: bool) -> dict[str, str]:
-    """Return the checks that hosts need not pass yet because the launch will fix them, and how.
-
-    --sync leaves the environment of a host alone if `python=` names an interpreter.
-    """
-    fixes = {}
-    if options.sync:
-        installed = (*ENVIRONMENT, *(["packages"] if isinstance(work, FunctionCall) else []))
-        environment = () if options.python or options.image else installed
-        fixes = dict.fromkeys(("code", "workdir", *environment), "--sync copies it there")
-    if makes_data:
-        fixes["shards"] = "made at the start"
-    return fixes
-
-
 def with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
     """Return the launch with the code that hosts must have; with --sync, upload it first."""
-    code, synced = planned_code(spec, options)
+    code, synced = _code(spec, options)
     if synced is not None:
         _sync(synced, spec, options)
     elif code is not None and (remark := unchecked_notice(code)):
@@ -54,9 +39,21 @@ def with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
     return replace(spec, code=code)
 
 
-def planned_code(
-    spec: LaunchSpec, options: SshOptions
-) -> tuple[WorkingTree | None, WorkingTree | None]:
+def with_planned_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+    """Return the launch with the code that hosts must have once --sync has copied it.
+
+    --sync leaves the environment of a host alone if `python=` names an interpreter.
+    """
+    code, synced = _code(spec, options)
+    if synced is None:
+        return replace(spec, code=code)
+    installed = (*ENVIRONMENT, *(["packages"] if isinstance(spec.work, FunctionCall) else []))
+    environment = () if options.python or options.image else installed
+    fixed = dict.fromkeys(("code", "workdir", *environment), "--sync copies it there")
+    return replace(spec, code=code, pending={**spec.pending, **fixed})
+
+
+def _code(spec: LaunchSpec, options: SshOptions) -> tuple[WorkingTree | None, WorkingTree | None]:
     """Return the code that hosts must have, and with --sync the files to copy.
 
     Raises UsageError if these do not include the task's own file.

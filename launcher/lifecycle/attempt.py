@@ -25,9 +25,9 @@ class Attempt:
     """The ways to the hosts of the plan, in its order, by which their agents are started."""
     transports: Sequence[Transport]
     """The ways to the same hosts for anything else, and behind them those to spares."""
-    versions: str = ""
+    versions: str
     """Those of the hosts' torch and driver."""
-    is_here: bool = False
+    is_here: bool
     """The only host is this machine, which has the run folder."""
 
     @property

@@ -21,13 +21,12 @@ from rackrun.launcher.lifecycle.lost_hosts import LostHosts
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, after_failure
 from rackrun.launcher.lifecycle.session import close_run, supervise
-from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.facts import NO_FACTS
-from rackrun.launcher.run.job import Job, JobTemplate, TaskWork
+from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.runs import SHORT_ID
@@ -61,7 +60,7 @@ class Launch:
         """Until when hosts that were all lost at once are tried again."""
         self._uncounted_from = 0.0
         """From when on such a loss costs no restart; the run itself may bring all hosts down."""
-        self._alerts = EventCommand(spec.settings.jobs.on_event)
+        self._alerts = EventCommand(spec.options.on_event_args)
         self._signals = SignalQueue()
 
     @property
@@ -137,7 +136,7 @@ class Launch:
             output.write_result(self.final, is_last=following is None)
         if following is not None and following.restarts > state.restarts:
             line = f"restart {following.restarts} of {state.policy.max_restarts}"
-            self.spec = replace(self.spec, settings=self.spec.settings.before_all())
+            self.spec = replace(self.spec, turn="")  # before launches that wait
             self._say(line)
             self._running_output.events.write("restart", number=following.restarts)
             text = f"{line}; {last_line(self.final)}"
@@ -148,7 +147,6 @@ class Launch:
     def _prepared(self, state: RestartState) -> Iterator[Attempt]:
         """Look at the hosts, and plan for the active ones when all are fit for it."""
         active = state.active()
-        settings = self.spec.settings
         is_first = self._newest is None  # an unfit spare is reported at once, not when it is needed
         hosts = state.hosts if is_first else active
         transport_of = {
@@ -165,11 +163,12 @@ class Launch:
                 for line in environments(cluster):
                     self._say(line)
             job = self._next_job(is_first)
-            plan = plan_for(job, cluster, settings)
+            plan = plan_for(job, cluster, self.spec)
             # The probes of active hosts become their agents: that saves a login to each.
             containers = [host.container for host in plan.hosts]
             agents = cluster.successors(transports[: len(active)], containers)
-            yield self._begun(Attempt(job, plan, agents, transports, cluster.versions))
+            attempt = Attempt(job, plan, agents, transports, cluster.versions, self.spec.is_here)
+            yield self._begun(attempt)
 
     def _begun(self, attempt: Attempt) -> Attempt:
         if self._output is None:
@@ -178,13 +177,13 @@ class Launch:
         return attempt
 
     def _next_job(self, is_first: bool) -> Job:
-        work, jobs = self.spec.work, self._timed(self.spec.settings.jobs)
+        seconds = self._seconds_left()
         if self._newest is None:
-            return jobs.job(work, jobs.new_folder(work))
-        job = self._newest.job.again()
+            return replace(self.spec.job(self.spec.new_folder()), seconds_left=seconds)
+        job, work = self._newest.job.again(), self.spec.work
         if not is_first:
-            work = after_failure(work, str(jobs.runs / job.folder.path.name))
-        return replace(job, work=work, template=jobs)
+            work = after_failure(work, str(self.spec.options.runs / job.folder.path.name))
+        return replace(job, work=work, seconds_left=seconds)
 
     def _say(self, text: str) -> None:
         if self._output is not None:
@@ -192,12 +191,11 @@ class Launch:
         else:
             say(text)
 
-    def _timed(self, jobs: JobTemplate) -> JobTemplate:
+    def _seconds_left(self) -> float:
         self._began = self._began or time.monotonic()
-        limit = jobs.time_limit_seconds
+        limit = self.spec.options.time_limit_seconds
         # At least a second, as 0 means no limit: an attempt that is too late ends at once.
-        left = max(1.0, limit - (time.monotonic() - self._began)) if limit else 0.0
-        return replace(jobs, time_limit_seconds=left)
+        return max(1.0, limit - (time.monotonic() - self._began)) if limit else 0.0
 
     # -- after an attempt
 
@@ -253,17 +251,6 @@ class Launch:
         if doubtful := [name for name, end in self.final.hosts.items() if end != "clean"]:
             run = self._newest.plan.run_id[:SHORT_ID]
             note(f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {run}")
-
-
-class LocalLaunch(Launch):
-    """The attempts of a launch on this machine alone: no host is looked at."""
-
-    @contextmanager
-    def _prepared(self, state: RestartState) -> Iterator[Attempt]:
-        job, (host,) = self._next_job(self._newest is None), state.active()
-        plan = plan_alone(job, host, self.spec.settings.needs.python)
-        here = self.spec.reached
-        yield self._begun(Attempt(job, plan, here, here, is_here=True))
 
 
 def _between_attempts(result: Result, interrupt: KeyboardInterrupt) -> Result:

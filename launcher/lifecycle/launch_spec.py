@@ -1,54 +1,86 @@
-"""A launch on hosts before its first attempt: what is to run, where, and under which settings.
-
-options -> LaunchSettings, once, for all attempts -> LaunchSpec, with hosts, work and code
-"""
+"""A launch before its first attempt: what is to run, under which options, and on which hosts."""
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+from rackrun.atomic import write_whole
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.files.working_tree import WorkingTree
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
-from rackrun.launcher.preflight.checks import check_allowed
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
 from rackrun.launcher.run.container import container_of
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import (
     FunctionCall,
-    JobTemplate,
+    Job,
     TaskWork,
     Work,
     data_of,
     is_on_cpu,
     is_own_command,
+    option_of,
 )
 from rackrun.launcher.run.settings import HostOptions
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.machine import typed_folder
+from rackrun.run_folder import RunFolder, folder_name, new_run_folder
+from rackrun.user_code.revision import git_commit
 
 SYNCED_PACKAGES = ("click", "msgspec")
 """Those that every task needs and no torch brings."""
 
 
+def _turn() -> str:
+    """Return a turn in the queue, as text to sort, after all that were given before."""
+    return f"{time.time():.6f}-{secrets.token_hex(4)}"
+
+
+def folder_here() -> str:
+    """Return a path of the current folder that JSON can carry: one in UTF-8."""
+    folder = os.fsencode(typed_folder())
+    try:
+        return folder.decode()
+    except UnicodeDecodeError:
+        return f"/proc/{os.getpid()}/cwd"
+
+
 @dataclass(frozen=True)
 class LaunchSpec:
-    """All that a launch on hosts goes by."""
+    """All that a launch goes by; a source of hosts, its task's check and its code complete it."""
 
-    hosts: Sequence[Host]
-    transports: Sequence[Transport | Problem]
-    """The ways to the hosts, in their order; for one that cannot be reached, the reason."""
     work: Work
-    settings: LaunchSettings
-    code: WorkingTree | None = None
-    """What the code of hosts is compared with; None for a folder without git."""
+    options: HostOptions
+    typed: tuple[str, ...] = ()
+    """The command that launched a task, without --resume; empty for a user's own command."""
+    settings: str = ""
+    """The content of run.toml, by which it is started again."""
+    hosts_file: str = ""
+    """The content of hosts.json, by which its hosts are reached later."""
+    synced: bool = False
+    """--sync brings the code, and an environment."""
+    is_here: bool = False
+    """The only host is this machine, which no launch has for itself."""
+    hosts: Sequence[Host] = ()
+    transports: Sequence[Transport | Problem] = ()
+    """The ways to the hosts, in their order; for one that cannot be reached, the reason."""
     addresses: Sequence[str] = ()
     """The addresses at which this machine reaches hosts; "" for one behind a gateway."""
+    needs: TaskNeeds = TaskNeeds()
+    """What the settings of the task need."""
+    code: WorkingTree | None = None
+    """What the code of hosts is compared with; None for a folder without git."""
+    pending: Mapping[str, str] = field(default_factory=dict)
+    """Checks that hosts need not pass yet, and what the launch will do about them."""
+    turn: str = field(default_factory=_turn)
+    """The place in the queue of those who wait for hosts; empty: before all."""
     probed: ClusterFacts = NO_FACTS
     """Facts whose probes hold the hosts, where there was a choice of hosts."""
 
@@ -60,97 +92,74 @@ class LaunchSpec:
     @property
     def restart_state(self) -> RestartState:
         """Return which hosts are active at first; raise UsageError for spares that do not fit."""
-        return RestartState(self.settings.restarts, tuple(self.hosts))
+        options = self.options
+        policy = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
+        return RestartState(policy, tuple(self.hosts))
 
     def with_needs(self, task: TaskNeeds) -> LaunchSpec:
         """Return the same launch of a task that needs this of the hosts.
 
         Raise UsageError if a restart on as few of them as --min-hosts says could not continue it.
         """
-        least = self.settings.restarts.min_hosts
+        least = self.options.min_hosts
         if task.keeps_ranks and 0 < least < len(self.restart_state.active()):
             raise UsageError(
                 f"--min-hosts {least}: each rank adds --batch-size images to a step, so fewer ranks"
                 " cannot continue the run; type --exact-epochs behind the task, or leave it out"
             )
-        return replace(self, settings=self.settings.with_needs(task))
+        return replace(self, needs=task)
 
     def requirements(self, full: bool = False) -> Requirements:
         """Return what the hosts are asked about; `full`: as --check asks."""
-        needs = self.settings.needs
-        return replace(
-            needs,
-            task=replace(needs.task, packages=self._packages(needs.task)),
+        options = self.options
+        return Requirements(
+            workdir=options.workdir or (folder_here() if self.is_here else str(typed_folder())),
+            python=options.python,
+            environment=(*options.environment, *options.secrets),
+            port=options.port,
+            turn=self.turn,
+            image=container_of(options.image, options.volume),
+            synced=self.synced,
+            task=replace(self.needs, packages=self._packages()),
             code=self.code if self.code and self.code.files else None,
             data=data_of(self.work),
             full=full,
-            waits=self.settings.wait and not full,
+            waits=options.wait and not full,
             own_command=is_own_command(self.work),
             on_cpu=is_on_cpu(self.work),
+            on_gpus=option_of(self.work, "--device") == "cuda",
+            is_here=self.is_here,
         )
 
-    def _packages(self, task: TaskNeeds) -> tuple[str, ...]:
+    @property
+    def planned_folder(self) -> RunFolder:
+        """Return a run folder that is not made, for a plan that is only shown."""
+        return RunFolder((self.options.runs / folder_name(self._run_name)).resolve())
+
+    def new_folder(self) -> RunFolder:
+        """Make the run folder, with what starts the run again and what reaches its hosts."""
+        folder = new_run_folder(self.options.runs, self._run_name, self.options.share)
+        for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
+            if text:
+                write_whole(path, text.encode(), 0o600)  # it has values of --env
+        return folder
+
+    def job(self, folder: RunFolder) -> Job:
+        """Return the job of the first attempt."""
+        commit, options = git_commit(Path.cwd()), self.options
+        return Job(self.work, folder, options, typed=self.typed, commit=commit)
+
+    @property
+    def _run_name(self) -> str:
+        return self.options.name or self.work.name
+
+    def _packages(self) -> tuple[str, ...]:
         """Return what the interpreter of the ranks must have, but for what --sync will bring."""
+        packages = self.needs.packages
         if isinstance(self.work, FunctionCall):  # rackrun calls it on each rank
             return ("rackrun",)
         if not isinstance(self.work, TaskWork):
-            return task.packages
-        if "python" in self.settings.pending:
-            return tuple(name for name in task.packages if name not in SYNCED_PACKAGES)
-        return task.packages if self.settings.needs.synced else ("rackrun", *task.packages)
-
-
-@dataclass(frozen=True)
-class LaunchSettings:
-    """The options of a launch on hosts, as plain values."""
-
-    jobs: JobTemplate
-    needs: Requirements
-    """What hosts must offer, but for code and data, which a `LaunchSpec` has."""
-    restarts: RestartPolicy = RestartPolicy()
-    ignored_checks: tuple[str, ...] = ()
-    pending: Mapping[str, str] = field(default_factory=dict)
-    """Checks that hosts need not pass yet, and what the launch will do about them."""
-    plain: bool = False
-    """Plain lines instead of the dashboard."""
-    wait: bool = False
-    """Wait for hosts that other runs use."""
-
-    def before_all(self) -> LaunchSettings:
-        """Return the same settings for a restart, which comes before launches that wait."""
-        return replace(self, needs=replace(self.needs, turn=""))
-
-    def with_needs(self, task: TaskNeeds) -> LaunchSettings:
-        """Return the same settings for a task that needs this of the hosts."""
-        return replace(self, needs=replace(self.needs, task=task))
-
-
-def resolved(
-    options: HostOptions, jobs: JobTemplate | None = None, synced: bool = False
-) -> LaunchSettings:
-    """Return what the options ask for; raise UsageError for invalid usage."""
-    check_allowed(options.ignore_check)
-    jobs = jobs or options.jobs
-    needs = Requirements(
-        workdir=options.workdir or str(typed_folder()),
-        python=options.python,
-        environment=(*jobs.environment, *jobs.secrets),
-        port=options.port,
-        turn=_turn(),
-        image=container_of(options.image, options.volume),
-        synced=synced,
-    )
-    restarts = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
-    return LaunchSettings(
-        jobs,
-        needs,
-        restarts,
-        options.ignore_check,
-        plain=options.plain,
-        wait=options.wait,
-    )
-
-
-def _turn() -> str:
-    """Return a turn in the queue, as text to sort, after all that were given before."""
-    return f"{time.time():.6f}-{secrets.token_hex(4)}"
+            return packages
+        if "python" in self.pending:
+            return tuple(name for name in packages if name not in SYNCED_PACKAGES)
+        return packages if self.synced else ("rackrun", *packages)

@@ -26,8 +26,8 @@ class LostHosts(AbstractContextManager["LostHosts"]):
 
     def __init__(self, spec: LaunchSpec) -> None:
         """Take all hosts of the run; none is looked at yet."""
-        settings = replace(spec.settings.before_all(), wait=False)
-        self._spec = replace(spec, settings=settings, probed=NO_FACTS)
+        options = replace(spec.options, wait=False)
+        self._spec = replace(spec, options=options, turn="", probed=NO_FACTS)
         self._is_over = threading.Event()
         self._threads = dict[str, threading.Thread]()
         self._found = queue.SimpleQueue[str]()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rackrun.errors import UsageError
 from rackrun.launcher.files.working_tree import WorkingTree, working_tree
-from rackrun.launcher.lifecycle.launch_spec import LaunchSettings, LaunchSpec
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import are_only_busy, examine, refusal, warnings
@@ -19,6 +19,7 @@ from rackrun.launcher.remote.files import PROJECT_LOCK
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
+from rackrun.machine import typed_folder
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
@@ -34,7 +35,7 @@ def preflight(
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
     Probes of earlier facts are asked again, with what they hold; all are closed at the end.
     """
-    settings, waited_for, last = spec.settings, "", spec.probed
+    options, waited_for, last = spec.options, "", spec.probed
     try:
         while True:
             # The same probes are asked each time: they keep the launch's place in the queue.
@@ -44,14 +45,14 @@ def preflight(
             codes = [facts[_CODE] for facts in cluster.hosts if facts.error is None]
             changed_alike = bool(codes and codes[0]) and all(code == codes[0] for code in codes)
             accepted = (_CODE,) if is_restart and changed_alike else ()
-            rows = examine(cluster, CHECKS, (*settings.ignored_checks, *accepted), settings.pending)
+            rows = examine(cluster, CHECKS, (*options.ignore_check, *accepted), spec.pending)
             error = refusal(cluster, CHECKS, rows)
             if error is None:
                 for line in warnings(rows):
                     warn(f"warning: {line}")
                 yield cluster
                 return
-            if not (settings.wait and are_only_busy(rows)):
+            if not (options.wait and are_only_busy(rows)):
                 raise error
             waited_for = wait_for(cluster, str(error), waited_for, warn)
     finally:
@@ -67,7 +68,7 @@ def refuse_ranks(cluster: ClusterFacts) -> None:
 def environments(cluster: ClusterFacts) -> list[str]:
     """Return which environments ranks of a command use, if this folder is a project with a lock."""
     needs = cluster.requirements
-    if not needs.own_command or needs.image or not Path(PROJECT_LOCK).is_file():
+    if needs.is_here or not needs.own_command or needs.image or not Path(PROJECT_LOCK).is_file():
         return []
     hosts: dict[str, list[str]] = {}
     for facts in cluster.hosts:
@@ -91,11 +92,11 @@ def code_here(
     return working_tree(Path.cwd(), warn, excluded, runs)
 
 
-def plan_for(job: Job, cluster: ClusterFacts, settings: LaunchSettings) -> Plan:
+def plan_for(job: Job, cluster: ClusterFacts, spec: LaunchSpec) -> Plan:
     """Return the plan for the hosts as they were found."""
-    run_folder = settings.jobs.runs / job.folder.path.name
+    run_folder = spec.options.runs / job.folder.path.name
     planned = [
-        planned_host(facts, cluster, run_folder, settings, scratch_folder(job.run_id, node))
+        planned_host(facts, cluster, run_folder, spec, scratch_folder(job.run_id, node))
         for node, facts in enumerate(cluster.hosts)
     ]
     return make_plan(job, planned, cluster.port)
@@ -105,32 +106,35 @@ def planned_host(
     facts: HostFacts,
     cluster: ClusterFacts,
     run_folder: Path,
-    settings: LaunchSettings,
+    spec: LaunchSpec,
     scratch: str,
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
-    container = settings.needs.image
+    container = cluster.requirements.image
     host, basics = facts.host, facts["look"]
-    folder = str(Path(basics["workdir"]) / run_folder)
+    workdir = str(typed_folder()) if spec.is_here else basics["workdir"]
+    folder = str(Path(workdir) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
     python = str(basics["python"])
-    if "python" in settings.pending and not host.python:  # --sync will make an environment
-        python = str(Path(basics["workdir"], ".venv", "bin", "python"))
+    if "python" in spec.pending and not (
+        host.python or spec.options.python
+    ):  # --sync will make an environment
+        python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
         address=cluster.master if first else host.address or facts["route"]["address"],
         processes=host.processes(basics["gpus"]),
         python=python,
-        workdir=basics["workdir"],
+        workdir=workdir,
         folder=folder,
         cores=basics["cores"],
         gpus=basics["gpus"] > 0,
         gpu_model=gpu_model(facts),
         interface=host.interface or facts["route"].get("interface", ""),
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
-        setup=(*host.setup_words, basics["workdir"]) if host.setup else (),
+        setup=(*host.setup_words, workdir) if host.setup else (),
         agent_python=basics["python"],
-        locks=facts.locks,
+        locks=() if cluster.requirements.is_here else facts.locks,
         container=container.docker_run(basics, folder, Path(scratch).name) if container else (),
     )

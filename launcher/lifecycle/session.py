@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
 
-from rackrun.atomic import write_whole
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
 from rackrun.launcher.output.log_files import (
@@ -62,11 +61,6 @@ def supervise(
     signals = signals or SignalQueue()
     with signals.installed():  # before there is a plan: a run with a plan gets a result
         logs = LogFiles(job.folder, plan)
-        template = job.template
-        if template.settings and not job.folder.node:  # of several nodes, the first writes them
-            write_whole(job.folder.settings, template.settings.encode(), 0o600)  # has --env values
-        if template.hosts:
-            write_whole(job.folder.hosts, template.hosts.encode(), 0o600)
         output.begin(job, plan)
         output.note(unfinished)
         if not plan.task and peers is None:  # a task's rank 0 tells more
@@ -127,7 +121,7 @@ def run(
     peers: Peers | None = None,
 ) -> Result:
     """Run a plan once from end to end; once the ranks have ended, no signal changes how."""
-    alerts = EventCommand(() if job.folder.node else job.template.on_event)
+    alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
     with signals.installed(), RunOutput(job, show) as output:
         ended = supervise(job, plan, transports, output, peers, alerts=alerts, signals=signals)

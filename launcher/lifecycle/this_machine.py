@@ -1,62 +1,22 @@
-"""This machine as a host: what a plan needs to know of it."""
+"""This machine as the only host of a launch, or as one node of a run."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
-from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from rackrun.errors import MissingPackage
+from rackrun.errors import MissingPackage, MissingProgram
+from rackrun.launcher.errors import PreflightRefused
+from rackrun.launcher.output.console import say
 from rackrun.launcher.remote.files import project_python
-from rackrun.launcher.remote.network import interface_of
-from rackrun.launcher.run.hosts import THIS_MACHINE, Host
-from rackrun.launcher.run.job import Job, Work, is_own_command
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
-from rackrun.launcher.transport.local import free_port, gpu_count, gpu_model
-from rackrun.machine import core_count, typed_folder
+from rackrun.launcher.run.job import Work, is_own_command
+from rackrun.machine import typed_folder
 
-ADDRESS = "127.0.0.1"
-
-
-def plan_alone(job: Job, host: Host, python: str) -> Plan:
-    """Return the plan for this machine alone, `host` as `as_host` returns it."""
-    folder = str(job.folder.path)
-    has_gpus = gpu_count(job.template.environment) > 0
-    ranks, path = host.processes(0), interpreter(python, job.work)
-    here = planned(host.name, ADDRESS, ranks, folder, path, has_gpus=has_gpus)
-    return make_plan(job, [here], free_port())
-
-
-def planned(
-    name: str,
-    address: str,
-    processes: int,
-    folder: str,
-    python: str = sys.executable,
-    signalled_together: bool = False,
-    has_gpus: bool = False,
-) -> PlannedHost:
-    """Return what a plan needs to know of this machine."""
-    return PlannedHost(
-        name=name,
-        address=address,
-        processes=processes,
-        python=python,
-        workdir=str(typed_folder()),
-        folder=folder,
-        cores=core_count(),
-        gpus=has_gpus,
-        gpu_model=gpu_model(),
-        interface=interface_of(address),
-        agent_python=sys.executable,
-        signalled_together=signalled_together,
-    )
-
-
-def as_host(processes: int, environment: Iterable[tuple[str, str]]) -> Host:
-    """Return this machine as a host file would name it; ranks have this environment."""
-    return Host(THIS_MACHINE, slots=processes or gpu_count(environment) or 1)
+LOOPBACK = "127.0.0.1"
 
 
 def interpreter(python: str, work: Work) -> str:
@@ -73,3 +33,23 @@ def interpreter(python: str, work: Work) -> str:
 def project_interpreter(work: Work, python: str) -> str:
     """Return the interpreter of the project that the current folder is, if ranks are to use it."""
     return project_python(str(typed_folder())) if is_own_command(work) and not python else ""
+
+
+def fill_environment(python: str) -> None:
+    """Have uv fill the environment of the project in the current folder, whose interpreter this is.
+
+    Whatever the lock does not name stays, such as a package of an extra.
+    """
+    other = "for another environment type --python"
+    say(f"ranks use {python}, the environment of uv.lock; {other}")
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        if not Path(python).exists():
+            raise MissingProgram(f"uv.lock: there is no uv here; type: pip install uv; {other}")
+        return
+    quiet = () if sys.stderr.isatty() else ("--quiet",)
+    # that of rackrun, about which uv would warn
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    command = [uv, "sync", "--frozen", "--inexact", *quiet]
+    if subprocess.run(command, env=environment, check=False).returncode:
+        raise PreflightRefused(f"uv sync --frozen failed; see the lines above; {other}")

@@ -15,12 +15,17 @@ from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_resp
 from rackrun.launcher.remote import probe
 from rackrun.runs import SHORT_ID
 from rackrun.shard_folder import why_no_splits
-from rackrun.units import gibibytes
+from rackrun.units import data_size, gibibytes
 
 LEAST_DISK = 1 << 30
 LEAST_OPEN_FILES = 1024
+RANK_BYTES = 500_000_000
+"""What a rank of a task takes at least: torch alone takes 372 MiB, and its loader has processes."""
 CLOCK_SECONDS = 10.0
 LOCK, DRAINED = "lock", "drained"
+INSTALL_HERE = (
+    "install it (in a project with a uv.lock: uv add), or name another interpreter with --python"
+)
 
 Faults = Iterator[Fault]
 Read = Callable[[HostFacts], str]
@@ -72,7 +77,7 @@ def _python(host: HostFacts, cluster: ClusterFacts) -> Faults:
         problem := _error(host)
         or _differs(host, cluster, lambda facts: _version(facts).rpartition(".")[0])
     ):
-        yield Fault(problem, hint)
+        yield Fault(problem, hint, hint_here="name another with --python")
 
 
 def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
@@ -87,7 +92,9 @@ def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
             f" {variables.OWN_TORCH}=1 before the command; {project}"
         )
     if not _torch(host):
-        yield Fault(f"{host['look']['python']} has no torch", hint)
+        others = _missing_packages(host, cluster) if cluster.requirements.is_here else []
+        missing = ", ".join(("torch", *others))
+        yield Fault(f"{host['look']['python']} has no {missing}", hint, hint_here=INSTALL_HERE)
     elif problem := _differs(host, cluster, _torch):
         yield Fault(problem, hint)
     elif problem := _differs(host, cluster, _cuda_of_torch):
@@ -104,19 +111,26 @@ def _cuda_of_torch(host: HostFacts) -> str:
 
 def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
     task, look = cluster.requirements.task, host["look"]
-    is_first = host is first_responding(cluster)  # trackers run beside the first rank
-    if missing := _missing(host, (*task.packages, *(task.trackers if is_first else ()))):
+    missing = _missing_packages(host, cluster)
+    if missing and (_torch(host) or not cluster.requirements.is_here):
         yield Fault(
             f"{look['python']} has no {', '.join(missing)}",
             "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or, in"
             " a project with a uv.lock, with uv add, or name another interpreter with python= in"
             " hosts.txt",
+            hint_here=INSTALL_HERE,
         )
     if missing := _missing(host, task.modules):
         yield Fault(
             f"no module {', '.join(missing)} in {look['workdir']} or installed",
             "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
         )
+
+
+def _missing_packages(host: HostFacts, cluster: ClusterFacts) -> list[str]:
+    task = cluster.requirements.task
+    is_first = host is first_responding(cluster)  # trackers run beside the first rank
+    return _missing(host, (*task.packages, *(task.trackers if is_first else ())))
 
 
 def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
@@ -133,9 +147,11 @@ def _same_image(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 def _files(host: HostFacts, cluster: ClusterFacts) -> Faults:
     if problem := host["look"].get("weights_problem"):
-        yield Fault(problem, "--weights names a file of each host; copy it there, or name a URL")
+        hint = "--weights names a file of each host; copy it there, or name a URL"
+        yield Fault(problem, hint, hint_here="name another with --weights, or a URL")
     if problem := host["look"].get("cache_problem"):
-        yield Fault(problem, "name another folder with --cache; each host makes its own")
+        hint = "name another folder with --cache"
+        yield Fault(problem, f"{hint}; each host makes its own", hint_here=hint)
 
 
 def _code(host: HostFacts) -> str:
@@ -195,6 +211,20 @@ def _limits(host: HostFacts, cluster: ClusterFacts) -> Faults:
             "NCCL needs all it asks for on InfiniBand: see ulimit -l and /etc/security/limits.conf"
             " (memlock unlimited)",
             warns=True,
+        )
+
+
+def _memory(host: HostFacts, cluster: ClusterFacts) -> Faults:
+    """Object to more ranks of a task than fit: the kernel would kill them, and other programs."""
+    look = host["look"]
+    ranks = host.host.processes(look["gpus"])
+    least, memory = ranks * RANK_BYTES, look.get("memory", 0)
+    if not cluster.requirements.own_command and ranks > 1 and 0 < memory < least:
+        needed = f"{ranks} ranks need {data_size(least)}, at least {data_size(RANK_BYTES)} each"
+        yield Fault(
+            f"{needed}, and there are {data_size(memory)}",
+            "write slots=N after the host's name",
+            hint_here=f"type --nproc {look['cores']}, a rank per core",
         )
 
 
@@ -266,6 +296,7 @@ def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
             error,
             f"name others with --data; to make some, {typed}; those of this machine: see"
             " --serve-address, the firewall",
+            hint_here=f"name others with --data; to make some, {typed}",
         )
     elif "splits" in shards:
         splits = cluster.requirements.task.splits
@@ -314,18 +345,19 @@ CHECKS = (
     Check("gpus", gpus.number_and_kind, gpus.models),
     Check("driver", gpus.unusable, gpus.driver),
     Check("gpu health", gpus.sick, gpus.temperature),
-    Check("code", _same_code, _code),
+    Check("code", _same_code, _code, of_others=True),
     Check("workdir", _workdir, field("look", "workdir")),
     Check("disk", _disk, lambda host: f"{gibibytes(host['look']['disk_free'])} free"),
     Check("limits", _limits),
-    Check("clock", _clock_off, _clock),
+    Check("memory", _memory),
+    Check("clock", _clock_off, _clock, of_others=True),
     Check("network", _no_route, _network, needed=True),
     Check("master", _master, _reached, needed=True),
-    Check("public", _public),
+    Check("public", _public, of_others=True),
     Check("shards", _shards, field("shards", "dataset"), error=DataRefused),
-    Check(LOCK, _lock, lambda host: "free"),
-    Check(DRAINED, _drained),
-    Check("machine", _machine),
+    Check(LOCK, _lock, lambda host: "free", of_others=True),
+    Check(DRAINED, _drained, of_others=True),
+    Check("machine", _machine, of_others=True),
 )
 """The checks, in the order of the table."""
 

@@ -32,6 +32,8 @@ class Fault(NamedTuple):
     """It never keeps a run from starting."""
     busy: bool = False
     """Another run uses the host, or waits for it: later it will be fit."""
+    hint_here: str = ""
+    """What to type instead where the only host is this machine."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Check:
     """The plan depends on its reply, so --ignore-check cannot name it."""
     of_interpreter: bool = False
     """It is about the ranks' interpreter, which --sync leaves alone where `python=` names it."""
+    of_others: bool = False
+    """It is about other machines or other launches, so not for a launch on this machine alone."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ def examine(
             continue
         rows.append(TableRow("reachable", label, "ok", "yes"))
         for check in checks:
+            if check.of_others and cluster.requirements.is_here:
+                continue
             is_fixed = check.name in pending and not (check.of_interpreter and facts.host.python)
             fix = pending[check.name] if is_fixed else ""
             rows += _rows(check, facts, cluster, check.name in allowed, fix)
@@ -98,8 +104,9 @@ def _rows(
     elif not faults and found:
         yield TableRow(check.name, label, "ok", found)
     else:
-        for problem, hint, warns, busy in faults:
+        for problem, hint, warns, busy, hint_here in faults:
             level: Level = "warning" if warns or is_allowed else "refused"
+            hint = hint_here if hint_here and cluster.requirements.is_here else hint
             yield TableRow(check.name, label, level, found, one_line(problem), hint, busy)
 
 

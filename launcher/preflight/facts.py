@@ -63,6 +63,8 @@ class Requirements:
     """Ranks run a command of the user's own, in the environment of a project with a uv.lock."""
     on_cpu: bool = False
     """The task trains on the CPU, so GPUs do not matter."""
+    on_gpus: bool = False
+    """The task trains on GPUs, or not at all."""
     turn: str = ""
     """The launch's place in the queue, as text to sort; empty: before all."""
     waits: bool = False
@@ -75,6 +77,8 @@ class Requirements:
     """What the settings of the task need."""
     synced: bool = False
     """--sync copies the code there, and makes an environment."""
+    is_here: bool = False
+    """The only host is this machine, which no launch has for itself: it is not locked."""
 
 
 @dataclass(frozen=True)
@@ -376,7 +380,8 @@ class HostProbe:
         address = self.host.address or private or "127.0.0.1"
         if other and not self.host.address and _is_loopback(address):
             address = str(self.ask("route", address=other).get("address") or address)
-        if not (requirements.full or requirements.chooses or basics["holder"]):
+        holds = not (requirements.full or requirements.chooses or requirements.is_here)
+        if holds and not basics["holder"]:
             for path, shared in self.facts.locks:
                 if self.ask("hold", path=path, shared=shared).get("holder"):
                     break

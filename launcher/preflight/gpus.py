@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight.examine import Fault
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.remote.gpus import VISIBLE
 from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import gibibytes, plural
 
@@ -31,7 +32,8 @@ def gpu_model(host: HostFacts) -> str:
 def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
     """Yield what does not fit the hosts file or the other hosts, and which GPUs are in use."""
     if problem := _wrong_number(host, cluster):
-        yield Fault(problem)
+        hint_here = "each rank of a task needs its own; to train on the CPU type --device cpu"
+        yield Fault(problem, hint_here=hint_here)
     if differences := _odd_one_out(host, cluster):
         yield Fault(differences, "ranks wait for the slowest", warns=True)
     full = [
@@ -45,11 +47,16 @@ def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
 
 def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
     count, ranks = host["look"]["gpus"], host.host.slots
-    devices = host.host.devices or ()
+    devices, requirements = host.host.devices or (), cluster.requirements
+    if requirements.on_gpus and not count:
+        return "--device cuda, and there is none, or CUDA_VISIBLE_DEVICES hides it"
     if ranks is None and devices:
-        named = f"--include names GPU {max(devices)}"
+        option = VISIBLE[0] if requirements.is_here else "--include"
+        named = f"{option} names GPU {max(devices)}"
         return f"{named}, and there are {count}" if max(devices) >= count else ""
     if ranks is not None:
+        if requirements.on_cpu or (requirements.is_here and requirements.own_command):
+            return ""
         if devices and ranks > len(devices):
             return f"slots ask for {ranks} GPUs, and {plural(len(devices), 'GPU')} may be used"
         highest = max((ranks, *(device + 1 for device in devices)))
@@ -85,9 +92,9 @@ def unusable(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
         return
     interpreter = look["interpreter"]
     problem, torch = gpus.get("problem"), str(interpreter.get("torch", ""))
-    if not problem and torch and "driver" in gpus:
+    if not problem and torch:
         cuda, archs = (str(interpreter.get(name, "")) for name in ("cuda", "archs"))
-        problem = gpu_problem(torch, cuda, archs, gpus["driver"], gpus.get("capabilities", ()))
+        problem = gpu_problem(torch, cuda, archs, driver(host), gpus.get("capabilities", ()))
     if problem:
         yield Fault(
             problem, "for a task on the CPU type --device cpu, for a command --ignore-check driver"

@@ -95,6 +95,8 @@ class LookReply(HostReply, frozen=True):
     locked_memory_problem: Text
     weights_problem: Text = ""
     cache_problem: Text = ""
+    memory: Count = 0
+    """Bytes; 0: not known."""
     run: Run = ""
     """The run that holds the host, if it is one of the account that we log in to."""
     queued: bool = False

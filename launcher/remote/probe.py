@@ -156,6 +156,7 @@ def basics(
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         "shared_memory_problem": shared_memory_problem(),
         "locked_memory_problem": locked_memory_problem(),
     }

@@ -178,12 +178,6 @@ def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tup
     return left
 
 
-def named(option: str, text: str, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
-    """Return the hosts that the value of an option names: gpu01,gpu[03-04]."""
-    names = _selection(option, text, {host.name for host in hosts})
-    return tuple(host for host in hosts if host.name in names)
-
-
 NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}")
 SCOPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")

@@ -1,4 +1,4 @@
-"""A job: its work and its limits."""
+"""A job: what ranks run, where, and under which options."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
-from rackrun.commandline.ranges import Between, Seconds, refuse_out_of_range
-from rackrun.run_folder import RunFolder, file_name, folder_name, new_run_folder
+from rackrun.launcher.run.settings import Options
+from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import SHORT_ID
-from rackrun.units import MOST_SECONDS
 
 TRAINING = ("-u", "-m", "rackrun.training")
 """What a rank of a task runs; its name and options follow."""
@@ -91,93 +90,26 @@ START_SECONDS = 60.0
 """Time for the agents of all hosts to answer after the start."""
 
 
-def _from(least: float) -> Between:
-    return Between(least, MOST_SECONDS, f"between {least:g} s and a century")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Time limits."""
-
-    lease_seconds: Annotated[float, _from(1)] = 15.0
-    """Heartbeat timeout: a silent host is lost; a host that gets no heartbeats ends its ranks."""
-
-    hang_seconds: Annotated[float, _from(0.1)] = 60.0
-    """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
-
-    checkpoint_seconds: Seconds = 30.0
-    """Time to save a checkpoint between SIGTERM and SIGKILL when you stop the run."""
-
-    rendezvous_seconds: Annotated[float, _from(1)] = 300.0
-    """Time for all hosts to join torchrun's rendezvous."""
-
-    silent_minutes: Annotated[float, Between(0, MOST_SECONDS / 60, "0 or more")] = 0.0
-    """For scripts that never report: minutes without output after which ranks hang; 0: never."""
-
-    def __post_init__(self) -> None:
-        """Refuse what leaves no time for anything."""
-        refuse_out_of_range(self)
-
-
-@dataclass(frozen=True)
-class JobTemplate:
-    """Values that the jobs of all attempts of a launch share."""
-
-    name: str = ""
-    """Name of the run folders, which `--resume latest` looks for; empty: what runs."""
-    runs: Path = Path("runs")
-    """The folder of run folders."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """Set for every rank on every host, over what the host itself sets."""
-    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Set likewise, but never shown or written down."""
-    limits: Limits = Limits()
-    share: bool = False
-    """Other accounts may read the run folders, as far as the umask permits."""
-    typed: tuple[str, ...] = ()
-    """The command that launched a task, without --resume; empty for a user's own command."""
-    time_limit_seconds: float = 0.0
-    """After this time the run is stopped, with a checkpoint; 0: never."""
-    on_event: tuple[str, ...] = ()
-    """The command that is run at a stall, a lost host, a restart and the end."""
-    settings: str = ""
-    """The content of the settings file."""
-    hosts: str = ""
-    """The content of hosts.json."""
-    commit: str = ""
-    """The git commit of the launcher's code, for ranks where git does not know it."""
-
-    def new_folder(self, work: Work) -> RunFolder:
-        """Make a run folder for this work."""
-        return new_run_folder(self.runs, self.name or work.name, self.share)
-
-    def planned_folder(self, work: Work) -> RunFolder:
-        """Return a run folder that is not made, for a plan that is only shown."""
-        return RunFolder((self.runs / folder_name(self.name or work.name)).resolve())
-
-    def job(self, work: Work, folder: RunFolder) -> Job:
-        """Return the job of the first attempt."""
-        return Job(work, folder, template=self)
-
-    def resume_command(self, run: str) -> tuple[str, ...]:
-        """Return the command that continues the run in this folder, if one was typed."""
-        return (*self.typed, "--resume", str(self.runs / run)) if self.typed else ()
-
-
 @dataclass(frozen=True)
 class Job:
-    """One run: what every rank does, and the rules it runs under."""
+    """One attempt of a run: what every rank does, where, and under which options."""
 
     work: Work
     folder: RunFolder
+    options: Options = Options()
     run_id: str = field(default_factory=lambda: secrets.token_hex(16))
     """128 random bits: names an attempt on every host, and guards its rendezvous."""
-    template: JobTemplate = JobTemplate()
+    typed: tuple[str, ...] = ()
+    """The command that launched a task, without --resume; empty for a user's own command."""
+    seconds_left: float = 0.0
+    """After this time the run is stopped, with a checkpoint; 0: never."""
+    commit: str = ""
+    """The git commit of the launcher's code, for ranks where git does not know it."""
 
     @property
     def name(self) -> str:
         """Return the name of the run; its folder has the time before it."""
-        return file_name(self.template.name or self.work.name)
+        return file_name(self.options.name or self.work.name)
 
     def again(self) -> Job:
         """Return the job of the next attempt, in the same folder; its id begins alike."""
@@ -189,7 +121,8 @@ class Job:
     @property
     def resume(self) -> tuple[str, ...]:
         """Return the command that continues it from its newest checkpoint, if one was typed."""
-        return self.template.resume_command(self.folder.path.name)
+        run = str(self.options.runs / self.folder.path.name)
+        return (*self.typed, "--resume", run) if self.typed else ()
 
 
 def is_own_command(work: Work) -> bool:

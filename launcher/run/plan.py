@@ -129,7 +129,7 @@ class Plan:
 
 def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
-    _check_environment(job.template.environment)
+    _check_environment(job.options.environment)
     world_size = sum(host.processes for host in hosts)
     plans: list[HostPlan] = []
     first_rank = 0
@@ -147,7 +147,7 @@ def _host_plan(
     port: int,
     world_size: int,
 ) -> HostPlan:
-    template, host = job.template, hosts[node]
+    host = hosts[node]
     _check_environment(host.env)
     scratch = scratch_folder(job.run_id, node)
     uses_gpus = host.gpus and not is_on_cpu(job.work)
@@ -160,7 +160,7 @@ def _host_plan(
         environment=environment(job, host, world_size, scratch),
         defaults=defaults(host),
         scratch=scratch,
-        share=template.share,
+        share=job.options.share,
     )
 
 
@@ -173,7 +173,7 @@ def torchrun(
     job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str
 ) -> tuple[str, ...]:
     """Return the command line of torchrun on a host."""
-    host, limits = hosts[node], job.template.limits
+    host, limits = hosts[node], job.options.limits
     shim = f"{scratch}/agent.zip"
     # Longer than the launcher takes to name a host that is missing.
     timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
@@ -198,7 +198,6 @@ def torchrun(
 
 def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
     """Return the environment of ranks; the host's overrides the user's, the launcher's both."""
-    template = job.template
     ours: Environment = (
         (variables.RUN_ID, job.run_id),
         (variables.WORLD_SIZE, str(world_size)),
@@ -207,8 +206,8 @@ def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> E
         (variables.REPORTS, f"{scratch}/reports"),
     )
     ours += ((variables.GPUS, "1"),) if host.gpus else ()
-    ours += ((variables.COMMIT, template.commit),) if template.commit else ()
-    return tuple(dict((*template.environment, *host.env, *ours)).items())
+    ours += ((variables.COMMIT, job.commit),) if job.commit else ()
+    return tuple(dict((*job.options.environment, *host.env, *ours)).items())
 
 
 def defaults(host: PlannedHost) -> Environment:

@@ -6,25 +6,50 @@ import os
 import shlex
 import shutil
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
-from rackrun.commandline.ranges import Between, Count, refuse_out_of_range
+from rackrun.commandline.ranges import Between, Count, Seconds, refuse_out_of_range
 from rackrun.errors import UsageError
 from rackrun.launcher.run.container import container_of
 from rackrun.launcher.run.hosts import LAST_PORT, MOST_SLOTS
-from rackrun.launcher.run.job import JobTemplate, Limits
 from rackrun.terminal import one_line
-from rackrun.units import seconds_in
-from rackrun.user_code.revision import git_commit
+from rackrun.units import MOST_SECONDS, seconds_in
 
 SERVER = ("serve_address", "serve_port", "serve_native", "serve_image")
 """Settings of the server of a run."""
 
 Ranks = Annotated[int, Between(0, MOST_SLOTS)]
 """A number of ranks on a node."""
+
+
+def _from(least: float) -> Between:
+    return Between(least, MOST_SECONDS, f"between {least:g} s and a century")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Time limits."""
+
+    lease_seconds: Annotated[float, _from(1)] = 15.0
+    """Heartbeat timeout: a silent host is lost; a host that gets no heartbeats ends its ranks."""
+
+    hang_seconds: Annotated[float, _from(0.1)] = 60.0
+    """A rank without a new step for this long (or 10 median steps, if longer) hangs."""
+
+    checkpoint_seconds: Seconds = 30.0
+    """Time to save a checkpoint between SIGTERM and SIGKILL when you stop the run."""
+
+    rendezvous_seconds: Annotated[float, _from(1)] = 300.0
+    """Time for all hosts to join torchrun's rendezvous."""
+
+    silent_minutes: Annotated[float, Between(0, MOST_SECONDS / 60, "0 or more")] = 0.0
+    """For scripts that never report: minutes without output after which ranks hang; 0: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse what leaves no time for anything."""
+        refuse_out_of_range(self)
 
 
 @dataclass(frozen=True)
@@ -115,6 +140,8 @@ class Options:
     def __post_init__(self) -> None:
         refuse_out_of_range(self)
         refuse_ineffective(self)
+        # These refuse what cannot be used, before anything is done.
+        _ = (self.environment, self.secrets, self.time_limit_seconds, self.on_event_args)
 
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
@@ -132,21 +159,6 @@ class Options:
                 hint = f"a command line is no secret; type: export {name.partition('=')[0]}=..."
                 raise UsageError(f"--secret takes a name only: {hint}")
         return tuple((name, _from_here(name, secret=True)) for name in self.secret)
-
-    @cached_property  # it asks git for the commit
-    def jobs(self) -> JobTemplate:
-        """Return the template of this launch's jobs, with variables as they are set here."""
-        return JobTemplate(
-            self.name,
-            self.runs,
-            self.environment,
-            self.secrets,
-            self.limits,
-            self.share,
-            time_limit_seconds=self.time_limit_seconds,
-            on_event=self.on_event_args,
-            commit=git_commit(Path.cwd()),
-        )
 
     @property
     def time_limit_seconds(self) -> int:
@@ -190,6 +202,8 @@ class RankOptions(Options):
     """Run the ranks in containers of this image, which must have Python and torch."""
     volume: tuple[str, ...] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
+    ignore_check: tuple[str, ...] = ()
+    """Name of a preflight check that may fail, such as driver; repeatable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -208,8 +222,6 @@ class LocalOptions(RankOptions, SweepOptions):
 class HostOptions(RankOptions):
     """Start and restarts."""
 
-    ignore_check: tuple[str, ...] = ()
-    """Name of a preflight check that may fail, such as code; repeatable."""
     workdir: str = ""
     """Folder of the code on the hosts (default: the path of the current folder)."""
     port: Annotated[int, Between(0, LAST_PORT)] = 0

@@ -27,8 +27,8 @@ from rackrun.launcher.run.events import (
     Unreached,
     Usage,
 )
-from rackrun.launcher.run.job import Limits
 from rackrun.launcher.run.plan import Environment, HostPlan
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.supervision.reports import valid_fields
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.bootstrap import order

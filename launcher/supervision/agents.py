@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.run.events import Closed, Event, Lost, Swept
-from rackrun.launcher.run.job import START_SECONDS, Limits
+from rackrun.launcher.run.job import START_SECONDS
 from rackrun.launcher.run.plan import Environment, HostPlan, Plan
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import HostState, RunState
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap

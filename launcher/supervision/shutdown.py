@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from rackrun.launcher.remote.processes import KILL_SECONDS
-from rackrun.launcher.run.job import Limits
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import HostState, RunState
 from rackrun.launcher.supervision.agent_protocol import stop_order
 from rackrun.launcher.supervision.agents import AgentGroup

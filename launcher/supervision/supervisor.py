@@ -80,7 +80,7 @@ class Supervisor:
         """
         self.alerts = alerts
         self.job = job
-        self.limits = job.template.limits
+        self.limits = job.options.limits
         self.agents = agents
         self.log_files = log_files
         self.output = output
@@ -109,7 +109,7 @@ class Supervisor:
     def supervise(self) -> Result:
         """Run until every host has ended or is declared lost; return the final result."""
         with self.agents.heartbeat(self.limits):
-            self.agents.start(self.limits, self.job.template.secrets)
+            self.agents.start(self.limits, self.job.options.secrets)
             if self.peers:
                 self.peers.listen(self.agents.events)
             while not self.shutdown.is_complete(self.now):
@@ -198,7 +198,7 @@ class Supervisor:
 
     def _handle_signals(self) -> None:
         """Let the ranks save and end at the first signal; end them at once at the next one."""
-        limit = self.job.template.time_limit_seconds
+        limit = self.job.seconds_left
         if not self.shutdown.ordered:
             # As any command would end in `| head`: the output has no reader, but ranks may save.
             if not self.output.closed:

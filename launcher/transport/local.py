@@ -9,7 +9,9 @@ import select
 import socket
 import struct
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
@@ -31,14 +33,18 @@ class LocalTransport:
         self.name = name
 
     def open(self, argv: Sequence[str]) -> LocalChannel:
-        """Start a program in a session of its own, so that Ctrl-C does not reach it."""
+        """Start a program in a session of its own, so that Ctrl-C does not reach it.
+
+        Here `python3` is the one that runs the launcher, whatever PATH has.
+        """
+        program, *args = argv
         # A socket and not two pipes: one end of file tells the agent that we are gone, even if a
         # child of ours has inherited the other direction.
         ours, theirs = socket.socketpair()
         complaints = tempfile.TemporaryFile()  # noqa: SIM115 - the channel closes it
         try:
             process = subprocess.Popen(
-                argv,
+                [sys.executable if program == "python3" else program, *args],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=complaints,
@@ -114,6 +120,7 @@ class LocalChannel(SocketChannel):
         super().__init__(stream)
         self.process = process
         self.complaints = complaints
+        threading.Thread(target=process.wait, daemon=True).start()  # no zombie stays
 
     def release(self) -> None:
         """Wait for the agent to exit, and keep the end of its standard error."""

@@ -15,8 +15,9 @@ from rackrun.launcher.output.run_view import view
 from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames, reports
 from rackrun.launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
-from rackrun.launcher.run.job import Command, Job, Limits
+from rackrun.launcher.run.job import Command, Job
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision import hangs
 from rackrun.launcher.supervision.agent_protocol import Decoder

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.run.events import Event, Report
-from rackrun.launcher.run.job import Command, Job, JobTemplate, Limits, Work
+from rackrun.launcher.run.job import Command, Job, Work
 from rackrun.launcher.run.plan import HostPlan, Plan, PlannedHost, make_plan
+from rackrun.launcher.run.settings import Limits, Options
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport, free_port
@@ -84,11 +85,7 @@ LIMITS = Limits(lease_seconds=2.0)
 
 
 def agent_plan(tmp_path: Path, *command: str) -> HostPlan:
-    job = Job(
-        Command(command),
-        RunFolder(tmp_path),
-        template=JobTemplate(environment=(("FIRST_RANK", "0"),)),
-    )
+    job = Job(Command(command), RunFolder(tmp_path), Options(env=("FIRST_RANK=0",)))
     host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
     plan = make_plan(job, [host], 1).hosts[0]
     return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,8 +21,9 @@ from typing import Any
 
 from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.output.screen import shown_here
-from rackrun.launcher.run.job import START_SECONDS, Command, Job, JobTemplate, Limits
+from rackrun.launcher.run.job import START_SECONDS, Command, Job
 from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.settings import Limits, Options
 from rackrun.launcher.supervision import agents as supervised
 from rackrun.launcher.supervision import supervisor
 from rackrun.launcher.transport.local import LocalTransport
@@ -57,10 +59,10 @@ def main(
     job = Job(
         Command(tuple(command)),
         RunFolder(Path(folder)),
-        template=JobTemplate(
-            environment=tuple((name, value) for name, value in environment or ()),
+        Options(
+            env=tuple(f"{name}={value}" for name, value in environment or ()),
             limits=Limits(**{**SHORT, **(limits or {})}),
-            on_event=tuple(on_event or ()),
+            on_event=shlex.join(on_event or ()),
         ),
     )
     slots = slots or [1]

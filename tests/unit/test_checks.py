@@ -190,6 +190,33 @@ def test_slots_in_the_host_file_allow_uneven_hosts():
     assert not rows_of(facts(replace(none, host=Host("b", slots=2, devices=(0, 1)))))
 
 
+def test_more_ranks_of_a_task_than_memory_holds_are_refused():
+    """The line says how much they need and what is there; a command may be a small one."""
+    small = finding("a", look__memory=4_100_000_000)
+    many = facts(replace(small, host=Host("a", slots=8, devices=None)), on_cpu=True)
+    assert not rows_of(many)
+    many = facts(replace(small, host=Host("a", slots=200)), on_cpu=True)
+    (row,) = rows_of(many)
+    needed = "200 ranks need 100.0 GB, at least 500.0 MB each"
+    assert (row.check, row.problem) == ("memory", f"{needed}, and there are 4.1 GB")
+    assert not rows_of(replace(many, requirements=replace(many.requirements, own_command=True)))
+
+
+def test_on_this_machine_alone_a_command_may_share_gpus_and_no_one_else_matters():
+    """A task's ranks need a GPU each; locks, drains and clocks are for launches on hosts."""
+    eight = replace(finding("a"), host=Host("a", slots=9))
+    (row,) = rows_of(facts(eight, is_here=True))
+    assert (row.check, row.problem) == ("gpus", "slots ask for 9 GPUs")
+    assert "--device cpu" in row.hint
+    assert not rows_of(facts(eight, is_here=True, own_command=True))
+    assert not rows_of(facts(eight, is_here=True, on_cpu=True))
+    others = finding("a", look__holder="jo", look__drained="fan", clock__offset=99.0)
+    assert not rows_of(facts(others, is_here=True))
+    bare = finding("a", look__interpreter={**LACKS, "torch": ""})
+    (row,) = rows_of(facts(bare, is_here=True, task=replace(NEEDS, modules=(), splits=())))
+    assert (row.check, "--python" in row.hint) == ("torch", True)
+
+
 def test_a_clock_that_is_not_known_exactly_is_not_blamed():
     """An offset within the uncertainty of a slow link is no finding."""
     slow = finding("b", clock={"offset": 30.0, "uncertainty": 25.0})

@@ -6,8 +6,9 @@ import pytest
 
 from rackrun.launcher.output.run_view import state_of
 from rackrun.launcher.run.events import Computing, RankStarted, Report
-from rackrun.launcher.run.job import Command, Job, Limits, TaskWork, Work
+from rackrun.launcher.run.job import Command, Job, TaskWork, Work
 from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import find_hang
 from rackrun.launcher.supervision.root_cause import cause_of

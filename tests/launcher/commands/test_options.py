@@ -16,6 +16,7 @@ from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
+from rackrun.launcher.commands.local import spec_of
 from rackrun.launcher.commands.parse import (
     ELSEWHERE,
     OF_TASKS,
@@ -26,10 +27,9 @@ from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.serving import folder_to_serve
-from rackrun.launcher.lifecycle.this_machine import plan_alone
 from rackrun.launcher.preflight.checks import CHECKS, check_allowed
-from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import LocalOptions, Serving
 from rackrun.run_folder import RunFolder, new_run_folder
 from rackrun.training.config import Config
@@ -123,10 +123,9 @@ def test_type_checkers_know_what_programs_may_import():
 def test_ranks_know_the_commit_of_the_launchers_code(tmp_path, monkeypatch):
     """Code that --sync sent to a host has no git there."""
     monkeypatch.chdir(ROOT)
-    options = LocalOptions()
-    job = options.jobs.job(Command(("true",)), RunFolder(tmp_path))
-    environment = dict(plan_alone(job, Host("localhost"), "").hosts[0].environment)
-    assert environment["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
+    job = spec_of(Command(("true",)), LocalOptions()).job(RunFolder(tmp_path))
+    plan = make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
+    assert dict(plan.hosts[0].environment)["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
 
 
 CLASSES = {"ssh": SshOptions, "local": LocalOptions, "node": NodeOptions}

@@ -61,7 +61,8 @@ def test_a_command_here_runs_in_the_environment_of_the_lock(tmp_path):
         f"rackrun: ranks use {python}, the environment of uv.lock;"
         " for another environment type --python"
     )
-    assert refused.returncode == 78 and f"{python} has no torch; type: uv add torch" in last
+    assert refused.returncode == 78 and f"{python} has no torch; " in last
+    assert "uv add" in last
     add_torch(folder / ".venv")
     ended = local(folder, *command)
     assert (ended.returncode, ended.stdout) == (0, f"ran in {folder / '.venv'}\n"), ended.stderr
@@ -79,7 +80,7 @@ def test_a_function_needs_rackrun_in_that_environment(tmp_path):
     add_torch(folder / ".venv")
     code = "from rackrun.launcher import launch\nprint(launch('own:train').returned)"
     refused = warm.run("-c", code, start=warm.Launcher, cwd=folder, env=OFFLINE)
-    assert "has no rackrun; type: uv add rackrun" in refused.stderr
+    assert "has no rackrun; install it (in a project with a uv.lock: uv add)" in refused.stderr
     (packages,) = folder.glob(".venv/lib/python3*/site-packages")
     (packages / "rackrun.pth").write_text(str(ROOT))
     ended = warm.run("-c", code, start=warm.Launcher, cwd=folder, env=OFFLINE)

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from rackrun.cuda import gpu_problem
-from rackrun.errors import UsageError
-from rackrun.launcher.errors import PreflightRefused
-from rackrun.launcher.lifecycle import task_check
 from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import gpus as remote
-from rackrun.launcher.remote import interpreter
-from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.transport.local import gpu_count, gpu_model
 from tests.lab import warm
 from tests.lab.hosts import ROOT, wait_for_banner
@@ -169,42 +164,6 @@ def test_gpus_of_amd_count_where_their_tools_are(tmp_path, monkeypatch):
 
 
 ECC = "2 uncorrected ECC errors since the driver was loaded"
-
-
-def test_advice_fits_the_command(monkeypatch):
-    """When torch cannot use the GPUs here, a script is not advised --device cpu."""
-    monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
-    monkeypatch.setattr(interpreter, "describe", lambda pythons: {"torch": "2.15.0+cpu"})
-    for work, says in ((TaskWork("catdog"), "--device cpu"), (Command(("x",)), "VISIBLE_DEVICES=")):
-        with pytest.raises(PreflightRefused, match=says) as refused:
-            task_check.check_gpus(work, 1, "here", "python", "")
-        assert ("--device" in str(refused.value)) == isinstance(work, TaskWork)
-
-
-def test_more_ranks_of_a_task_than_gpus_are_refused(monkeypatch):
-    """Each needs its own, unless they train on the CPU; a command may share them."""
-    monkeypatch.setattr(task_check, "gpu_count", lambda environment: 2)
-    monkeypatch.setattr(interpreter, "describe", lambda pythons: {})
-    with pytest.raises(
-        UsageError, match="--nproc 3: a rank needs its own GPU, and this machine has 2"
-    ):
-        task_check.check_gpus(TaskWork("catdog"), 3, "here", "python", "")
-    for work in (TaskWork("catdog", ("--device", "cpu")), Command(("x",))):
-        task_check.check_gpus(work, 3, "here", "python", "")
-
-
-def test_more_ranks_of_a_task_than_memory_holds_are_refused(monkeypatch):
-    """The line says how much they need and what is here; a command may be a small one."""
-    pages = {"SC_PHYS_PAGES": 1_000_000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(os, "sysconf", pages.__getitem__)
-    needs = "--nproc 200: needs 100.0 GB of memory, at least 500.0 MB a rank"
-    says = rf"{needs}, and this machine has 4.1 GB"
-    with pytest.raises(UsageError, match=rf"{says}; type --nproc \d+, a rank per core"):
-        task_check.refuse_more_than_fit(TaskWork("catdog"), 200)
-    task_check.refuse_more_than_fit(TaskWork("catdog"), 8)
-    task_check.refuse_more_than_fit(Command(("x",)), 200)
-    monkeypatch.setitem(pages, "SC_PHYS_PAGES", 100_000)
-    task_check.refuse_more_than_fit(TaskWork("catdog"), 1)
 
 
 def test_gpus_of_amd_count_on_this_machine(monkeypatch):

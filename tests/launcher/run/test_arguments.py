@@ -9,8 +9,9 @@ import pytest
 
 from rackrun.errors import UsageError
 from rackrun.launcher.remote.agent.torchrun import environment
-from rackrun.launcher.run.job import Command, Job, JobTemplate, TaskWork
+from rackrun.launcher.run.job import Command, Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.launcher.conftest import hostile
@@ -51,9 +52,9 @@ def test_another_launchers_variables_do_not_reach_torchrun(tmp_path, monkeypatch
 @pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])
 def test_a_variable_that_cannot_be_set_is_refused(pair):
     """What execve cannot carry is an error before anything starts."""
-    job = Job(Command(("x",)), RunFolder(Path("/x")), template=JobTemplate(environment=(pair,)))
+    job = Job(Command(("x",)), RunFolder(Path("/x")))
     with pytest.raises(UsageError):
-        make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
+        make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x", env=(pair,))], 1)
 
 
 def test_ranks_are_laid_out_in_the_order_of_hosts():
@@ -73,11 +74,8 @@ def test_ranks_are_laid_out_in_the_order_of_hosts():
 
 def test_the_network_device_of_a_host_is_set_unless_it_has_one(monkeypatch):
     """For gloo, and for NCCL by its exact name; a login's own variables and --env go before."""
-    job = Job(
-        Command(("x",)),
-        RunFolder(Path("/x")),
-        template=JobTemplate(environment=(("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5_0"))),
-    )
+    options = Options(env=("NCCL_DEBUG=WARN", "NCCL_IB_HCA=mlx5_0"))
+    job = Job(Command(("x",)), RunFolder(Path("/x")), options)
     host = PlannedHost("a", "a", 1, "/py", "/w", "/x", interface="eth1")
     variables = replace(host, env=(("NCCL_IB_HCA", "mlx5_1"),))
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.commands.node import detected_in, placement_here, with_free_port
+from rackrun.launcher.commands.node import detected_in, placement_here, spec_of, with_free_port
 from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.run.job import Command
-from rackrun.launcher.schedulers import find_placement
+from rackrun.launcher.run.plan import Plan, PlannedHost
+from rackrun.launcher.schedulers import Placement, find_placement
 from rackrun.launcher.schedulers.slurm import allocated, expand
 from tests.lab import warm
 from tests.lab.scheduler import recorded
@@ -21,12 +22,18 @@ ALONE = {"NNODES": "1"}
 WORK = Command(("python", "train.py"))
 
 
+def detected(placement: Placement, options: NodeOptions) -> tuple[dict[str, Any], Plan]:
+    """Return what a node would show of itself, whatever this machine is like."""
+    here = PlannedHost("here", "127.0.0.1", 1, "python", "/w", "/x")
+    return detected_in(placement, spec_of(placement, WORK, options), options, here)
+
+
 def planned(name: str) -> Any:
     """Return the node's placement and plan."""
     environment = recorded(name)
     nodes = find_placement(environment).nodes.value
     options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
-    result, plan = detected_in(placement_here(options, environment), WORK, options)
+    result, plan = detected(placement_here(options, environment), options)
     (host,) = plan.hosts
     return {
         "platform": result["platform"],
@@ -64,7 +71,7 @@ def test_a_single_node_shows_the_port_that_it_would_take():
     """A free one, whatever the scheduler's would be, unless --port names another."""
     single = with_free_port(placement_here(NodeOptions(), ALONE))
     assert single.port.origin == "free here"
-    _, plan = detected_in(single, WORK, NodeOptions())
+    _, plan = detected(single, NodeOptions())
     assert f"--master-port={single.port.value}" in plan.hosts[0].torchrun
     for name, options, origin in (
         ("by-hand", NodeOptions(port=4000), "--port"),

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.run.events import Opened
-from rackrun.launcher.run.job import Command, Job, Limits
+from rackrun.launcher.run.job import Command, Job
 from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector
 from rackrun.launcher.transport.local import LocalTransport, SocketChannel
