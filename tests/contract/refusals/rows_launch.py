@@ -106,18 +106,18 @@ ROWS = [
     Refusal("./run-local catdog --epochs -1", 64, "--epochs -1"),
     Refusal("./run-local imagenet --recipe fcv16", 64, ("fcv16", "ffcv16?")),
     *(
-        Refusal(f"./run-local {way} catdog --device cpu {option}", 64, names)
-        for option, names in (
-            ("--synthetic --sink 5", "--sink"),
-            ("--synthetic --model resnet51", ("--model resnet51", "resnet50")),
-            ("--synthetic --cache /etc/passwd/c", "/etc/passwd"),
-            ("--synthetic --resume no-such-run", "--resume no-such-run"),
-            ("--data no-such-folder", "no-such-folder"),
+        Refusal(f"./run-local {way} catdog --device cpu {option}", code, names)
+        for option, code, names in (
+            ("--synthetic --sink 5", 64, "--sink"),
+            ("--synthetic --model resnet51", 64, ("--model resnet51", "resnet50")),
+            ("--synthetic --cache /etc/passwd/c", 78, ("/etc/passwd", "--cache")),
+            ("--synthetic --resume no-such-run", 64, "--resume no-such-run"),
+            ("--data no-such-folder", 64, "no-such-folder"),
         )
         for way in ("", "--dry-run")
     ),
     *(
-        Refusal("./run-local catdog --device cpu --data https://127.0.0.1:1/", 64,
+        Refusal("./run-local catdog --device cpu --data https://127.0.0.1:1/", 65,
                 f"{variable}=/no/such", env={variable: "/no/such"})
         for variable in ("RACKRUN_CA", "RACKRUN_CREDENTIALS")
     ),
@@ -136,7 +136,7 @@ ROWS = [
     Refusal("rackrun stop --force=maybe a", 64, ("--force", "rackrun stop --help")),
     Refusal("./run-ssh --hosts-needed 1 --gpus-needed 1 hosts.txt", 64, "--gpus-needed 1", HOSTS),
     Refusal("./run-ssh -H gpu01 hosts.txt -- true", 64, "./run-ssh hosts.txt -- true", HOSTS),
-    Refusal("./run-local --python /no/such -- true", 64, "--python /no/such"),
+    Refusal("./run-local --python /no/such -- true", 78, ("/no/such", "--python")),
     Refusal("./run-local --runs file -- true", 74, ("file", "--runs FOLDER"), {"file": ""}),
     Refusal("./run-ray --address head -- true", 64, ("--address head", "HOST:PORT")),
     # Options of other launchers that mean nothing here.

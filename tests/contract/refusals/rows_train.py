@@ -217,7 +217,7 @@ RANKS = [
     ),
     *(
         Refusal(
-            f"rackrun local --python ./bare catdog --data data {options}", 64, ("bare", package),
+            f"rackrun local --python ./bare catdog --data data {options}", 78, ("bare", package),
             DATA | BARE,
         )
         for package, options in (
