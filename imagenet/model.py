@@ -15,24 +15,6 @@ FEWEST_BLURRED = 16  # channels; the image itself is not blurred
 GRID = 32  # sides of training images are multiples of it (pixels)
 
 
-class BlurredConv(nn.Module):
-    """A strided convolution after a small fixed blur (Zhang, 2019, arXiv:1904.11486)."""
-
-    def __init__(self, convolution: nn.Conv2d) -> None:
-        super().__init__()
-        self.convolution = convolution
-        line = torch.tensor([0.25, 0.5, 0.25])
-        kernel = torch.outer(line, line).repeat(convolution.in_channels, 1, 1, 1)
-        self.register_buffer("kernel", kernel, persistent=False)  # float (channels, 1, 3, 3)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        """Blur, then convolve: float (B, C, S, S) -> (B, C2, S/stride, S/stride)."""
-        kernel = self.get_buffer("kernel").to(features.dtype)
-        blurred = conv2d(features, kernel, padding=1, groups=len(kernel))
-        output: torch.Tensor = self.convolution(blurred)
-        return output
-
-
 def build(config: ImageNet, classes: int) -> nn.Module:
     """Build the model that the settings name; UsageError for sizes that it cannot have."""
     if takes_one_size(config.model) and (problem := config.two_sizes()):
@@ -46,14 +28,25 @@ def build(config: ImageNet, classes: int) -> nn.Module:
     return model
 
 
-def blur_halvings(module: nn.Module) -> None:
-    """Put a blur before every convolution below that has a stride, but for the first layer's."""
-    for name, child in module.named_children():
-        if isinstance(child, nn.Conv2d):
-            if max(child.stride) > 1 and child.in_channels >= FEWEST_BLURRED:
-                setattr(module, name, BlurredConv(child))
-        else:
-            blur_halvings(child)
+def blur_halvings(model: nn.Module) -> None:
+    """Blur what every strided convolution takes, but the first layer's (Zhang, 2019, 1904.11486).
+
+    The weights keep their names: those of a model without blur can be loaded.
+    """
+    line = torch.tensor([0.25, 0.5, 0.25])
+    for layer in model.modules():
+        if not isinstance(layer, nn.Conv2d):
+            continue
+        if max(layer.stride) > 1 and layer.in_channels >= FEWEST_BLURRED:
+            kernel = torch.outer(line, line).repeat(layer.in_channels, 1, 1, 1)
+            layer.register_buffer("blur", kernel, persistent=False)  # float (channels, 1, 3, 3)
+            layer.register_forward_pre_hook(_blurred)
+
+
+def _blurred(layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
+    # float (B, channels, S, S) -> the same
+    kernel = layer.get_buffer("blur").to(inputs[0].dtype)
+    return conv2d(inputs[0], kernel, padding=1, groups=len(kernel))
 
 
 def transforms(config: ImageNet, epoch: int) -> Transforms:

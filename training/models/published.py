@@ -8,6 +8,8 @@ densenet121-a639ec97.pth, and it is held against them whenever it is used.
 import hashlib
 import re
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,6 +26,7 @@ from rackrun.training.ranks import Ranks
 URL = re.compile(r"https?://[^/\s]+/\S+")
 DIGEST = re.compile(r"[\w.+-]+-([0-9a-f]{8,64})\.[a-z]+")
 SECONDS = 60  # without an answer
+MEETING_SECONDS = 0.1  # between two exchanges
 
 
 def downloaded_weights(given: str, model: str, ranks: Ranks) -> Path:
@@ -62,14 +65,18 @@ def _of_timm(name: str, ranks: Ranks) -> Path:
 
 def _cached(url: str, ranks: Ranks) -> Path:
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(url).path).name
+    with ThreadPoolExecutor(1) as pool:
+        bringing = pool.submit(bring, url, path) if ranks.writes else None
+        # All meet again and again: a download may take longer than an exchange may wait.
+        while ranks.all_reduce_max(int(bringing is not None and not bringing.done())):
+            time.sleep(MEETING_SECONDS)
     problem: Problem | None = None
-    if ranks.writes:
-        try:
-            bring(url, path)
-        except Problem as error:
-            problem = error
-    # The others wait here for a download, as long as an exchange may take: 20 minutes.
-    if ranks.all_reduce_max(problem is not None):
+    try:
+        if bringing:
+            bringing.result()
+    except Problem as error:
+        problem = error
+    if ranks.all_reduce_max(int(problem is not None)):
         raise problem or SaveError(f"--weights {url}: not on every host")
     return path
 
