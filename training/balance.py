@@ -1,7 +1,7 @@
 """Images by speed (--balance auto): ranks get images in proportion to how fast they compute them.
 
 With requests, all ranks learn how long forward and backward of each of them took in the steps that
-have ended last (training.step_exchange). From these numbers all find the same cut. It holds
+have ended last (training.stop_requests). From these numbers all find the same cut. It holds
 some steps later, of which no loader worker has begun anything.
 
 A cut moves when the slowest rank would be done so much earlier that chance does not explain it.

@@ -25,6 +25,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling
 from rackrun.training.data.interface import Data
+from rackrun.training.data.samples import Batch
 from rackrun.training.divergence import check_finite
 from rackrun.training.lines import (
     Pace,
@@ -144,6 +145,21 @@ class Log:
             epoch_step=step - epoch * epoch_steps,
             epoch_steps=epoch_steps,
         )
+
+    def note_rows(self, step: int, batch: Batch) -> None:
+        """Write the rows of this rank's batch where RACKRUN_NOTE_ROWS is set, which tests do.
+
+        To rows/rank-N.jsonl, before the step is computed: it may count although this rank is killed
+        a moment later. A step that is lost is trained again, and has a newer line of each rank.
+        """
+        if variables.NOTE_ROWS not in os.environ or batch.rows is None:
+            return
+        rank, world = self._ranks.rank, self._ranks.world
+        noted = {"step": step, "world": world, "rank": rank, "rows": batch.rows.tolist()}
+        path = self.folder.path / "rows" / f"rank-{rank}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(json.dumps({"time": time.time(), **noted}) + "\n")
 
     def show(self, text: str) -> None:
         """Print progress where no launcher shows it; on a terminal the next line replaces it."""

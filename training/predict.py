@@ -171,12 +171,14 @@ def _files(given: str) -> list[str]:
 
 def predictions(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterator[Prediction]:
     """Yield the prediction for each file, in order."""
+    from rackrun.training.camera_files import for_prediction
+
     remaining = iter(paths)
     while batch := list(islice(remaining, BATCH)):
         pixels, errors = [], dict[int, str]()
         for number, path in enumerate(batch):
             try:
-                pixels.append(trained.transforms.for_prediction(Path(path).read_bytes()))
+                pixels.append(for_prediction(trained.transforms, Path(path).read_bytes()))
             except OSError as refused:
                 errors[number] = f"cannot be read: {refused.strerror}"
             except DataError as refused:

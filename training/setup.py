@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 
@@ -47,14 +47,12 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.
         located, remarks = pinned(config, earlier, ranks)
         transforms = task.for_workers(config)
-        with closing(
-            open_data(located, ranks, transforms, task.name, task.synthetic_classes)
-        ) as data:
-            if not data.has_evaluation:
-                config = without_evaluation(config)
-            run = TrainingRun(task, config, ranks, requests, compute, data, earlier)
-            run.version_remarks = remarks
-            yield run
+        data = open_data(located, ranks, transforms, task.name, task.synthetic_classes)
+        if not data.has_evaluation:
+            config = without_evaluation(config)
+        run = TrainingRun(task, config, ranks, requests, compute, data, earlier)
+        run.version_remarks = remarks
+        yield run
 
 
 class TrainingRun:

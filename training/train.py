@@ -37,13 +37,11 @@ from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
-from rackrun.training.run.noted_rows import note_rows
 from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, check_scaled_lr, due
 from rackrun.training.setup import TrainingRun, started
-from rackrun.training.step_exchange import StepExchange
 from rackrun.training.step_times import StepTimes
-from rackrun.training.stop_requests import SAVE
+from rackrun.training.stop_requests import SAVE, StepExchange
 from rackrun.training.stragglers import Stragglers
 from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
 from rackrun.training.trace import trace_remark, traced
@@ -162,7 +160,7 @@ class Trainer:
             log.train()
             for batch in self.times.watched(islice(batches, epoch_end - state.step)):
                 self.exchange.begin()  # travels while this step computes
-                note_rows(log.folder.path, self.ranks, state.step, batch)
+                log.note_rows(state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
                 samples = self.data.samples_in(state.step)

@@ -22,6 +22,7 @@ from rackrun.runs import final_weights
 from rackrun.shapes import Misshapen, at_most, shaped
 from rackrun.terminal import clean, one_line, say
 from rackrun.training import checkpoint
+from rackrun.training.camera_files import for_prediction
 from rackrun.training.config import Config
 from rackrun.training.data.decode import Pixels
 from rackrun.training.data.transforms import Transforms
@@ -29,6 +30,7 @@ from rackrun.training.differences import table_differences
 from rackrun.training.evaluation import answers
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
+from rackrun.training.settings.classes import named_classes
 from rackrun.training.settings.published import PublishedWeights
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
@@ -67,7 +69,9 @@ class Trained:
         They are turned upright by their EXIF, and HEIC is read, as in a conversion of own images.
         There are none of an image for which the model's output is not finite.
         """
-        return self.predict_pixels([self.transforms.for_prediction(data) for data in images], top_k)
+        return self.predict_pixels(
+            [for_prediction(self.transforms, data) for data in images], top_k
+        )
 
     def predict_pixels(self, pixels: Sequence[Pixels], top_k: int) -> list[dict[str, float]]:
         """Return the same for images as evaluation sees them: uint8 (side, side, channels) each."""
@@ -99,7 +103,7 @@ def published_model(model: str, published: PublishedWeights) -> Trained:
 
     SaveError unless the file has a row of the last layer for each class.
     """
-    names, path = published.class_names(), Path(published.weights)
+    names, path = [*named_classes(published.classes)], Path(published.weights)
     source = require_task("classify")
     task = task_of(source)
     settings: Any = recipes_of(source)["default"]

@@ -8,6 +8,7 @@ from rackrun.convert.images.info import inspect
 from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
+from rackrun.training.camera_files import for_prediction
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
 from tests.lab.data import encoded, photograph
@@ -27,8 +28,8 @@ def test_what_a_conversion_changed_is_done_again(preset, form):
     stored, _ = Treatment(preset, upright=True).encoded(data, source)
     repeating = Transforms(24, short_side=28, conversion=preset)
     plain = Transforms(24, short_side=28)
-    assert np.array_equal(repeating.for_prediction(data), plain.for_evaluation(stored))
-    assert not np.array_equal(repeating.for_prediction(data), plain.for_prediction(data))
+    assert np.array_equal(for_prediction(repeating, data), plain.for_evaluation(stored))
+    assert not np.array_equal(for_prediction(repeating, data), for_prediction(plain, data))
 
 
 def test_images_that_a_conversion_left_lying_are_not_turned():
@@ -36,7 +37,7 @@ def test_images_that_a_conversion_left_lying_are_not_turned():
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(PHOTO, quality=95, exif=exif)
-    assert np.array_equal(Transforms(40, upright=False).for_prediction(data), decode(data))
+    assert np.array_equal(for_prediction(Transforms(40, upright=False), data), decode(data))
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,12 @@ def test_images_that_a_conversion_left_lying_are_not_turned():
 def test_malformed_exif_turns_nothing(exif):
     """Such a file counts as upright."""
     data = encoded(PHOTO, quality=95, exif=exif)
-    assert np.array_equal(WHOLE.for_prediction(data), decode(data))
+    assert np.array_equal(for_prediction(WHOLE, data), decode(data))
 
 
 def test_one_that_is_too_large_is_refused():
     """Before its pixels are unpacked; 100 times as long as wide is the most."""
     data = encoded(Image.new("L", (101, 1)), "TIFF")
     with pytest.raises(DataError, match="100 times longer than wide"):
-        WHOLE.for_prediction(data)
-    WHOLE.for_prediction(encoded(Image.new("L", (1, 100)), "TIFF"))
+        for_prediction(WHOLE, data)
+    for_prediction(WHOLE, encoded(Image.new("L", (1, 100)), "TIFF"))

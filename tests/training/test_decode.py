@@ -17,7 +17,7 @@ from torchvision.transforms.functional import resized_crop as reference_crop
 
 from rackrun.errors import DataError
 from rackrun.training.data import decode as decoder
-from rackrun.training.data.decode import Box, Region, crop_of, decode, draw_box, whole
+from rackrun.training.data.decode import Box, Region, decode, draw_box, region_of, whole
 from tests.lab.data import encoded, photograph
 
 # Mean absolute difference to the reference, in gray levels of 255:
@@ -36,7 +36,7 @@ def reference(data: bytes) -> Image.Image:
 
 def crop(data: bytes, choose: Callable[[int, int], Box], side: float) -> Region:
     """Return the pixels of a part of an image."""
-    return crop_of(data, choose, side).decoded()
+    return region_of(data, choose, side)
 
 
 def difference(ours: NDArray[np.uint8], image: Image.Image) -> float:

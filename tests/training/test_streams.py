@@ -20,8 +20,7 @@ from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
-from rackrun.training.step_exchange import StepExchange
-from rackrun.training.stop_requests import StopRequests
+from rackrun.training.stop_requests import StepExchange, StopRequests
 from rackrun.training.train import Trainer
 
 CPU = torch.device("cpu")

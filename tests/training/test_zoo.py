@@ -7,6 +7,7 @@ from rackrun.convert.images.info import inspect
 from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
+from rackrun.training.camera_files import for_prediction
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
 from tests.lab.zoo import SIDE, is_alike, zoo
@@ -23,7 +24,7 @@ def test_a_file_is_shown_upright(name):
     source = inspect(data, "", foreign_formats())
     stored, _ = Treatment(Preset(), upright=True).encoded(data, source)
     assert is_alike(decode(stored), shown)
-    predicted = WHOLE.for_prediction(data)
+    predicted = for_prediction(WHOLE, data)
     assert np.array_equal(predicted, shown) if name.endswith(EXACT) else is_alike(predicted, shown)
 
 
@@ -31,5 +32,5 @@ def test_a_file_is_shown_upright(name):
 def test_a_broken_file_is_refused(name):
     """With one line, whichever of the formats it is of, or none of them."""
     with pytest.raises(DataError) as refusal:
-        WHOLE.for_prediction(ZOO[name].data)
+        for_prediction(WHOLE, ZOO[name].data)
     assert "\n" not in str(refusal.value)

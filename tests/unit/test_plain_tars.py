@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of, with_joined_data
 from rackrun.errors import DataError, UsageError
 from rackrun.shards import tar_streams
-from rackrun.training.data.tars import Labels, TarPart, named_classes, part_of, samples_in
+from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
+from rackrun.training.settings.classes import named_classes
 from tests.lab.foreign import tar
 
 PIECE_BYTES = 1 << 13

@@ -1,6 +1,6 @@
 """Turn the bytes of an image into pixels: choose a part, decode it, resize it.
 
-    bytes -> Crop -> Region, uint8 (h, w, 3) -> uint8 (size, size, 3)
+    bytes -> Region, uint8 (h, w, 3) -> uint8 (size, size, 3)
 
 A JPEG is decoded by libjpeg-turbo, and only as far as the crop asks: the image ends at the
 crop's last row, and a crop that is several times larger than what is wanted is decoded at a half,
@@ -76,59 +76,21 @@ class Box(NamedTuple):
 Choice = Callable[[int, int], Box]  # (width, height) of an image -> the part of it
 
 
-class Crop(NamedTuple):
-    """A part of an image that is chosen, and not decoded yet."""
-
-    data: bytes
-    box: Box
-    held_bytes: int
-    """Bytes of memory that decoding for it takes."""
-    frame: Frame | None = None
-    """The frame of a JPEG that libjpeg-turbo decodes."""
-    shrink: int = 1
-    rows: int = 0
-
-    def decoded(self) -> "Region":
-        """Return its pixels; DataError if the image is damaged."""
-        pixels = self._with_turbo(self.frame) if self.frame else None
-        if pixels is None:
-            return Region.cut(_with_pillow(self.data), self.box, 1)
-        return Region.cut(pixels, self.box, self.shrink)
-
-    def _with_turbo(self, frame: Frame) -> Pixels | None:
-        data: bytes | bytearray = self.data
-        is_cut = self.rows < frame.height and has_end(self.data)
-        if is_cut:
-            # Decoders stop at the height in the header. To a strict one, the rest would be damage.
-            data = bytearray(data)
-            data[frame.height_at : frame.height_at + 2] = self.rows.to_bytes(2, "big")
-        height = self.rows if is_cut else frame.height
-        try:
-            pixels: Pixels = simplejpeg.decode_jpeg(
-                data,
-                min_height=-(-height // self.shrink),
-                min_width=-(-frame.width // self.shrink),
-                min_factor=self.shrink,
-                strict=not is_cut,
-            )
-        except ValueError:  # libjpeg-turbo refuses
-            return None
-        return pixels
-
-
 class Region(NamedTuple):
     """The pixels of a box, at a whole fraction of their resolution."""
 
     pixels: Pixels
     box: Box
     shrink: int
+    held_bytes: int
+    """Of memory, by what was decoded for it."""
 
     @classmethod
     def cut(cls, pixels: Pixels, box: Box, shrink: int) -> "Region":
         """Return the pixels under the box, out of the image at 1/shrink of its size."""
         top, left = box.top // shrink, box.left // shrink
         bottom, right = -(-(box.top + box.height) // shrink), -(-(box.left + box.width) // shrink)
-        return cls(pixels[top:bottom, left:right], box, shrink)
+        return cls(pixels[top:bottom, left:right], box, shrink, pixels.nbytes)
 
     def resized(
         self, size: int, interpolation: Interpolation = "bilinear", out: Pixels | None = None
@@ -172,30 +134,34 @@ class Region(NamedTuple):
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
 
 
-def crop_of(data: bytes, choose: Choice, side: float) -> Crop:
-    """Choose a part by the header, to be decoded no finer than a result of `side` pixels needs.
+def region_of(data: bytes, choose: Choice, side: float) -> Region:
+    """Choose a part by the header, and decode it no finer than a result of `side` pixels needs.
 
-    DataError if the file is no image, or too large.
+    DataError if the file is no image, damaged, or too large.
     """
     frame = jpeg_frame(data)
     may_be_progressive = not (frame and frame.one_scan) and data[:2] == START
     if may_be_progressive and (scan_count := scans(data)) > MAX_SCANS:  # it would hold up a step
         raise DataError(f"a JPEG of {scan_count} scans; at most {MAX_SCANS} are read")
     if frame is None:
-        width, height = _opened(data).size
-        return Crop(data, choose(width, height), 3 * width * height)
+        image = _opened(data)
+        box = choose(*image.size)
+        return Region.cut(_with_pillow(image), box, 1)
     check_size(frame.width, frame.height)
     box = choose(frame.width, frame.height)
     # A crop decoded at the greatest of these divisors still has FINE times the wanted resolution.
     spare = min(box.width, box.height) / (FINE * side)
     shrink = next((divisor for divisor in (8, 4, 2) if spare >= divisor), 1)
     rows = min(frame.height, box.top + box.height + MARGIN * shrink)
-    return Crop(data, box, 3 * frame.width * rows // shrink**2, frame, shrink, rows)
+    pixels = _with_turbo(data, frame, rows, shrink)
+    if pixels is None:
+        return Region.cut(_with_pillow(_opened(data)), box, 1)
+    return Region.cut(pixels, box, shrink)
 
 
 def decode(data: bytes) -> Pixels:
     """Return the whole image, uint8 (height, width, 3); DataError if it is damaged or too large."""
-    return crop_of(data, whole, math.inf).decoded().pixels
+    return region_of(data, whole, math.inf).pixels
 
 
 def whole(width: int, height: int) -> Box:
@@ -248,9 +214,29 @@ def check_size(width: int, height: int) -> None:
         )
 
 
-def _with_pillow(data: bytes) -> Pixels:
+def _with_turbo(data: bytes, frame: Frame, rows: int, shrink: int) -> Pixels | None:
+    """Return the first rows of a JPEG at 1/shrink of its size; None where libjpeg-turbo refuses."""
+    is_cut, stored = rows < frame.height and has_end(data), bytearray()
+    if is_cut:
+        # Decoders stop at the height in the header. To a strict one, the rest would be damage.
+        stored += data
+        stored[frame.height_at : frame.height_at + 2] = rows.to_bytes(2, "big")
+    height = rows if is_cut else frame.height
+    try:
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            stored if is_cut else data,
+            min_height=-(-height // shrink),
+            min_width=-(-frame.width // shrink),
+            min_factor=shrink,
+            strict=not is_cut,
+        )
+    except ValueError:
+        return None
+    return pixels
+
+
+def _with_pillow(image: Image.Image) -> Pixels:
     # The one place that decides what is no image: whatever another decoder refuses comes here.
-    image = _opened(data)
     try:
         image.load()
     except PILLOW_ERRORS as error:

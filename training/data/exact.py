@@ -1,42 +1,20 @@
-"""Read samples in a planned order: in exact epochs each once, for any number of ranks and workers.
+"""The steps of exact epochs: every sample once, for any number of ranks and workers.
 
-    Steps    StepPart: the rows that this rank trains on, step after step
-    Reader   FilledSlot: their images decoded into a slot, by the loader worker whose turn it is
-    slots    Batch: what lies in the slot
-
-The position of a run is one integer, the step. The transforms of a sample follow from seed, epoch
-and its position in the epoch: not from the rank, the worker, or where the run was interrupted.
+The position of a run is one integer, the step.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from typing import NamedTuple
 
 import numpy as np
-from torch.utils.data import Dataset
 
-from rackrun.errors import Problem
 from rackrun.training.data.choice import Choice
 from rackrun.training.data.order import MOST_SHARE, Cut, Rows, epoch_order
 from rackrun.training.data.pool import SamplePool
-from rackrun.training.data.samples import Quarantine, filled
-from rackrun.training.data.slots import FilledSlot, Slots
-from rackrun.training.data.transforms import TransformsOfEpoch
+from rackrun.training.data.reader import Part
 from rackrun.training.settings.data import DataSettings
-
-
-class StepPart(NamedTuple):
-    """The samples of a step that a rank trains on."""
-
-    number: int
-    """The number of the step, counted from the first one of this start."""
-    epoch: int
-    first: int
-    """The position in the epoch of the first of them."""
-    rows: Rows
-    """Positions in the index."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +69,7 @@ class Steps:
         places = np.arange(repeated.size)
         return repeated[np.lexsort((places % self.repeats, places // self.batch))]
 
-    def of_rank(self, rank: int, start: int, cut: Callable[[int], Cut]) -> Iterator[StepPart]:
+    def of_rank(self, rank: int, start: int, cut: Callable[[int], Cut]) -> Iterator[Part]:
         """Yield the part of one rank of each step from one on, without end."""
         begun = start // self.epoch_steps
         with ThreadPoolExecutor(1) as planner:  # plans an epoch while the one before it trains
@@ -103,48 +81,4 @@ class Steps:
                     samples = self.samples_in(step)
                     edges = (step - first) * self.batch + cut(step).edges(samples)
                     begin, end = int(edges[rank]), int(edges[rank + 1])
-                    yield StepPart(step - start, epoch, begin, order[begin:end])
-
-
-@dataclass(frozen=True)
-class Reader(Dataset[FilledSlot | Problem]):
-    """What loader workers read with: it gives the batch of a part of a step."""
-
-    config: DataSettings
-    pool: SamplePool
-    transforms: TransformsOfEpoch
-    slots: Slots
-    quarantine: Quarantine
-
-    def __getitem__(self, part: StepPart) -> FilledSlot | Problem:
-        try:
-            return self._filled(part)
-        except Problem as problem:  # as a value, it reaches the rank without a worker's traceback
-            return problem
-
-    def _filled(self, part: StepPart) -> FilledSlot:
-        transforms, seed = self.transforms(part.epoch), (self.config.seed, part.epoch)
-        shape = transforms.training_shape
-        images = self.slots.images(part.number, len(part.rows), shape)
-        by_row = np.argsort(part.rows, kind="stable")  # neighbours are read at once
-        samples = zip(
-            (by_row + part.first).tolist(), self.pool.samples(part.rows[by_row]), strict=True
-        )
-        kept = filled(
-            images,
-            samples,
-            transforms,
-            seed,
-            self.quarantine,
-            by_row.tolist(),
-        )
-        kept.sort()
-        return FilledSlot(
-            part.number,
-            shape,
-            [sample.label for sample in kept],
-            self.quarantine.news(),
-            [(sample.shard, sample.key) for sample in kept],
-            indices := [sample.batch_index for sample in kept],
-            part.rows[indices],
-        )
+                    yield Part(step - start, epoch, begin, order[begin:end])

@@ -20,8 +20,6 @@ class Data(ABC):
     """Name of the data set."""
     digest: str
     """The identity of the data set, whatever its name."""
-    versions: dict[str, str]
-    """The digest of each folder that is read, by its location."""
     epoch_steps: int
     """Steps that make an epoch."""
     batch: int
@@ -36,13 +34,15 @@ class Data(ABC):
     """What the conversion changed in the images."""
     upright: bool = True
     """Whether it turned them upright by their EXIF."""
-    cache: CacheFiller
-    """What fetches the data into the cache of this host."""
     lead: int = 0
     """Steps after the current one of which something may be read: they stay cut as they were."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._cuts = [Cut.even(ranks.world)]  # the newest one last
+        self.versions: dict[str, str] = {}
+        """The digest of each folder that is read, by its location."""
+        self.cache = CacheFiller((), ())
+        """What fetches the data into the cache of this host."""
 
     @abstractmethod
     def training(self, start: int) -> Iterator[Batch]:
@@ -52,13 +52,16 @@ class Data(ABC):
     def evaluation(self) -> Iterator[Batch]:
         """Yield this rank's part of the validation samples: all ranks together have each once."""
 
-    @abstractmethod
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
-        """Return validation images to look at: those of these rows, or some at even distances."""
+        """Return validation images to look at: those of these rows, or some at even distances.
 
-    @abstractmethod
+        None where no index says where an image is.
+        """
+        return None
+
     def class_sizes(self) -> Numbers:
-        """Return the samples of each class in an epoch of training."""
+        """Return the samples of each class in an epoch of training; 1 each where nobody knows."""
+        return np.ones(len(self.classes), np.int64)
 
     def evaluated_sizes(self) -> Numbers:
         """Return the evaluated samples of each class."""
@@ -75,6 +78,3 @@ class Data(ABC):
     def recut(self, cut: Cut) -> None:
         """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
         self._cuts.append(cut)
-
-    def close(self) -> None:  # noqa: B027
-        """End loader workers that outlast the iterators of their batches."""

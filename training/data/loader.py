@@ -1,6 +1,6 @@
 """Run the processes that make a rank's batches, bring batches to the device, and wait for them.
 
-    loaded -> on_device -> first_batch, waits_reported -> the training loop
+    loaded -> Ring.batch -> on_device -> first_batch, waits_reported -> the training loop
 
 No step is taken on any rank before every rank has its first batch. A host that cannot read its data
 then ends the run with its own error and its own name, rather than as a peer that others wait for in
@@ -10,6 +10,7 @@ hangs.
 """
 
 import atexit
+import math
 import multiprocessing
 import signal
 import socket
@@ -17,7 +18,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import repeat
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
@@ -28,8 +28,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from rackrun.contract import phases
 from rackrun.errors import DataError, Problem
-from rackrun.training.data.samples import Batch
-from rackrun.training.data.slots import AHEAD, HELD
+from rackrun.training.data.reader import Part
+from rackrun.training.data.ring import AHEAD, HELD, Filled, Ring
+from rackrun.training.data.samples import Batch, Quarantine
+from rackrun.training.data.transforms import Shape
 from rackrun.training.data.worker_server import CONTEXT, end_workers, worker_init
 from rackrun.training.ranks import Ranks, usual_workers
 from rackrun.training.settings.data import DataSettings
@@ -47,30 +49,48 @@ def worker_count(config: DataSettings, ranks: Ranks) -> int:
     return config.workers if config.workers >= 0 else usual_workers(ranks)
 
 
+class Loader:
+    """The loader workers of a rank, and what all of its batches have in common."""
+
+    def __init__(self, config: DataSettings, ranks: Ranks) -> None:
+        self.config, self.ranks = config, ranks
+        self.workers = worker_count(config, ranks)
+        self.quarantine = Quarantine(config)
+
+    def ring(self, samples: int, *shapes: Shape) -> Ring:
+        """Return memory for batches of this many samples, of images of any of these shapes."""
+        return Ring(self.workers, samples, max(map(math.prod, shapes)), self.ranks.device)
+
+    def batches(
+        self,
+        dataset: "Dataset[Filled | Problem]",
+        ring: Ring,
+        parts: Iterable[Part] | None = None,
+    ) -> Iterator[Batch]:
+        """Yield on the device what workers write into the ring: of these parts, or their own."""
+        filled = loaded(dataset, self.workers, parts)
+        return self.quarantine.counted(on_device(map(ring.batch, filled), self.ranks.device))
+
+
 def loaded(
-    dataset: "Dataset[Item | Problem]",
-    workers: int,
-    pin: bool = False,
-    requests: Iterable[Any] | None = None,
+    dataset: "Dataset[Item | Problem]", workers: int, requests: Iterable[Any] | None = None
 ) -> Generator[Item]:
     """Yield the items of a data set from worker processes; raise a worker's Problem here.
 
-    With `pin`, tensors in them are copied to memory that a GPU reads by itself. `requests` are what
-    the data set is asked for, by default its numbers in order.
+    `requests` are what the data set is asked for, by default its numbers in order.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # the user may ask for more than the cores
         items = iter(
             DataLoader(
                 dataset,
-                batch_size=None,  # an item of the data set is a batch already, or a share of one
+                batch_size=None,  # an item of the data set is a batch already
                 sampler=requests,
                 num_workers=workers,
                 multiprocessing_context=CONTEXT if workers else None,
                 worker_init_fn=worker_init,
                 collate_fn=_as_it_is,  # arrays stay arrays: each tensor would get shared memory
                 prefetch_factor=AHEAD if workers else None,
-                pin_memory=pin,
             )
         )
     processes = multiprocessing.active_children()  # now: a dead one is not among them later
@@ -83,18 +103,6 @@ def loaded(
         raise _lost_worker(processes) or error from None
     finally:
         del items  # ends the workers, though a traceback may keep this frame for long
-
-
-def with_problems(items: Iterator[Item]) -> Generator[Item | Problem]:
-    """Yield items, and a Problem as a value: it reaches the rank without a worker's traceback.
-
-    It is yielded over and over. The turns of a worker that ended would go to others, which would be
-    ahead of the rank by more than AHEAD items, and overwrite what it still reads.
-    """
-    try:
-        yield from items
-    except Problem as problem:
-        yield from repeat(problem)
 
 
 def _lost_worker(processes: Sequence[BaseProcess]) -> Problem | None:

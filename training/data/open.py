@@ -20,9 +20,9 @@ from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training.data.choice import chosen
-from rackrun.training.data.exact import Reader, Steps
+from rackrun.training.data.exact import Steps
 from rackrun.training.data.interface import Data
-from rackrun.training.data.loader import loaded, on_device, worker_count
+from rackrun.training.data.loader import Loader, on_device
 from rackrun.training.data.plain import PlainData
 from rackrun.training.data.pool import (
     TRAIN,
@@ -31,10 +31,11 @@ from rackrun.training.data.pool import (
     digest_of,
     sources_of,
 )
+from rackrun.training.data.reader import Reader
 from rackrun.training.data.resampled import IndexedShards, resampled_batches
-from rackrun.training.data.samples import Batch, Quarantine
-from rackrun.training.data.slots import AHEAD, HELD, slots_for
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+from rackrun.training.data.ring import AHEAD, HELD
+from rackrun.training.data.samples import Batch
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 from rackrun.training.data.validation import Validation
 from rackrun.training.ranks import Numbers, Ranks, part_of
 from rackrun.training.settings.data import DataSettings
@@ -78,7 +79,8 @@ class StoredData(Data):
             )
         sources = sources_of(config)
         self._pool = SamplePool(sources)
-        self._validation = Validation(config, ranks, transforms, sources)
+        self._loader = Loader(config, ranks)
+        self._validation = Validation(self._loader, transforms, sources)
         fetched = sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
         self.cache = CacheFiller(fetched, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
         manifests = [source.manifest for source in sources]
@@ -88,8 +90,7 @@ class StoredData(Data):
         self.versions = {source.location: source.manifest.digest for source in sources}
         self.rows = self._pool.size
         self.has_evaluation = self._validation.has_evaluation
-        self._ranks = ranks
-        self._workers = worker_count(config, ranks)
+        self._transforms = transforms
 
     def evaluation(self) -> Iterator[Batch]:
         """Yield this rank's part of the validation set, in the order of the index."""
@@ -109,7 +110,6 @@ class Resampled(StoredData):
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
-        self._config, self._transforms = config, transforms
         samples = config.epoch_samples or self.rows
         self.epoch_steps = config.steps_per_epoch or max(samples // self.batch, 1)
 
@@ -117,15 +117,8 @@ class Resampled(StoredData):
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
         source = self._pool.sources[0]
         source.index(TRAIN)  # read here, once: workers get it with the source
-        batches = resampled_batches(
-            self._config,
-            IndexedShards(source),
-            self._transforms,
-            self._ranks,
-            self.epoch_steps,
-            start,
-        )
-        return self._validation.left_out.counted(batches)
+        shards = IndexedShards(source)
+        return resampled_batches(self._loader, shards, self._transforms, self.epoch_steps, start)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""
@@ -138,23 +131,21 @@ class Exact(StoredData):
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
-        self._config, self._transforms = config, transforms
         choice = chosen(config, self._pool.index["label"], self.classes)
         self._steps = Steps(self._pool, choice, config.seed, self.batch, config.aug_repeats)
         self.epoch_steps = self._steps.epoch_steps
-        most = ranks.all_reduce_max(self._workers) if ranks.connected else self._workers
+        workers = self._loader.workers
+        most = ranks.all_reduce_max(workers) if ranks.connected else workers
         self.lead = AHEAD * most + HELD
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on."""
-        config, ranks, transforms = self._config, self._ranks, self._transforms
-        largest, in_flight = self._steps.largest_part(ranks.world, config), AHEAD * self._workers
-        slots = slots_for(largest, transforms, config.epochs, in_flight, ranks.device)
-        reader = Reader(config, self._pool, transforms, slots, Quarantine(config))
-        parts = self._steps.of_rank(ranks.rank, start, self.cut)
-        filled_slots = loaded(reader, self._workers, requests=parts)
-        batches = map(slots.batch, filled_slots)
-        return self._validation.left_out.counted(on_device(batches, ranks.device))
+        loader, transforms = self._loader, self._transforms
+        config, ranks = loader.config, loader.ranks
+        largest = self._steps.largest_part(ranks.world, config)
+        ring = loader.ring(largest, *training_shapes(transforms, config.epochs))
+        reader = Reader(self._pool, transforms, ring, loader.quarantine, config.seed)
+        return loader.batches(reader, ring, self._steps.of_rank(ranks.rank, start, self.cut))
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the first epoch."""
@@ -177,10 +168,8 @@ class Synthetic(Data):
         super().__init__(ranks)
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = self.dataset = "synthetic"
-        self.versions = {}
         self.epoch_steps = config.steps_per_epoch or 100
         self.batch = self.rows = config.global_batch or config.batch_size * ranks.world
-        self.cache = CacheFiller((), ())
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (
             len(part_of(ranks, self.batch)),
@@ -201,11 +190,3 @@ class Synthetic(Data):
     def evaluation(self) -> Iterator[Batch]:
         """Yield the one batch, once."""
         yield self._batch
-
-    def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
-        """Return None: noise is not worth a look."""
-        return None
-
-    def class_sizes(self) -> Numbers:
-        """Return one sample of each class: labels of noise are drawn evenly."""
-        return np.ones(len(self.classes), np.int64)

@@ -3,7 +3,7 @@
     ResampledShards    {"url": the name of a shard}, endless
     samples            StoredSample: every sample of each; where there is an index, by its row
     shuffle            the same, mixed
-    batches            FilledSlot: images in a slot
+    Stream             batches in the ring (training.data.streams)
 
 Each loader worker of each rank draws its own, by the seed of the run, the step at which it
 started, the rank and the worker. So the same command draws the same samples, and a run that
@@ -16,28 +16,17 @@ was relabelled has its new label.
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import webdataset
-from torch.utils.data import IterableDataset, get_worker_info
 
-from rackrun.errors import Problem
 from rackrun.shards.source import Source
-from rackrun.training.data.loader import loaded, on_device, with_problems, worker_count
+from rackrun.training.data.loader import Loader
 from rackrun.training.data.pool import TRAIN
-from rackrun.training.data.samples import (
-    Batch,
-    Quarantine,
-    StoredSample,
-    filled,
-    stored_samples,
-)
-from rackrun.training.data.slots import AHEAD, FilledSlot, Slots, slots_for
-from rackrun.training.data.transforms import TransformsOfEpoch
-from rackrun.training.ranks import Ranks
-from rackrun.training.settings.data import DataSettings
+from rackrun.training.data.samples import Batch, Seed, StoredSample, stored_samples
+from rackrun.training.data.streams import Stream
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 
 
 class Shards(Protocol):
@@ -69,53 +58,39 @@ class IndexedShards(NamedTuple):
 
 
 def resampled_batches(
-    config: DataSettings,
-    shards: Shards,
-    transforms: TransformsOfEpoch,
-    ranks: Ranks,
-    epoch_steps: int,
-    start: int,
+    loader: Loader, shards: Shards, transforms: TransformsOfEpoch, epoch_steps: int, start: int
 ) -> Iterator[Batch]:
     """Yield a rank's batches from a step on, without end: other ones than from another step on."""
-    workers = worker_count(config, ranks)
-    slots = slots_for(config.batch_size, transforms, config.epochs, AHEAD * workers, ranks.device)
-    stream = ResampledStream(config, shards, transforms, slots, ranks.rank, epoch_steps, start)
-    return on_device(map(slots.batch, loaded(stream, workers)), ranks.device)
+    config = loader.config
+    ring = loader.ring(config.batch_size, *training_shapes(transforms, config.epochs))
+    rank = loader.ranks.rank
+    stream = Resampled(
+        config, ring, loader.quarantine, transforms, shards, rank, epoch_steps, start
+    )
+    return loader.batches(stream, ring)
 
 
 @dataclass(frozen=True)
-class ResampledStream(IterableDataset[FilledSlot | Problem]):
-    """A rank's endless stream of training batches, made by its loader workers in turn."""
+class Resampled(Stream):
+    """A rank's endless stream of training batches."""
 
-    config: DataSettings
     shards: Shards
-    transforms: TransformsOfEpoch
-    slots: Slots
     rank: int
     epoch_steps: int
     start: int
     """The first step."""
 
-    def __iter__(self) -> Iterator[FilledSlot | Problem]:
-        worker = get_worker_info()
-        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
-        return with_problems(self._batches(number, workers))
+    def seed(self, worker: int) -> Seed:
+        """Return the seed of what a loader worker draws."""
+        return self.config.seed, self.start, self.rank, worker
 
-    def _batches(self, worker: int, workers: int) -> Iterator[FilledSlot]:
-        config, quarantine = self.config, Quarantine(self.config)
-        seed = config.seed, self.start, self.rank, worker
-        samples = enumerate(self._samples(seed))
-        for number in count(worker, workers):
-            transforms = self.transforms((self.start + number) // self.epoch_steps)
-            shape = transforms.training_shape
-            images = self.slots.images(number, config.batch_size, shape)
-            kept = filled(images, samples, transforms, seed, quarantine)
-            labels = [each.label for each in kept]
-            keys = [(each.shard, each.key) for each in kept]
-            yield FilledSlot(number, shape, labels, quarantine.news(), keys)
+    def transforms_of(self, number: int) -> Transforms:
+        """Return those of the epoch that a batch is in."""
+        return self.transforms((self.start + number) // self.epoch_steps)
 
-    def _samples(self, seed: tuple[int, ...]) -> Iterator[StoredSample]:
-        first, second = np.random.SeedSequence(seed).generate_state(2).tolist()
+    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
+        """Yield the samples that a loader worker draws."""
+        first, second = np.random.SeedSequence(self.seed(worker)).generate_state(2).tolist()
         names, buffer = list(self.shards.names), self.config.shuffle_buffer
         return iter(
             webdataset.DataPipeline(

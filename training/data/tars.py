@@ -7,22 +7,21 @@ headers are damaged, is noticed by its end; an image that is damaged, if it cann
 from __future__ import annotations
 
 import io
-import re
 import tarfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 from rackrun.commands import called
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.shapes import Misshapen, parsed_json
 from rackrun.shards.samples import Sample
 from rackrun.shards.tar_streams import Stream, opened
 from rackrun.terminal import clean, one_line
 from rackrun.training.data.samples import StoredSample
+from rackrun.training.settings.classes import NUMBER
 
 NOT_VERIFIED = (
     "no index: tars that are cut short and images that do not decode are noticed, other changed"
@@ -35,8 +34,6 @@ MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, 1 << 2
 BLOCK = 512
 READ_BYTES = 128 * BLOCK  # at once
 MOST_HEADER_BYTES = 1 << 20  # before a member, with the long names and attributes of pax
-NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
-MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -72,27 +69,6 @@ class Labels:
                 clean(f"{where}: {one_line(name)[:60]!r} is none of {len(self.classes):,} classes")
             )
         return number
-
-
-def named_classes(path: str) -> tuple[str, ...]:
-    """Return the classes of a file, a name per line; UsageError for what may mean two things."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"--classes {path}: cannot be read: {why}") from None
-    names = tuple(line.strip() for line in lines)
-    if not names or len(set(names)) < len(names) or not all(map(str.isprintable, names)):
-        raise UsageError(f"--classes {path}: each line needs a different name")
-    if "" in names or len(names) > MOST_CLASSES:
-        raise UsageError(f"--classes {path}: an empty line, or more than {MOST_CLASSES:,}")
-    for number, name in enumerate(names):
-        if NUMBER.fullmatch(name) and name != str(number):
-            raise UsageError(
-                f"--classes {path}: is {name} class {number}, in whose line it stands, or class"
-                f" {name}? give names that are no numbers"
-            )
-    return names
 
 
 class TarPart(NamedTuple):

@@ -8,7 +8,7 @@ plain numbers, so that final.pt can hold it and `predict` can repeat it.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
@@ -17,14 +17,12 @@ import torch
 from rackrun.errors import UsageError
 from rackrun.shapes import Misshapen, Real, at_most, between
 from rackrun.shards.resize import Resize
-from rackrun.training.data.camera_files import as_png, as_stored, is_of_camera, upright
 from rackrun.training.data.decode import (
-    Crop,
     Interpolation,
     Pixels,
     Region,
-    crop_of,
     draw_box,
+    region_of,
     whole,
 )
 from rackrun.training.settings.data import ImageSettings
@@ -36,13 +34,13 @@ Shape = tuple[int, int, int]  # of an image: size, size, channels
 LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, as Pillow's "L"
 
 
-class Drawn(NamedTuple):
-    """All that is chosen of an image before it is decoded."""
+class Decoded(NamedTuple):
+    """The part of an image that was chosen, and what else is by chance."""
 
-    crop: Crop
+    region: Region
     mirror: bool = False
     random: np.random.Generator | None = None
-    """What else is by chance follows from it; None: the image is for evaluation."""
+    """None: the image is for evaluation."""
 
 
 @dataclass(frozen=True)
@@ -128,27 +126,26 @@ class Transforms:
     def _crops(self) -> bool:
         return self.crop_area < 1
 
-    def drawn(self, data: bytes, random: np.random.Generator | None = None) -> Drawn:
-        """Choose crop and mirroring by the header of an image; without `random`, for evaluation.
+    def decoded(self, data: bytes, random: np.random.Generator | None = None) -> Decoded:
+        """Choose and decode a part of an image; without `random`, as evaluation sees it.
 
-        DataError if it is no image. Header and crop, `Crop.decoded`, and `fill` are three steps so
-        that loader workers can do each for a group of images: they evict one another from the
-        processor's caches.
+        DataError if the bytes are no whole image. `write` is another step so that loader workers
+        can do each for a group of images: they evict one another from the processor's caches.
         """
         side = self.short_side or self.evaluation_shape[0]
         if random is None:
-            return Drawn(crop_of(data, whole, side))
+            return Decoded(region_of(data, whole, side))
         mirror = random.random() < (0.5 if self.flip else 0.0)
         if not self._crops:
-            return Drawn(crop_of(data, whole, side), mirror, random)
-        area = (self.crop_area, 1.0)
-        crop = crop_of(data, lambda width, height: draw_box(width, height, random, area), self.size)
-        return Drawn(crop, mirror, random)
+            return Decoded(region_of(data, whole, side), mirror, random)
+        draw = partial(draw_box, rng=random, scale=(self.crop_area, 1.0))
+        return Decoded(region_of(data, draw, self.size), mirror, random)
 
-    def fill(self, out: Pixels, region: Region, drawn: Drawn) -> None:
-        """Write a decoded image into `out`, uint8 (side, side, channels), as the model sees it."""
+    def write(self, out: Pixels, decoded: Decoded) -> None:
+        """Write an image into `out`, uint8 (side, side, channels), as the model sees it."""
+        region, mirror, random = decoded
         square = out if self.channels == 3 else None
-        if drawn.random is not None and self._crops:
+        if random is not None and self._crops:
             pixels = region.resized(self.size, self.interpolation, square)
         elif self.short_side:
             side = self.evaluation_shape[0]
@@ -157,31 +154,21 @@ class Transforms:
             pixels = region.resized(self.evaluation_shape[0], self.interpolation, square)
         if self.channels == 1:
             out[:, :, 0] = (pixels @ LUMA + 0x8000) >> 16
-        if drawn.mirror:
+        if mirror:
             torch.from_numpy(out).copy_(torch.from_numpy(out).flip(1))
-        if drawn.random is not None:
-            self._augment(out, drawn.random)
+        if random is not None:
+            self._augment(out, random)
 
     def for_evaluation(self, data: bytes) -> Pixels:
         """Return what evaluation sees: uint8 (side, side, channels)."""
-        return self._prepared(self.evaluation_shape, self.drawn(data))
+        out = np.empty(self.evaluation_shape, np.uint8)
+        self.write(out, self.decoded(data))
+        return out
 
     def for_training(self, data: bytes, random: np.random.Generator) -> Pixels:
         """Return the image as training sees it, cropped and augmented."""
-        return self._prepared(self.training_shape, self.drawn(data, random))
-
-    def for_prediction(self, data: bytes) -> Pixels:
-        """Return the same as evaluation for a file of a camera; a TIFF, AVIF or HEIC as well.
-
-        It is changed as the conversion of the training data changed theirs.
-        """
-        image = as_png(data) if is_of_camera(data) else data
-        square = self.for_evaluation(as_stored(image, self.conversion))
-        return upright(square, image) if self.upright else square
-
-    def _prepared(self, shape: Shape, drawn: Drawn) -> Pixels:
-        out = np.empty(shape, np.uint8)
-        self.fill(out, drawn.crop.decoded(), drawn)
+        out = np.empty(self.training_shape, np.uint8)
+        self.write(out, self.decoded(data, random))
         return out
 
     def _augment(self, out: Pixels, random: np.random.Generator) -> None:
@@ -240,6 +227,11 @@ def _by_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
 
 TransformsOfEpoch = Callable[[int], Transforms]
 """The transforms of an epoch, by its number; picklable, since loader workers call it."""
+
+
+def training_shapes(transforms: TransformsOfEpoch, epochs: int) -> list[Shape]:
+    """Return the shape of an image in each epoch: images may grow."""
+    return [transforms(epoch).training_shape for epoch in range(epochs)]
 
 
 @cache

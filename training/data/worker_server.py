@@ -55,8 +55,7 @@ def worker_init(worker: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     _stay_beside_the_rank()
-    gc.freeze()  # what the server has imported stays shared
-    gc.enable()
+    gc.freeze()  # what the server has imported stays shared: collections would write to it
     threading.Thread(target=_end_with_the_rank, daemon=True).start()
 
 

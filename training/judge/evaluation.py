@@ -21,6 +21,7 @@ from rackrun.shards.open import open_source
 from rackrun.tables import as_csv
 from rackrun.terminal import clean, say
 from rackrun.training.config import Config
+from rackrun.training.data.loader import Loader
 from rackrun.training.data.plain import PlainValidation
 from rackrun.training.data.pool import conversion_of
 from rackrun.training.data.samples import Batch
@@ -128,7 +129,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
         plain = replace(config, eval_data=config.data)
         labels = Labels(tuple(trained.classes), trained.config.label_field)
         transforms = partial(_of_every_epoch, trained.transforms)
-        return PlainValidation(plain, ranks, transforms, labels).batches()
+        return PlainValidation(Loader(plain, ranks), transforms, labels).batches()
     source = open_source(config.data)
     data_classes = source.manifest.classes
     refuse_other_classes(trained, data_classes, config.data)
@@ -141,7 +142,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
     if ranks.first and (remark := _other_conversion(trained, source.manifest, config.data)):
         say(remark)
     transforms = partial(_of_every_epoch, trained.transforms)
-    batches = Validation(config, ranks, transforms, [source]).batches()
+    batches = Validation(Loader(config, ranks), transforms, [source]).batches()
     if list(data_classes) == trained.classes:
         return batches
     numbers = torch.tensor([trained.classes.index(name) for name in data_classes])

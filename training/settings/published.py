@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 from rackrun.errors import UsageError
-from rackrun.terminal import clean
 
 OPTION = "--weights"
 
@@ -27,20 +25,6 @@ class PublishedWeights:
     """Mean to subtract from pixels, as in training; '': as published, or else ImageNet's."""
     std: str = ""
     """Standard deviation to divide pixels by; with --mean."""
-
-    def class_names(self) -> list[str]:
-        """Return the names in the file; UsageError for no such file, and for a line without one."""
-        try:
-            names = Path(self.classes).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "no text in UTF-8"
-            raise UsageError(f"--classes {self.classes}: {why}") from None
-        names = [clean(name.strip()) for name in names]
-        if not all(names) or len(set(names)) < len(names) or len(names) < 2:
-            raise UsageError(
-                f"--classes {self.classes}: needs two lines or more, each with another class name"
-            )
-        return names
 
     def check(self, model: str) -> None:
         """Raise UsageError for options that lack others they need."""

@@ -2,29 +2,35 @@
 
 import os
 import subprocess
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from PIL import Image
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import DataError, Problem
-from rackrun.training.data.loader import loaded, with_problems
+from rackrun.errors import DataError
+from rackrun.shards.samples import Sample
+from rackrun.training.data.loader import loaded
 from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import SamplePool, sources_of
-from rackrun.training.data.slots import AHEAD, HELD, Slots, shared_bytes
+from rackrun.training.data.ring import AHEAD, HELD, Ring
+from rackrun.training.data.samples import Quarantine, StoredSample
+from rackrun.training.data.streams import Stream
+from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
+from tests.lab.data import encoded
 from tests.lab.waiting import until
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
 WORKERS = 2
-ONE_BYTE = (1, 1, 1)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long), 3])
@@ -57,38 +63,46 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
         before = batch.images, batch.images.clone()
 
 
-class Ahead(IterableDataset[int | Problem]):
-    """Workers that write the number of each of their batches into its slot, as fast as they may."""
+@dataclass(frozen=True)
+class Ahead(Stream):
+    """Workers that write the number of each batch into its place, as fast as they may."""
 
-    def __init__(self, slots: Slots, begun: torch.Tensor, last: int) -> None:
-        self.slots, self.begun, self.last = slots, begun, last
+    begun: torch.Tensor
+    last: int
 
-    def __iter__(self) -> Iterator[int | Problem]:
-        worker = get_worker_info()
-        assert worker
-        return with_problems(self._numbers(worker.id, worker.num_workers))
+    def seed(self, worker: int) -> None:
+        return None
 
-    def _numbers(self, worker: int, workers: int) -> Iterator[int]:
+    def transforms_of(self, number: int) -> Transforms:
+        return self.transforms(0)
+
+    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
         for number in count(worker, workers):
             if number > self.last:
                 raise DataError("no more")
-            self.slots.images(number, 1, ONE_BYTE).fill_(number)
             self.begun[worker] = number
-            yield number
+            image = encoded(Image.new("RGB", (1, 1), (number,) * 3), "PNG")
+            yield StoredSample("a.tar", Sample(str(number), image, "png", number))
+
+
+def one_pixel(epoch: int) -> Transforms:
+    return Transforms(1)
 
 
 def test_no_batch_that_is_held_is_overwritten():
     """However far ahead workers are, and when one has failed: the last three batches are whole."""
-    slots = Slots(AHEAD * WORKERS + HELD, 1, ALONE.device)
-    begun, last = shared_bytes(WORKERS), 40
-    made = loaded(Ahead(slots, begun, last), WORKERS)
+    config, ring = CatDog(batch_size=1), Ring(WORKERS, 1, 3)
+    begun, last = torch.zeros(WORKERS, dtype=torch.int64).share_memory_(), 40
+    ahead = Ahead(config, ring, Quarantine(config), one_pixel, begun, last)
+    made, held = loaded(ahead, WORKERS), deque(maxlen=HELD)
     for number in range(last):
-        assert next(made) == number
+        held.append(ring.batch(next(made)))
         furthest = min(number + AHEAD * WORKERS, last)
         until(lambda limit=furthest: int(begun.max()) >= limit)
         assert int(begun.max()) == furthest
-        held = range(max(number - HELD + 1, 0), number + 1)
-        assert [int(slots.images(batch, 1, ONE_BYTE)) for batch in held] == list(held)
+        numbers = list(range(max(number - HELD + 1, 0), number + 1))
+        assert [int(batch.labels) for batch in held] == numbers
+        assert [batch.images.flatten().tolist() for batch in held] == [[n] * 3 for n in numbers]
     with pytest.raises(DataError, match="no more"):
         list(made)
 
@@ -96,15 +110,15 @@ def test_no_batch_that_is_held_is_overwritten():
 def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path):
     """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
     program = (
-        "import torch, sys; from rackrun.training.data.slots import Slots\n"
-        "Slots(8, int(sys.argv[1]), torch.device('cpu'))"
+        "import sys; from rackrun.training.data.ring import Ring\n"
+        "Ring(1, 1, int(sys.argv[1]) // 5 - 8)"
     )
     script = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$0" -c "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, warm.interpreter(), program]
     environment = {**os.environ, "LOCAL_WORLD_SIZE": "2", "PYTHONPATH": str(warm.ROOT)}
-    for slot_bytes, refused in (("60000", False), ("80000", True), ("200000", True)):
+    for ring_bytes, refused in (("480000", False), ("640000", True), ("1600000", True)):
         done = subprocess.run(
-            [*command, slot_bytes], env=environment, capture_output=True, text=True
+            [*command, ring_bytes], env=environment, capture_output=True, text=True
         )
         assert ("/dev/shm: " in done.stderr) == bool(done.returncode) == refused, done.stderr
     assert (

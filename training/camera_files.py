@@ -15,9 +15,20 @@ from rackrun.shards.images import FORMATS
 from rackrun.shards.pillow import foreign_formats, turned
 from rackrun.shards.resize import FINE, Resize, in_mode
 from rackrun.training.data.decode import PILLOW_ERRORS, Pixels, check_size
+from rackrun.training.data.transforms import Transforms
 
 CAMERA_MARKS = (b"II*\0", b"MM\0*", *(b"P%d" % kind for kind in range(1, 7)))  # of TIFF and PPM
 CAMERA_BOX = b"ftyp"  # from byte 4 on: AVIF and HEIC
+
+
+def for_prediction(transforms: Transforms, data: bytes) -> Pixels:
+    """Return what evaluation would see of a file: uint8 (side, side, channels); DataError for none.
+
+    It is changed as the conversion of the training data changed theirs.
+    """
+    image = as_png(data) if is_of_camera(data) else data
+    square = transforms.for_evaluation(as_stored(image, transforms.conversion))
+    return upright(square, image) if transforms.upright else square
 
 
 def is_of_camera(data: bytes) -> bool:

@@ -1,0 +1,77 @@
+"""Make batches of given rows of the index: the parts of a rank in exact epochs, and validation.
+
+Part -> SamplePool.samples, in the order of the index -> each image in its place in the ring
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from rackrun.errors import Problem
+from rackrun.training.data.order import Rows
+from rackrun.training.data.pool import SamplePool
+from rackrun.training.data.ring import Filled, Ring
+from rackrun.training.data.samples import Quarantine, decoded
+from rackrun.training.data.transforms import TransformsOfEpoch
+
+
+class Part(NamedTuple):
+    """The samples of one batch."""
+
+    number: int
+    """Of the batch, in the order in which the rank takes them."""
+    epoch: int
+    first: int
+    """The position in the epoch of the first of them."""
+    rows: Rows
+    """In the index."""
+
+
+@dataclass(frozen=True)
+class Reader(Dataset[Filled | Problem]):
+    """What loader workers read with: it gives the batch of a part.
+
+    The transforms of a training sample follow from seed, epoch and its position in the epoch: not
+    from the rank, the worker, or where the run was interrupted.
+    """
+
+    pool: SamplePool
+    transforms: TransformsOfEpoch
+    ring: Ring
+    quarantine: Quarantine
+    seed: int | None
+    """Of the run; None: images are for evaluation."""
+
+    def __getitem__(self, part: Part) -> Filled | Problem:
+        try:
+            return self.filled(part)
+        except Problem as problem:  # as a value, it reaches the rank without a worker's traceback
+            return problem
+
+    def filled(self, part: Part) -> Filled:
+        """Read and decode the samples of a part into the ring."""
+        # Made here, in the worker: a task's function can be sent to it, but what that returns
+        # perhaps cannot.
+        transforms = self.transforms(part.epoch)
+        shape = transforms.evaluation_shape if self.seed is None else transforms.training_shape
+        place = self.ring.place(part.number, len(part.rows), shape)
+        images, labels = (each.numpy() for each in place)
+        size = len(part.rows)
+        keys, is_kept = [("", "")] * size, np.zeros(size, bool)
+        by_row = np.argsort(part.rows, kind="stable")  # neighbours are read at once
+        samples = zip(
+            (by_row + part.first).tolist(), self.pool.samples(part.rows[by_row]), strict=True
+        )
+        seed = None if self.seed is None else (self.seed, part.epoch)
+        for position, stored, image in decoded(samples, size, transforms, seed, self.quarantine):
+            index = position - part.first
+            transforms.write(images[index], image)
+            labels[index], keys[index] = stored.sample.label, (stored.shard, stored.sample.key)
+            is_kept[index] = True
+        kept = np.flatnonzero(is_kept).tolist()
+        if len(kept) < size:
+            images[: len(kept)], labels[: len(kept)] = images[kept], labels[kept]
+            keys = [keys[index] for index in kept]
+        return Filled(part.number, shape, keys, self.quarantine.news(), part.rows[kept])

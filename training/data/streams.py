@@ -1,0 +1,77 @@
+"""Make batches of samples that come one after another, as from tars that are read from the start.
+
+Each loader worker has samples of its own, and the workers make batches in turn.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count, repeat
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from rackrun.errors import Problem
+from rackrun.training.data.ring import Filled, Ring
+from rackrun.training.data.samples import Batch, Quarantine, Seed, StoredSample, decoded
+from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+from rackrun.training.settings.data import DataSettings
+
+
+@dataclass(frozen=True)
+class Stream(IterableDataset[Filled | Problem]):
+    """The batches of a rank; without end, though samples may end (see `until_empty`)."""
+
+    config: DataSettings
+    ring: Ring
+    quarantine: Quarantine
+    transforms: TransformsOfEpoch
+
+    @abstractmethod
+    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
+        """Yield the samples of one of several loader workers."""
+
+    @abstractmethod
+    def seed(self, worker: int) -> Seed | None:
+        """Return the seed of what a loader worker draws; None: images are for evaluation."""
+
+    @abstractmethod
+    def transforms_of(self, number: int) -> Transforms:
+        """Return the transforms of a batch."""
+
+    def __iter__(self) -> Iterator[Filled | Problem]:
+        # A Problem is yielded as a value: it reaches the rank without a worker's traceback. And
+        # over and over, as an empty batch is at the end of the samples: the turns of a worker that
+        # ended would go to others, which would overwrite what the rank still reads.
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        try:
+            yield from self._filled(number, workers)
+        except Problem as problem:
+            yield from repeat(problem)
+
+    def _filled(self, worker: int, workers: int) -> Iterator[Filled]:
+        samples, seed = enumerate(self.samples(worker, workers)), self.seed(worker)
+        size = self.config.batch_size
+        for number in count(worker, workers):
+            transforms = self.transforms_of(number)
+            shape = transforms.evaluation_shape if seed is None else transforms.training_shape
+            images, labels = (each.numpy() for each in self.ring.place(number, size, shape))
+            keys = list[tuple[str, str]]()
+            for _, stored, image in decoded(samples, size, transforms, seed, self.quarantine):
+                transforms.write(images[len(keys)], image)
+                labels[len(keys)] = stored.sample.label
+                keys.append((stored.shard, stored.sample.key))
+            yield Filled(number, shape, keys, self.quarantine.news())
+
+
+def until_empty(batches: Iterator[Batch], workers: int) -> Iterator[Batch]:
+    """Yield the batches of a stream whose samples end, until no worker has any left."""
+    empty = 0  # one after another, as workers take turns
+    for batch in batches:
+        if len(batch.labels) or batch.left_out:
+            empty = 0
+            yield batch
+        else:
+            empty += 1
+        if empty == max(workers, 1):
+            return
