@@ -122,7 +122,9 @@ def _with_environment(spec: LaunchSpec, options: LocalOptions) -> LaunchSpec:
 
 
 def _with_planned_environment(spec: LaunchSpec, options: LocalOptions) -> LaunchSpec:
-    if options.image or not project_interpreter(spec.work, options.python):
-        return replace(spec, code=code_here(options.runs) if options.image else None)
+    if options.image:
+        return replace(spec, code=code_here(options.runs))
+    if not project_interpreter(spec.work, options.python):
+        return spec
     filled = dict.fromkeys(("python", "torch", "packages"), "uv sync fills the environment")
     return replace(spec, pending={**spec.pending, **filled})

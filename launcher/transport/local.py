@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import socket
 import struct
@@ -23,7 +22,6 @@ READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
 SEND_SECONDS = 1
 LAST_SECONDS = 30.0  # for an agent to exit once its stream has ended
-NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 class LocalTransport:
@@ -143,15 +141,6 @@ def gpu_count(environment: Iterable[tuple[str, str]] = ()) -> int:
     if visible is not None:
         return len(visible)
     return gpus.gpu_count() if Path("/dev").is_dir() else 0
-
-
-def gpu_model(folder: Path = NVIDIA_GPUS) -> str:
-    """Return the model of this machine's GPUs by NVIDIA; empty where there are none."""
-    models = []
-    for path in sorted(folder.glob("*/information")):
-        with contextlib.suppress(OSError):
-            models += re.findall(r"^Model:\s*(?:NVIDIA )?(.+)$", path.read_text(), re.MULTILINE)
-    return " and ".join(dict.fromkeys(models))
 
 
 def free_port() -> int:

@@ -11,7 +11,7 @@ from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import checked_reply
 from rackrun.launcher.remote import gpus as remote
-from rackrun.launcher.transport.local import gpu_count, gpu_model
+from rackrun.launcher.transport.local import gpu_count
 from tests.lab import warm
 from tests.lab.hosts import ROOT, wait_for_banner
 from tests.lab.needs import need
@@ -176,16 +176,6 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch):
     assert gpu_count() == 2
     assert gpu_count([("CUDA_VISIBLE_DEVICES", "GPU-8a1c,GPU-77,-1,GPU-3")]) == 2
     assert gpu_count([("CUDA_VISIBLE_DEVICES", "NoDevFiles")]) == 0
-
-
-def test_the_driver_names_the_gpus_of_this_machine(tmp_path):
-    """Each model once, whatever the folder of a GPU holds."""
-    text = "Model: \t\t NVIDIA {}\nIRQ:   \t\t 27\nGPU UUID: \t GPU-0\n"
-    for bus, content in enumerate((text.format("A40"), text.format("A40"), "IRQ: 3\n")):
-        (tmp_path / str(bus)).mkdir()
-        (tmp_path / str(bus) / "information").write_text(content)
-    assert gpu_model(tmp_path) == "A40"
-    assert gpu_model(tmp_path / "none") == ""
 
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path):
