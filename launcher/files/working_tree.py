@@ -248,7 +248,7 @@ def with_installed(code: WorkingTree) -> WorkingTree:
 
 
 def _lock(ours: Path, name: str) -> Path:
-    """Return a lock; where rackrun was brought, as by --on, it is beside the package."""
+    """Return a lock; where --on has copied rackrun, it is beside the package."""
     path = (ours / "launcher" / name).resolve()
     return path if path.exists() else ours.parent / "requirements" / name
 

@@ -22,11 +22,11 @@ class Attempt:
     plan: Plan
     """The plan for the hosts that take part."""
     agents: Sequence[Transport]
-    """The ways to the hosts of the plan, in its order, by which their agents are started."""
+    """The transports that start the agents of the plan's hosts, in its order."""
     transports: Sequence[Transport]
-    """The ways to the same hosts for anything else, and behind them those to spares."""
+    """The transports to the same hosts for anything else, then those to spares."""
     versions: str
-    """Those of the hosts' torch and driver."""
+    """The versions of torch and driver on the hosts."""
     is_here: bool
     """The only host is this machine, which has the run folder."""
 

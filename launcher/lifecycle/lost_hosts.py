@@ -1,7 +1,7 @@
-"""Lost hosts of a run: each is looked at until the run could have it again.
+"""Lost hosts of a run: each is checked until it passes the preflight again.
 
-A host that is back takes part from the next restart on, or from the end of an epoch, if the run
-goes on with fewer hosts than it began with.
+A host that is fit again takes part from the next restart on, or from the end of an epoch if the run
+continues on fewer hosts than it began with.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rackrun.launcher.lifecycle.planning import preflight
 from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.hosts import Host
 
-LOOK_SECONDS = 30.0  # between two looks at a host: each logs in there and starts a Python
+LOOK_SECONDS = 30.0  # between two checks of a host: each logs in there and starts a Python
 
 
 class LostHosts(AbstractContextManager["LostHosts"]):
-    """Looks at lost hosts until its context ends, each in a thread of its own."""
+    """Checks lost hosts until its context ends, each in a thread of its own."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        """Take all hosts of the run; none is looked at yet."""
+        """Take all hosts of the run; none is checked yet."""
         options = replace(spec.options, wait=False)
         self._spec = replace(spec, options=options, turn="", probed=NO_FACTS)
         self._is_over = threading.Event()
@@ -37,7 +37,7 @@ class LostHosts(AbstractContextManager["LostHosts"]):
         self._is_over.set()
 
     def look_for(self, hosts: Sequence[Host]) -> None:
-        """Look at these hosts, which are the lost ones now."""
+        """Check these hosts, which are the lost ones now."""
         self._fit.intersection_update(host.label for host in hosts)
         for host in hosts:
             thread = self._threads.get(host.label)
