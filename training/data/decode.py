@@ -83,7 +83,7 @@ class Region(NamedTuple):
     box: Box
     shrink: int
     held_bytes: int
-    """Of memory, by what was decoded for it."""
+    """Bytes of memory that decoding for it took."""
 
     @classmethod
     def cut(cls, pixels: Pixels, box: Box, shrink: int) -> "Region":

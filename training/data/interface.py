@@ -60,7 +60,7 @@ class Data(ABC):
         return None
 
     def class_sizes(self) -> Numbers:
-        """Return the samples of each class in an epoch of training; 1 each where nobody knows."""
+        """Return the samples of each class in an epoch of training; 1 each if unknown."""
         return np.ones(len(self.classes), np.int64)
 
     def evaluated_sizes(self) -> Numbers:

@@ -104,7 +104,7 @@ class _EvaluationStream(Stream):
     labels: Labels
 
     def seed(self, worker: int) -> None:
-        """Return None: nothing is by chance."""
+        """Return None: nothing is random."""
 
     def transforms_of(self, number: int) -> Transforms:
         """Return those of the last epoch."""

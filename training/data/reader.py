@@ -21,12 +21,12 @@ class Part(NamedTuple):
     """The samples of one batch."""
 
     number: int
-    """Of the batch, in the order in which the rank takes them."""
+    """The number of the batch, in the order in which the rank takes them."""
     epoch: int
     first: int
     """The position in the epoch of the first of them."""
     rows: Rows
-    """In the index."""
+    """The rows of the index, a sample each."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Reader(Dataset[Filled | Problem]):
     ring: Ring
     quarantine: Quarantine
     seed: int | None
-    """Of the run; None: images are for evaluation."""
+    """The seed of the run; None: images are for evaluation."""
 
     def __getitem__(self, part: Part) -> Filled | Problem:
         try:

@@ -33,17 +33,17 @@ LABEL_BYTES = 8
 
 
 class Filled(NamedTuple):
-    """A batch that a loader worker has written into the ring: what else is known of it."""
+    """What is known of a batch that a loader worker has written into the ring."""
 
     number: int
-    """Of the batch, in the order in which the rank takes them."""
+    """The number of the batch, in the order in which the rank takes them."""
     shape: Shape
     keys: Sequence[tuple[str, str]]
     """Shard and key of each image."""
     left_out: Sequence[str]
     """Bad samples that are not in it."""
     rows: Rows | None = None
-    """Of each image in the index, if known."""
+    """The row of each image in the index, if known."""
 
 
 class Ring:

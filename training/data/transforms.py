@@ -35,7 +35,7 @@ LUMA = np.array([19595, 38470, 7471], np.uint32)  # ITU-R 601 in parts of 2^16, 
 
 
 class Decoded(NamedTuple):
-    """The part of an image that was chosen, and what else is by chance."""
+    """The part of an image that was chosen, and its other random changes."""
 
     region: Region
     mirror: bool = False
