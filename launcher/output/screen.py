@@ -12,18 +12,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext, suppress
-from typing import BinaryIO
+from contextlib import suppress
+from typing import TYPE_CHECKING, BinaryIO
 
 from rackrun.contract import variables
 from rackrun.launcher.output.console import NOTE, progress_words, write_all
-from rackrun.launcher.output.dashboard import Dashboard
 from rackrun.launcher.output.merge import readable_lines
 from rackrun.launcher.output.run_output import Show
 from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.run.job import Job
 from rackrun.run_folder import RunFolder
 from rackrun.units import data_size
+
+if TYPE_CHECKING:
+    from rackrun.launcher.output.dashboard import Dashboard
 
 READ_BYTES = 1 << 18
 BOARD_BYTES = 1 << 18  # more than this at once is cut short above a dashboard
@@ -50,14 +52,22 @@ class Screen:
 
     def follow(self, pause: Callable[[], bool]) -> None:
         """Show the run until its end; `pause` waits a moment, and is True once the run is over."""
-        with nullcontext() if self._plain else Dashboard() as self._board:
-            while True:
-                is_over = pause()  # asked first: what is written in between is read below
-                for lines in self.new_lines(everything=is_over):
-                    self._show(lines)
-                if is_over:
-                    return
-                self._draw(time.monotonic())
+        if self._plain:
+            self._follow(pause)
+            return
+        from rackrun.launcher.output.dashboard import Dashboard  # rich, which imports for a while
+
+        with Dashboard() as self._board:
+            self._follow(pause)
+
+    def _follow(self, pause: Callable[[], bool]) -> None:
+        while True:
+            is_over = pause()  # asked first: what is written in between is read below
+            for lines in self.new_lines(everything=is_over):
+                self._show(lines)
+            if is_over:
+                return
+            self._draw(time.monotonic())
 
     def new_lines(self, everything: bool = False) -> Iterator[bytes]:
         """Yield the whole lines that have come since the last time; at the end everything."""
