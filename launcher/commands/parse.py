@@ -14,6 +14,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -130,9 +131,12 @@ def read(
     count = _count_of_ours(args)
     before, command = list(map(_with_its_value, args[:count])), list(args[count:])
     name = "check" if "--check" in before else way
-    launch = command_of(settings, name, head)
+    launch = launch_of(settings, name, head)
+    for param in launch.params:
+        if param.name == "config":
+            param.is_eager, param.callback = True, _use_file
     known = {"default_map": launcher_values(again, settings), "obj": again} if again else {}
-    context = parser.context_of(launch, before, hints_of(settings, name), **known)
+    context = parser.context_of(launch, before, **known)
     file: SettingsFile | None = context.obj
     typed = frozenset(_typed_in(context))
     with _naming(file, typed):
@@ -145,7 +149,7 @@ def read(
         host_words = tuple(map(str, hosts.values()))
         rest = [*_with_task(rest, again), *command]
         if rest and rest[0] != "--" and rest[0].startswith("-"):
-            raise parser.no_such_option(rest[0].partition("=")[0], launch, hints_of(settings, name))
+            raise parser.no_such_option(rest[0].partition("=")[0], launch)
         rest = work_words(file, rest) if file else rest
         if is_command(rest[:1]):
             refuse_command(rest, words, host_words)
@@ -177,20 +181,16 @@ def _with_its_value(word: str) -> str:
 
 def split(args: Sequence[str], settings: type[Options], name: str) -> tuple[list[str], list[str]]:
     """Return the options of a launch among words, and the other words."""
-    launch = SettingsCommand(settings, called(name), Head("", "", ()), SPELLINGS, has_work=True)
-    context = parser.context_of(launch, list(map(_with_its_value, args)), hints_of(settings, name))
+    launch = launch_of(settings, name, Head("", "", ()))
+    context = parser.context_of(launch, list(map(_with_its_value, args)))
     return list(words_in(context)), context.args
 
 
-def command_of(settings: type[Options], name: str, head: Head) -> SettingsCommand:
-    """Return a launch as a command of click, which reads the file of --config first."""
-    tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
-    head = replace(head, foot=f"{tasks}\n\n{head.foot}").of(prog=called(name))
-    launch = SettingsCommand(settings, called(name), head, SPELLINGS, has_work=True)
-    for param in launch.params:
-        if param.name == "config":
-            param.is_eager, param.callback = True, _use_file
-    return launch
+def launch_of(settings: type[Options], name: str, head: Head) -> SettingsCommand:
+    """Return a launch as a command of click."""
+    hints = partial(hints_of, settings, name)
+    head = head.of(prog=called(name))
+    return SettingsCommand(settings, called(name), head, SPELLINGS, has_work=True, hints=hints)
 
 
 def _use_file(context: click.Context, param: click.Parameter, name: str | None) -> str | None:
@@ -229,6 +229,8 @@ def _answer_help(launch: SettingsCommand, context: click.Context, before: Sequen
         return
     for index, word in enumerate(rest):
         if word in HELP:
+            tasks = f"Tasks: {', '.join(known_tasks())}, or your own: {OWN_TASK}."
+            launch.head = replace(launch.head, foot=f"{tasks}\n\n{launch.head.foot}")
             sys.stdout.write(f"{launch.get_help(context)}\n")
             raise SystemExit(0)
         if find_task(word):
@@ -240,8 +242,7 @@ def _host_file(
 ) -> tuple[Values, list[str]]:
     # The host file, if the launch takes one, by the path of its field; and the words behind it.
     rest, file = list(context.args), context.obj
-    takes_one = any(row.is_positional for row in options(settings))
-    if not takes_one or NO_FILE & set(words):
+    if not hasattr(settings, HOSTS) or NO_FILE & set(words):
         return {}, rest
     in_file = file.launcher.get(HOSTS) if file else None
     if rest and not rest[0].startswith("-") and not (in_file and find_task(rest[0])):
@@ -301,12 +302,12 @@ def of_other_launches(settings: type[Options]) -> dict[str, str]:
 
 def refuse_shared(work: Work, needs: TaskNeeds) -> TaskNeeds:
     """Raise UsageError for an own task's option that launches have too, and would take from it."""
-    launches = (SshOptions, NodeOptions, LocalOptions)
-    shared = {row.key for settings in launches for row in options(settings)}
-    for name in filter(shared.__contains__, needs.own_options):
-        raise UsageError(
-            f"{work.name}: --{name} is a launcher option; rename the field of the task"
-        )
+    for name in needs.own_options:
+        for settings in (SshOptions, NodeOptions, LocalOptions):
+            if any(row.key == name for row in options(settings)):
+                raise UsageError(
+                    f"{work.name}: --{name} is a launcher option; rename the field of the task"
+                )
     return needs
 
 

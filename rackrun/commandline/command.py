@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,9 @@ from rackrun.commandline.options import Option, groups, options
 
 Spellings = Mapping[str, str]
 """Options as other programs call them, which are accepted but never shown, and our names."""
+
+Hints = Mapping[str, str]
+"""Options of other programs, and what to type instead."""
 
 _LIKE_AN_OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)  # not a negative number
 _LARGEST = 2**53  # a float holds every whole number up to it
@@ -44,6 +47,7 @@ class SettingsCommand(click.Command):
         base: type[Any] | None = None,
         heading: str = "Options",
         has_work: bool = False,
+        hints: Callable[[], Hints] = dict,
     ) -> None:
         rows = [row for row in options(settings) if not (has_work and row.is_positional)]
         fields = {row.field for row in rows}
@@ -64,6 +68,7 @@ class SettingsCommand(click.Command):
         )
         self.settings, self.head = settings, head
         self.base, self.heading = base, heading
+        self.hints = hints
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the words; raise click.UsageError for options that stand twice or lack a value."""

@@ -16,14 +16,17 @@ import click
 from click.core import ParameterSource
 
 from rackrun.commandline import removed
-from rackrun.commandline.command import SettingArgument, SettingOption, SettingsCommand, Spellings
+from rackrun.commandline.command import (
+    Hints,
+    SettingArgument,
+    SettingOption,
+    SettingsCommand,
+    Spellings,
+)
 from rackrun.commandline.help_page import Head, head_of
 from rackrun.errors import UsageError
 
 Settings = TypeVar("Settings")
-
-Hints = Mapping[str, str]
-"""Options of other programs, and what to type instead."""
 
 Values = dict[tuple[str, ...], Any]
 """Values of fields by their paths from the settings class on."""
@@ -47,14 +50,15 @@ def parse(
     --help prints and exits; without a head, the page has that of the settings class.
     """
     head = (head or head_of(settings)).of(prog=prog)
-    return parsed(settings, SettingsCommand(settings, prog, head, renamed), args, hints)[0]
+    command = SettingsCommand(settings, prog, head, renamed, hints=lambda: hints)
+    return parsed(settings, command, args)[0]
 
 
 def parsed(
-    settings: type[Settings], command: SettingsCommand, args: Sequence[str], hints: Hints = _EMPTY
+    settings: type[Settings], command: SettingsCommand, args: Sequence[str]
 ) -> tuple[Settings, set[str]]:
     """Return the settings on the command line of a command, and the names of the fields typed."""
-    context = context_of(command, args, hints)
+    context = context_of(command, args)
     if context.args:
         takes_data = any("--data" in param.opts for param in command.params)
         hint = f"; did you mean --data {context.args[0]}?" if takes_data else ""
@@ -63,9 +67,7 @@ def parsed(
     return built(settings, values), {path[-1] for path in values}
 
 
-def context_of(
-    command: SettingsCommand, args: Sequence[str], hints: Hints = _EMPTY, **settings: Any
-) -> click.Context:
+def context_of(command: SettingsCommand, args: Sequence[str], **settings: Any) -> click.Context:
     """Return what click makes of the words behind a command; raise UsageError for mistakes.
 
     `settings` are those of click.Context. --help prints and exits.
@@ -75,7 +77,7 @@ def context_of(
     except click.exceptions.Exit as end:  # --help
         raise SystemExit(end.exit_code) from None
     except click.NoSuchOption as error:
-        raise no_such_option(error.option_name, command, hints) from None
+        raise no_such_option(error.option_name, command) from None
     except click.BadOptionUsage as error:
         is_switch = any(
             isinstance(param, click.Option) and param.is_flag and error.option_name in _names(param)
@@ -104,9 +106,9 @@ def values_of(context: click.Context) -> Values:
     return values
 
 
-def no_such_option(name: str, command: SettingsCommand, hints: Hints = _EMPTY) -> UsageError:
+def no_such_option(name: str, command: SettingsCommand) -> UsageError:
     """Return the error for an option that a command does not have, with what was meant."""
-    name = name.replace("_", "-")
+    name, hints = name.replace("_", "-"), command.hints()
     refuse_removed(name, command.name or "")
     if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
         return UsageError(f"{name}: {hint}")
