@@ -1,13 +1,13 @@
 """Asks every host what it is like, through a probe that is sent over, before a run is planned.
 
     1  every host      look; then code, shards (and GPUs in a full preflight)
-    2  the first one   listen on a free port: the master's
+    2  the first one   lock it, and listen on a free port: the master's
     3  every host      the route to the master, and whether its port answers
 
 All hosts at once, and each is waited for as rarely as can be: the first order travels along with
 the probe, and what does not need another's reply is ordered together. Nothing is judged here (that
-is `checks`), and nothing is started. The probes stay until the facts are closed, or until the
-agents of a run take over their processes.
+is `checks`), and nothing is started. The probes stay, and with them lock and port, until the facts
+are closed, or until the agents of a run take over their processes.
 """
 
 from __future__ import annotations
@@ -178,13 +178,10 @@ NO_FACTS = ClusterFacts(())
 
 def _held(facts: HostFacts) -> bool:
     assert facts.client is not None
-    for path, shared in facts.locks:
-        reply = facts.client.call("hold", path=path, shared=shared)
-        with suppress(Misshapen):
-            if checked_reply("hold", reply).get("holder") == "":
-                continue
-        return False  # another launch was faster
-    return True
+    reply = facts.client.call("hold", wanted=facts.locks)
+    with suppress(Misshapen):
+        return checked_reply("hold", reply).get("holder") == ""  # else another launch was faster
+    return False
 
 
 def _unlock(facts: HostFacts) -> None:
@@ -217,10 +214,9 @@ def gather_facts(
     _all(probes[:1], lambda first: offers.append(first.listen(other)), seconds)
     master, port = offers[0] if offers else ("", 0)
     if port:
-        token = probes[0].token
-        _all(probes[1:], lambda host_probe: host_probe.test_route(master, port, token), seconds)
-        _all(probes[:1], lambda first: first.test_route(master, port, token, other), seconds)
-        _all(probes[:1], lambda host_probe: host_probe.ask("release_port"), seconds)
+        first = probes[0]
+        way = (master, port, first.token)
+        _all(probes, lambda one: one.test_route(*way, other if one is first else ""), seconds)
     facts = tuple(replace(each.facts, client=each.client) for each in probes)
     return ClusterFacts(facts, master, port, requirements)
 
@@ -380,13 +376,14 @@ class HostProbe:
         address = self.host.address or private or "127.0.0.1"
         if other and not self.host.address and _is_loopback(address):
             address = str(self.ask("route", address=other).get("address") or address)
+        questions: dict[str, dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
         if holds and not basics["holder"]:
-            for path, shared in self.facts.locks:
-                if self.ask("hold", path=path, shared=shared).get("holder"):
-                    break
-        reply = self.ask("listen", address=address, port=requirements.port, token=self.token)
-        return address, reply.get("port", 0)
+            questions["hold"] = {"wanted": self.facts.locks}
+        port = requirements.port
+        questions["listen"] = {"address": address, "port": port, "token": self.token}
+        self._ask_all(questions)
+        return address, self.replies["listen"].get("port", 0)
 
     def test_route(self, address: str, port: int, token: str, other: str = "") -> None:
         """Test the way to the master, whose listener sends the token.

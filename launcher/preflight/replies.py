@@ -220,7 +220,6 @@ SHAPES: dict[str, type] = {
     "address": AddressReply,
     "route": RouteReply,
     "listen": ListenReply,
-    "release_port": DoneReply,
     "reach": DoneReply,
     "shards": ShardsReply,
     "clock": Clock,

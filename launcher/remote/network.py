@@ -2,9 +2,8 @@
 
 That port, of the rendezvous, is tried from the other hosts before the run:
 
-    listen        on the first host: hold a free port, and send a token to who calls
-    reach         on the others: call it, and compare the token, which tells it from other programs
-    release_port  on the first host: leave the port to torchrun
+    listen   on the first host: hold a free port, and send a token to who calls
+    reach    on all: call it, and compare the token, which tells it from other programs
 """
 
 from __future__ import annotations
@@ -85,7 +84,8 @@ def addresses() -> list[tuple[str, str]]:
 
 
 def listen(address: str, port: int, token: str) -> dict[str, Any]:
-    """Listen on a port that is free here, for the other hosts to try, until `release_port`."""
+    """Listen on a port that is free here, for all hosts to try, until `release_port`."""
+    release_port()  # the one of an earlier look
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -101,14 +101,13 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
     return {"port": listener.getsockname()[1]}
 
 
-def release_port() -> dict[str, Any]:
+def release_port() -> None:
     """Stop listening: the port is now free for torchrun."""
     while LISTENERS:
         listener, thread = LISTENERS.pop()
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         thread.join(CONNECT_SECONDS)
         listener.close()
-    return {}
 
 
 def _accept_all(listener: socket.socket, token: bytes) -> None:

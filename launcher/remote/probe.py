@@ -68,6 +68,7 @@ def serve() -> None:
     signal.signal(signal.SIGALRM, _leave)
     try:
         if service.serve(ORDERS, SILENT_SECONDS) == "become":
+            network.release_port()  # to torchrun
             become()  # the agent takes over our locks, and lets go of the rest
     finally:
         release()  # also where a launcher that was killed takes no answer any more
@@ -279,17 +280,22 @@ def code(root: str, files: dict[str, str]) -> dict[str, Any]:
 # -- locks, which last until this program ends
 
 
-def hold(path: str, shared: bool) -> dict[str, Any]:
-    """Lock a file until this program ends; return its holder when another process has it."""
-    if locks.hold(path, shared):
-        return {"holder": ""}
-    holder = holder_of(path, [""], "")
-    return {**holder, "holder": holder["holder"] or "another launch"}
+def hold(wanted: list[tuple[str, bool]]) -> dict[str, Any]:
+    """Lock files until this program ends; return the holder of one that another process has.
+
+    `wanted`: the path of each, and whether it is shared.
+    """
+    for path, shared in wanted:
+        if not locks.hold(path, shared):
+            holder = holder_of(path, [""], "")
+            return {**holder, "holder": holder["holder"] or "another launch"}
+    return {"holder": ""}
 
 
 def unlock() -> dict[str, Any]:
-    """Let go of the locks that `hold` has taken, but stay in the queue."""
+    """Let go of locks and port for other launches, but stay in the queue."""
     locks.unlock()
+    network.release_port()
     return {}
 
 
@@ -302,7 +308,6 @@ ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
     "address": network.address_of,
     "route": network.route,
     "listen": network.listen,
-    "release_port": network.release_port,
     "reach": network.reach,
     "shards": shards,
     "clock": clock,

@@ -59,7 +59,6 @@ ANSWERS = {
     "address": {"address": "10.0.0.1"},
     "route": {"address": "10.0.0.1", "interface": "eth0", "master": "10.0.0.2"},
     "listen": {"port": 1},
-    "release_port": {},
     "reach": {"error": "x"},
     "shards": {"dataset": "toy"},
     "clock": {"time": 1.0},
