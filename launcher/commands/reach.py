@@ -22,7 +22,6 @@ from rackrun.launcher.preflight.examine import examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select
-from rackrun.launcher.schedulers.slurm import allocated
 from rackrun.launcher.transport.parallel import all_or_raise
 
 if TYPE_CHECKING:
@@ -31,8 +30,12 @@ if TYPE_CHECKING:
 
 def listed(options: SshOptions) -> tuple[Host, ...]:
     """Return the hosts that the options name."""
-    named = Path(options.hosts), options.host_list
-    hosts = allocated(os.environ) if options.slurm else hosts_named(*named)
+    if options.slurm:
+        from rackrun.launcher.schedulers.slurm import allocated
+
+        hosts = allocated(os.environ)
+    else:
+        hosts = hosts_named(Path(options.hosts), options.host_list)
     hosts = select(hosts, options.include, options.exclude)
     return tuple(with_visible_gpus(host, options.environment) for host in hosts)
 

@@ -25,9 +25,9 @@ from rackrun.launcher.lifecycle.starter import controlled, is_bound
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.run.kept_hosts import hosts_text
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.settings_file import SettingsFile
-from rackrun.launcher.viewer.reach import hosts_text
 from rackrun.units import first_few
 
 OPTIONS = SshOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, suppress
+from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
@@ -23,7 +24,6 @@ from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentGroup
-from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
@@ -33,6 +33,9 @@ from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.shapes import Misshapen
 from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import one_line
+
+if TYPE_CHECKING:
+    from rackrun.launcher.supervision.peers import Peers
 
 GPU_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
 

@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from rackrun.launcher.output.console import ranges
 from rackrun.launcher.output.log_files import LogFiles
@@ -38,11 +39,13 @@ from rackrun.launcher.supervision.hangs import (
     longest_hang_limit,
 )
 from rackrun.launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
-from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.supervision.root_cause import Cause, FailureLog
 from rackrun.launcher.supervision.shutdown import LAST_EVENT_SECONDS, Shutdown
 from rackrun.launcher.supervision.signals import STOP_SIGNAL, TAKE_IN, TIME_LIMIT, SignalQueue
 from rackrun.terminal import one_line
+
+if TYPE_CHECKING:
+    from rackrun.launcher.supervision.peers import Peers
 
 GRACE_SECONDS = 5.0  # for ranks between SIGTERM and SIGKILL when a run has failed
 _TURN_SECONDS = 0.1

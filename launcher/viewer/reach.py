@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from rackrun.commandline.options import Positional
@@ -17,6 +14,7 @@ from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say
 from rackrun.launcher.remote import run_processes
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
+from rackrun.launcher.run.kept_hosts import hosts_in
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.transport.base import Transport
@@ -25,7 +23,7 @@ from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.run_folder import RunFolder
 from rackrun.runs import MOST_BYTES, Run
-from rackrun.shapes import Misshapen, Shape, parsed_file
+from rackrun.shapes import Misshapen, parsed_file
 from rackrun.terminal import one_line
 
 REPLY_SECONDS = 20.0
@@ -44,13 +42,6 @@ class RunOptions(ReachOptions):
     """The run: ID, start of an ID, name, folder, or latest."""
 
 
-class RunHosts(Shape, frozen=True):
-    """The hosts of a run, as hosts.json has them."""
-
-    hosts: tuple[Host, ...]
-    ssh_config: str = ""
-
-
 @dataclass
 class ReachedRun:
     """A run, and its hosts."""
@@ -66,7 +57,7 @@ class ReachedRun:
 def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[ReachedRun]:
     """Reach the hosts of a run, as its folder has them."""
     plan = plan_in(run.folder)
-    known = _hosts_in(run.folder)
+    known = hosts_in(run.folder)
     if known is None and is_here(plan):
         here = [Host(host.name) for host in plan.hosts]
         yield ReachedRun(run, here, [LocalTransport(host.name) for host in here])
@@ -82,20 +73,6 @@ def reached(run: Run, options: RunOptions, need_hosts: bool = True) -> Iterator[
 
     with closing(open_network(options, known.ssh_config)) as network:
         yield ReachedRun(run, known.hosts, network.try_each(known.hosts))
-
-
-def hosts_text(hosts: Sequence[Host], ssh_config: str) -> str:
-    """Return hosts.json for hosts that were reached by this ssh_config, or by the user's own."""
-    config = str(Path(ssh_config).resolve()) if ssh_config else ""
-    content = {"hosts": list(map(asdict, hosts)), "ssh_config": config}
-    return f"{json.dumps(content, indent=2)}\n"
-
-
-def _hosts_in(folder: RunFolder) -> RunHosts | None:
-    with suppress(OSError, Misshapen):
-        if folder.hosts.stat().st_uid == os.getuid():  # an ssh_config may name programs to run
-            return parsed_file(folder.hosts, RunHosts, MOST_BYTES)
-    return None
 
 
 def is_here(plan: Plan) -> bool:
