@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
@@ -25,9 +25,8 @@ def check(spec: LaunchSpec, as_json: bool) -> int:
     cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(full=True))
     cluster.close()
     rows = examine(cluster, CHECKS, spec.options.ignore_check, spec.pending)
-    text = (
-        json.dumps([asdict(row) for row in rows], indent=2) if as_json else check_table.shown(rows)
-    )
+    as_dicts = [row._asdict() for row in rows]
+    text = json.dumps(as_dicts, indent=2) if as_json else check_table.shown(rows)
     sys.stdout.write(f"{text.rstrip()}\n")
     sys.stdout.flush()
     error = refusal(cluster, CHECKS, rows)

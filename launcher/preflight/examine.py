@@ -7,7 +7,6 @@ with one is not started on, unless the fault only warns, or `--ignore-check` nam
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
@@ -36,8 +35,7 @@ class Fault(NamedTuple):
     """What to type instead where the only host is this machine."""
 
 
-@dataclass(frozen=True)
-class Check:
+class Check(NamedTuple):
     """One thing to check."""
 
     name: str
@@ -54,8 +52,7 @@ class Check:
     """It is about other machines or other launches, so not for a launch on this machine alone."""
 
 
-@dataclass(frozen=True)
-class TableRow:
+class TableRow(NamedTuple):
     """Result of one check on one host."""
 
     check: str

@@ -13,7 +13,7 @@ import ast
 import sys
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import (
@@ -61,8 +61,7 @@ class Values(NamedTuple):
     placeholder: str
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An option of a command."""
 
     settings: type[Any]

@@ -20,8 +20,8 @@ import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rackrun.errors import MissingProgram, UsageError
 from rackrun.terminal import one_line
@@ -114,8 +114,7 @@ class ClientSettings:
         }
 
 
-@dataclass(frozen=True)
-class KnownKey:
+class KnownKey(NamedTuple):
     """A line of a known_hosts file about a host."""
 
     type: str
