@@ -7,7 +7,7 @@ import pytest
 
 from rackrun.catdog.recipes import RECIPES
 from rackrun.cli import dispatch
-from rackrun.launcher.commands import local, ray, ssh
+from rackrun.launcher.commands import local, ray, ssh_run
 from rackrun.launcher.run.job import Job, TaskWork, Work, without_option
 from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder
@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, line: str) -> Asked:
     def spec_of(work: Work, options: Options, typed: tuple[str, ...]) -> NoReturn:
         raise Asked(work, options, typed)
 
-    for way in (local, ssh, ray):
+    for way in (local, ssh_run, ray):
         monkeypatch.setattr(way, "spec_of", spec_of)
     with pytest.raises(Asked) as raised:
         dispatch.run(shlex.split(line.removeprefix("rackrun ")))
