@@ -1,7 +1,7 @@
 """The program that looks at a host before a run: it answers questions and changes nothing.
 
-At the order `become` its process reads the next program instead, which is the run's agent: so a
-host starts one Python for both.
+At the order `become` its process goes on as another program that came with it, the run's agent: so
+a host starts one Python for both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -67,9 +66,11 @@ def serve() -> None:
     service.announce()  # leaves with the first answer: its order was sent with this program
     signal.signal(signal.SIGALRM, _leave)
     try:
-        if service.serve(ORDERS, SILENT_SECONDS) == "become":
+        order = service.serve(ORDERS, SILENT_SECONDS)
+        if order.get("do") == "become":
             network.release_port()  # to torchrun
-            become()  # the agent takes over our locks, and lets go of the rest
+            # the agent takes over our locks, and lets go of the rest
+            importlib.import_module(order["program"]).serve()
     finally:
         release()  # also where a launcher that was killed takes no answer any more
 
@@ -77,15 +78,6 @@ def serve() -> None:
 def _leave(*reason: object) -> None:
     release()
     os._exit(1)  # in the middle of a read, which a signal handler that returns would resume
-
-
-def become() -> None:
-    """Run the program that comes next on standard input, in this process."""
-    line = sys.stdin.buffer.readline()
-    if line:
-        size, name = line.split()
-        sys.stdin.buffer.read(int(size))  # the archive, in which this program came, too
-        importlib.import_module(name.decode()).serve()
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:

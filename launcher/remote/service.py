@@ -28,8 +28,10 @@ def announce() -> None:
     sys.stdout.buffer.write(MARKER)
 
 
-def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0) -> str:
-    """Answer orders until one that is not among these; return its name, "" at the end of input.
+def serve(
+    orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0
+) -> dict[str, Any]:
+    """Answer orders until one that is not among these; return it, an empty one at the end of input.
 
     `silent_seconds`: get SIGALRM after this long without an order; 0 waits without a limit.
     """
@@ -37,13 +39,12 @@ def serve(orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: i
         signal.alarm(silent_seconds)
         order = read_order()
         signal.alarm(0)
-        name = order.pop("do", "")
-        if name not in orders:
-            return str(name)
+        if order.get("do") not in orders:
+            return order
         try:
-            fields = orders[name](**order)
+            fields = orders[order.pop("do")](**order)
         except Disconnected:
-            return ""
+            return {}
         except OSError as error:
             fields = {"error": explained(error)}
         reply(fields)

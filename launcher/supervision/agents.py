@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost
+from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.run.events import Closed, Event, Lost, Swept
 from rackrun.launcher.run.job import START_SECONDS
 from rackrun.launcher.run.plan import Environment, HostPlan, Plan
@@ -22,6 +23,7 @@ from rackrun.launcher.run.state import HostState, RunState
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.base import Channel, Transport
+from rackrun.launcher.transport.rpc import Handover
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
@@ -137,9 +139,12 @@ class AgentClient:
         self.events.put(outcome)
 
     def _open(self, order: bytes) -> Channel:
-        channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
+        channel = self.transport.become(agent) if isinstance(self.transport, Handover) else None
+        if channel is None:
+            channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
+            order = agent_protocol.opening(order)
         try:
-            channel.send(agent_protocol.opening(order))
+            channel.send(order)
         except HostLost as error:
             channel.close()
             drain(channel)  # standard error is complete only at the end of the stream

@@ -79,9 +79,9 @@ class RpcClient:
                 raise
             self._start(program, python)
 
-    def become(self) -> Channel:
-        """Let another program take over the process, sent next as `bootstrap` reads it."""
-        self.order("become")
+    def become(self, program: ModuleType) -> Channel:
+        """Let another of our programs take over the process, and the channel with it."""
+        self.order("become", program=program.__name__)
         assert self._channel is not None
         channel, self._channel = self._channel, None
         return channel
@@ -240,17 +240,26 @@ class Handover:
         """Return the name of the host."""
         return self._transport.name
 
+    def become(self, program: ModuleType) -> Channel | None:
+        """Return the probe's channel, as that of another program; None where one is to be opened.
+
+        The probe is there once, its channel may be broken, and a container sees nothing of it.
+        """
+        if self._client is None or self._container:
+            return None
+        client, self._client = self._client, None
+        try:
+            return client.become(program)
+        except Problem:
+            client.close()
+            return None
+
     def open(self, argv: Sequence[str]) -> Channel:
-        """Return the probe's channel, once; later, or when it broke, a new one.
+        """Return the probe's channel, as that of the container, once; else a new one.
 
         Later programs clean up after a lost agent: on the host, not in the container.
         """
         client, self._client = self._client, None
         if client is not None:
-            if self._container:
-                return client.replace(*self._container, *argv)
-            try:
-                return client.become()
-            except Problem:
-                client.close()
+            return client.replace(*self._container, *argv)
         return self._transport.open(bootstrap() if self._container else argv)
