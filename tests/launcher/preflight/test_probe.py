@@ -54,6 +54,14 @@ def test_a_listener_of_another_launch_is_another_program(port):
     assert reached(port, "another") == {"error": network.STRANGER}
 
 
+def test_a_launch_that_waits_keeps_no_port(port):
+    """The run that holds the host may start again on it."""
+    with pytest.raises(OSError), socket.create_server(("", port)):
+        pass
+    probe.unlock()
+    socket.create_server(("", port)).close()
+
+
 def test_a_silent_master_is_given_up_within_its_time():
     """A server that accepts and sends nothing, or a byte now and then."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
