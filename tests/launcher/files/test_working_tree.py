@@ -1,5 +1,6 @@
 """The code that a launch compares and brings: what is odd about it is said, and no file is kept."""
 
+import json
 import os
 import re
 import shutil
@@ -26,8 +27,12 @@ from tests.lab.hosts import Lab
 from tests.lab.needs import need
 from tests.lab.waiting import until
 
-FILES = "from rackrun.launcher.files.working_tree import *; from pathlib import Path; "
-FILES += "print(*with_installed(WorkingTree(Path.cwd(), {})).files, sep='\\n')"
+DIGESTS = """
+import json
+from pathlib import Path
+from rackrun.launcher.files.working_tree import WorkingTree, with_installed
+print(json.dumps(with_installed(WorkingTree(Path.cwd(), {})).files))
+"""
 
 
 def test_what_was_brought_can_be_brought_on(tmp_path):
@@ -37,9 +42,9 @@ def test_what_was_brought_can_be_brought_on(tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(code.source(path), tmp_path / path)
     env = {**os.environ, "PYTHONPATH": str(tmp_path / INSTALLED)}
-    words = (sys.executable, "-P", "-c", FILES)
+    words = (sys.executable, "-P", "-c", DIGESTS)
     on = subprocess.run(words, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert sorted(on.stdout.splitlines()) == sorted(code.files)
+    assert json.loads(on.stdout) == code.files
 
 
 def test_code_that_cannot_be_read_is_named(start_lab):
