@@ -97,7 +97,7 @@ def make(typed: Work, work: Work) -> None:
     elif is_to_make(typed, work):
         images = data_of(typed)
         try:
-            _run(["-m", "rackrun", "convert", "folder", images, data_of(work)])
+            _run(["-m", "rackrun.convert", "folder", images, data_of(work)])
         except NotMade as failure:
             if failure.exit_code < 128:  # its last line names options that a launch does not have
                 command = f"{called('convert')} folder {shlex.quote(images)} SHARDS"
