@@ -114,7 +114,7 @@ def test_what_is_returned_is_json_within_limits():
     """Dataclasses and scalars of NumPy are plain data; anything else says what may be returned."""
     assert as_json("train", [Answer(True, np.float32(0.5))]) == b'[{"right": true, "share": 0.5}]'
     for value in (object(), float("nan"), np.zeros(3)):
-        with pytest.raises(UsageError, match="no JSON: .*; return numbers, text, lists"):
+        with pytest.raises(UsageError, match="written as JSON: .*; return numbers, text, lists"):
             as_json("train", value)
     with pytest.raises(UsageError, match="1,000,003 bytes, of which 1,000,000 may travel; write"):
         as_json("train", "x" * 1_000_001)

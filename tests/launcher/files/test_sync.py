@@ -134,7 +134,7 @@ def test_the_environment_is_made_there_with_progress(start_lab):
     assert code == 0, err  # an interpreter that the host file names has its own packages
     code, _, err = launch(lab, "--sync", named=False, before=("env",))
     assert code == 78
-    assert "no environment could be made" in err
+    assert "no environment could be created" in err
     assert err.count("the disk is full") >= 2
 
 
