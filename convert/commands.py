@@ -26,17 +26,11 @@ class Subcommand(NamedTuple):
     module: str
     settings: str
 
-    def load(self) -> type[Runnable]:
-        """Import the class of the settings."""
-        module = import_module(f"rackrun.convert.{self.module}")
-        loaded: type[Runnable] = getattr(module, self.settings)
-        return loaded
-
 
 RAW, SHARDS = "From raw data to shards", "Folders of shards"
 VERSIONS = "Versions of a folder of shards"
 FOLDER = ("folder", "FolderOfClasses")
-EDIT, PACK = "versions.edit", "packing.pack"
+EDIT = "versions.edit"
 
 COMMANDS = {
     "catdog": Subcommand(RAW, "Kaggle's or Microsoft's cats and dogs.", "catdog", "Catdog"),
@@ -53,7 +47,6 @@ COMMANDS = {
     "drop": Subcommand(VERSIONS, "Drop samples.", EDIT, "Drop"),
     "relabel": Subcommand(VERSIONS, "Change the class of samples.", EDIT, "Relabel"),
     "shards": Subcommand(VERSIONS, "Write a version as a new, plain folder.", "shards", "Shards"),
-    "finish": Subcommand(SHARDS, "Complete the shards of an array job.", PACK, "Finish"),
     "summary": Subcommand(SHARDS, "Print counts, bytes and classes.", "summary", "Summary"),
     "verify": Subcommand(SHARDS, "Read everything and check every byte.", "verify", "Verify"),
 }
@@ -86,4 +79,6 @@ def read(args: Sequence[str]) -> Runnable:
         raise UsageError(f"no command given; there are: {names}; type: {prog} --help")
     if name not in COMMANDS:
         raise UsageError(unknown_command(name, COMMANDS, prog))
-    return parse(COMMANDS[name].load(), f"{prog} {name}", args[1:])
+    module = import_module(f"rackrun.convert.{COMMANDS[name].module}")
+    settings: type[Runnable] = getattr(module, COMMANDS[name].settings)
+    return parse(settings, f"{prog} {name}", args[1:])

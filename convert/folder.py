@@ -74,6 +74,7 @@ class FolderOfClasses:
             raise UsageError("--group-level cannot be negative")
         images_in_folders = listing(
             self.source,
+            self.out,
             self.name,
             may_be_splits="split-names" in self.packing.allow,
             exclude=self.exclude,
@@ -84,6 +85,7 @@ class FolderOfClasses:
 
 def listing(
     source: Path,
+    scratch: Path,
     name: str = "",
     fewest: int = 2,
     may_be_splits: bool = False,
@@ -92,10 +94,11 @@ def listing(
 ) -> RecordListing:
     """List the images below a folder of `fewest` class folders or more.
 
-    `may_be_splits`: classes may be called like splits, and no folder is a split. `group_level`: of
-    the folders whose images stay together, counted from that of the class; 0 for none.
+    `scratch`: a folder with room for a compressed tar. `may_be_splits`: classes may be called
+    like splits, and no folder is a split. `group_level`: of the folders whose images stay together,
+    counted from that of the class; 0 for none.
     """
-    tree = tree_of(source, exclude)
+    tree = tree_of(source, exclude, scratch)
     parts = {} if may_be_splits else _parts(tree)
     train = [top for top, split in parts.items() if split == TRAIN]
     classes = tree.folders(*train[:1])

@@ -33,7 +33,7 @@ class Packing:
     workers: int = 0
     """Number of processes; 0: one per core."""
     task_index: int | None = None
-    """In an array job: number of this task, from 0. After all tasks, run: convert finish OUT."""
+    """In an array job: number of this task, from 0; the last to end completes the folder."""
     task_count: int = 1
     """Number of tasks in the array job; each converts an equal part."""
     force: bool = False

@@ -5,26 +5,25 @@ the shards are mixed and cut as a conversion does. Images keep their bytes unles
 asked for. Other members of tars from other programs are not copied.
 """
 
-import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
-from rackrun.atomic import write_whole
 from rackrun.commandline.options import Examples, Positional
-from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.images.treatment import Preset
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.stored_samples import shards_of
 from rackrun.convert.readers.names import free_key
 from rackrun.convert.readers.records import Record, RecordListing
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
-from rackrun.shards.folder import FolderSource
-from rackrun.shards.index import Manifest, Origin
+from rackrun.shards.index import Origin
 from rackrun.shards.open import open_source
+from rackrun.shards.samples import sample_in_row
 from rackrun.shards.source import Source
 from rackrun.terminal import say
 
@@ -55,11 +54,15 @@ class Shards:
         if folder.is_dir() and self.out.resolve().is_relative_to(folder.resolve()):
             raise UsageError(f"{self.out}: lies inside {folder}; choose a folder outside it")
         manifest = source.manifest
-        preset = Preset.of(manifest)  # or an error, before anything is written
+        stored = replace(manifest, preset=asdict(Preset.of(manifest)))
         if manifest.adopted:
             say(f"{self.location}: members other than images and classes are not copied")
         listing = RecordListing(
-            manifest.dataset, manifest.classes, (_StoredImages(source),), _records(source)
+            manifest.dataset,
+            manifest.classes,
+            (_StoredImages(source),),
+            _records(source),
+            stored=stored,
         )
         for name in OF_RAW_DATA:
             if getattr(self.packing, name) != getattr(Packing, name):
@@ -69,54 +72,32 @@ class Shards:
         allow = (*self.packing.allow, "similar-classes")
         packing = replace(self.packing, val_percent=0.0, exif="ignore", allow=allow)
         pack(listing, packing, self.out)
-        if packing.task_index is None:
-            _describe(self.out, manifest, preset if packing.preset.passes_through else None)
 
 
 def _records(source: Source) -> Iterator[Record]:
-    taken = set[str]()
+    """Yield the samples of all splits; the offset of a record is the number of its row."""
+    taken, numbers = set[str](), defaultdict[str, count[int]](count)
     for stored in shards_of(source):
         for key, row in zip(stored.sample_keys(), stored.rows, strict=True):
             name, length = f"{stored.shard.name}/{key}", int(row["image_length"])
-            place = 0, int(row["image_offset"]), length, length
+            place = 0, next(numbers[stored.split]), length, length
             yield Record(
-                free_key((key,), name, taken), int(row["label"]), stored.split, name, *place,
-                int(row["crc"]),
-            )  # fmt: skip
+                free_key((key,), name, taken), int(row["label"]), stored.split, name, *place
+            )
 
 
 class _StoredImages:
-    """The images of a version as a container; a record's name begins with its shard's."""
+    """The images of a version as a container."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._shards = {stored.shard.name: stored.shard for stored in shards_of(source)}
 
     def origin(self) -> Origin:
         """Return the version as an entry of a manifest."""
         manifest = self._source.manifest
-        return Origin(
-            manifest.dataset, sum(s.bytes for s in self._shards.values()), manifest.digest
-        )
+        size = sum(stored.shard.bytes for stored in shards_of(self._source))
+        return Origin(manifest.dataset, size, manifest.digest)
 
     def read(self, record: Record) -> bytes:
         """Return an image; DataError if it is damaged: the new folder would lack it in silence."""
-        shard = self._shards[record.name.partition(".tar/")[0] + ".tar"]
-        for read in (self._source.read, self._source.reread):
-            data = bytes(read(shard, record.offset, record.length))
-            if zlib.crc32(data) == record.crc:
-                return data
-        raise DataError(f"{self._source.location}: {record.name}: its image is damaged")
-
-
-def _describe(out: Path, before: Manifest, preset: Preset | None) -> None:
-    """Write what earlier conversions did with the images into the new manifest, too."""
-    manifest = FolderSource(str(out)).manifest
-    described = replace(
-        manifest,
-        upright=before.upright,
-        preset=asdict(preset) if preset else manifest.preset,
-        sources=before.sources or manifest.sources,
-    )
-    if described != manifest:
-        write_whole(out / MANIFEST_NAME, described.serialise())
+        return sample_in_row(self._source, record.split, record.offset).image

@@ -16,22 +16,19 @@ manifest (`rackrun convert index`). Their samples may have additional members in
 import hashlib
 import json
 import re
-import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from mmap import mmap
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
 
 from rackrun import npy
 from rackrun.commands import called
 from rackrun.contract.files import LARGEST_MANIFEST
 from rackrun.errors import DataError, Unavailable, UsageError
 from rackrun.shapes import Misshapen, Real, Whole, at_most, between, matches, parsed_json, shaped
-
-if TYPE_CHECKING:
-    from mmap import mmap
-
-    import numpy as np
 
 VERSION = 1
 
@@ -47,9 +44,8 @@ INDEX_FIELDS = [
     ("crc", "<u4"),  # CRC-32 of the image's bytes
     ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the image's extension
 ]
-PACKED_ROW = struct.Struct("<IQIQ5I4s")
 ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
-NUMBERED = re.compile(r"(.*?)([0-9]+)([^0-9]*)")  # a name, and the last number in it
+NUMBERED = re.compile(r"(.*?)([0-9]*)([^0-9]*)")  # a name, and the last number in it
 HEADER_BYTES = 512  # before the image, with its name
 
 MOST_VERSIONS = 10_000
@@ -297,36 +293,31 @@ def brace_name(split: Split) -> str:
 
     Of more than 1,000 names that do not count up, the first and the last.
     """
-    series: list[list[str]] = []  # names that count up
+    series = list[list[re.Match[str]]]()  # names that count up
     following = ""
-    for name in (shard.name for shard in split.shards):
-        if name == following:
-            series[-1].append(name)
+    for match in (NUMBERED.fullmatch(shard.name) for shard in split.shards):
+        assert match
+        if match[0] == following:
+            series[-1].append(match)
         else:
-            series.append([name])
-        match = NUMBERED.fullmatch(name)
-        following = ""
-        if match:
-            following = f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}"
-    if len(series) > MOST_PARTS:
-        return f"{series[0][0]} … {series[-1][-1]}"
-    if len(series) == 1:
-        return _series_name(series[0])
-    return f"{{{','.join(map(_series_name, series))}}}"
+            series.append([match])
+        following = f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}" if match[2] else ""
+    names = [_series_name(each[0], each[-1]) for each in series]
+    if len(names) > MOST_PARTS:
+        return f"{series[0][0][0]} … {series[-1][-1][0]}"
+    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
 
 
-def _series_name(names: list[str]) -> str:
-    first, last = (NUMBERED.fullmatch(name) for name in (names[0], names[-1]))
-    if len(names) == 1 or not first or not last:
-        return names[0]
+def _series_name(first: re.Match[str], last: re.Match[str]) -> str:
+    if first is last:
+        return first[0]
     return f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"
 
 
-def serialise_index(rows: bytes) -> bytes:
-    """Return packed rows as the bytes of a `.npy` file (format 1.0), without importing numpy."""
-    if len(rows) % PACKED_ROW.size:
-        raise ValueError(f"{len(rows)} bytes are not whole rows of {PACKED_ROW.size}")
-    return npy.header(INDEX_FIELDS, (len(rows) // PACKED_ROW.size,)) + rows
+def serialise_index(rows: Sequence[Row] | np.ndarray) -> bytes:
+    """Return rows as the bytes of a `.npy` file."""
+    packed = np.asarray(rows, INDEX_FIELDS)
+    return npy.header(INDEX_FIELDS, packed.shape) + packed.tobytes()
 
 
 def largest_index(samples: int) -> int:
@@ -334,15 +325,11 @@ def largest_index(samples: int) -> int:
 
     Other writers pad their headers more than this one.
     """
-    return len(npy.header(INDEX_FIELDS, (samples,))) + samples * PACKED_ROW.size + 64
+    rows = samples * np.dtype(INDEX_FIELDS).itemsize
+    return len(npy.header(INDEX_FIELDS, (samples,))) + rows + 64
 
 
-def pack_rows(rows: Iterable[Row]) -> bytes:
-    """Return rows as the bytes of the index file."""
-    return b"".join(PACKED_ROW.pack(*row) for row in rows)
-
-
-def parse_index(data: "bytes | mmap", manifest: Manifest, split: Split, where: str) -> "np.ndarray":
+def parse_index(data: bytes | mmap, manifest: Manifest, split: Split, where: str) -> np.ndarray:
     """Return the index of a split, checked against its digest and the manifest."""
     if hashlib.sha256(data).hexdigest() != split.index_sha256:
         raise DataError(f"{where}: {split.index}: its SHA-256 is not the one in the manifest")
@@ -354,12 +341,11 @@ def parse_index(data: "bytes | mmap", manifest: Manifest, split: Split, where: s
     return rows
 
 
-def check_index(rows: "np.ndarray", manifest: Manifest, split: Split, where: str) -> None:
+def check_index(rows: np.ndarray, manifest: Manifest, split: Split, where: str) -> None:
     """Raise DataError unless the rows name samples of the manifest's shards, in their order.
 
     They need not name every member of a tar: samples that were dropped are in no row.
     """
-    import numpy as np
 
     def demand(holds: Any, what: str) -> None:
         if not holds:

@@ -42,6 +42,14 @@ def samples(source: Source, split: str, number: int) -> Iterator[Sample]:
         yield sample_of(source, shard, row, data)
 
 
+def sample_in_row(source: Source, split: str, number: int) -> Sample:
+    """Return the sample of a row of a split's index; DataError if it is damaged."""
+    row = source.index(split)[number]
+    shard = source.manifest.split(split).shards[int(row["shard"])]
+    data = source.read(shard, int(row["offset"]), int(row["length"]))
+    return sample_of(source, shard, row, data)
+
+
 def portions(
     source: Source, requests: Iterable[tuple[Shard, np.ndarray]]
 ) -> Iterator[list[Sample]]:

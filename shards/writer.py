@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import re
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -11,18 +12,13 @@ from typing import BinaryIO, NamedTuple
 from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.shards.index import Shard
 
-BLOCK = 512
+BLOCK = tarfile.BLOCKSIZE
 EXTENSION = "jpg"  # of every image: stock readers ask for one, and their decoders go by the bytes
 END = bytes(2 * BLOCK)
 MTIME = 1_000_000_000  # a whole number: a fraction would cost a 1,024-byte header per member
 SENT_BYTES = 4 << 20  # write-back to the disk begins in pieces of this size
 MAX_KEY_BYTES = 90  # the name field has 100
 KEY = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_KEY_BYTES}}}")
-
-_BEFORE_SIZE = b"0000444\0" + b"0000000\0" * 2
-_AFTER_SIZE = b"%011o\0" % MTIME
-_AFTER_CHECKSUM = b"\0 0" + bytes(100) + b"ustar\0" + b"00"
-_CONSTANT_SUM = sum(_BEFORE_SIZE + _AFTER_SIZE + b"        " + _AFTER_CHECKSUM[2:])
 
 
 class SamplePosition(NamedTuple):
@@ -54,9 +50,9 @@ class ShardWriter:
         digits = b"%d" % label
         head = b"".join(
             (
-                tar_header(f"{key}.cls", len(digits)),
+                _header(f"{key}.cls", len(digits)),
                 digits.ljust(BLOCK, b"\0"),
-                tar_header(f"{key}.{EXTENSION}", len(image)),
+                _header(f"{key}.{EXTENSION}", len(image)),
             )
         )
         self._write(head, image, bytes(-len(image) % BLOCK))
@@ -97,19 +93,8 @@ def write_shard(path: Path) -> Iterator[ShardWriter]:
         yield ShardWriter(path, file)
 
 
-def tar_header(name: str, size: int) -> bytes:
-    """Return the USTAR header of a regular file: read-only, owned by uid 0, a constant date."""
-    encoded = name.encode("ascii")
-    octal = b"%011o\0" % size
-    checksum = _CONSTANT_SUM + sum(encoded) + sum(octal)
-    header = b"".join(
-        (
-            encoded.ljust(100, b"\0"),
-            _BEFORE_SIZE,
-            octal,
-            _AFTER_SIZE,
-            b"%06o" % checksum,
-            _AFTER_CHECKSUM,
-        )
-    )
-    return header.ljust(BLOCK, b"\0")
+def _header(name: str, size: int) -> bytes:
+    """Return the header of a regular file: read-only, owned by uid 0, a constant date."""
+    member = tarfile.TarInfo(name)
+    member.size, member.mode, member.mtime = size, 0o444, MTIME
+    return member.tobuf(tarfile.USTAR_FORMAT)

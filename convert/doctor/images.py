@@ -18,7 +18,7 @@ from rackrun.errors import DataError, Unavailable
 from rackrun.shards.images import FORMATS, MAX_SCANS, UNDECODABLE, scans, too_large
 from rackrun.shards.index import Shard
 from rackrun.shards.resize import in_mode
-from rackrun.shards.samples import Sample, sample_of
+from rackrun.shards.samples import Sample, sample_in_row
 from rackrun.shards.source import Source
 from rackrun.terminal import say
 
@@ -88,9 +88,7 @@ class Images:
 
     def sample(self, number: int) -> Sample:
         """Return an image as stored; DataError if it is damaged."""
-        shard, row = self._shard_and_row(number)
-        data = self.source.read(shard, int(row["offset"]), int(row["length"]))
-        return sample_of(self.source, shard, row, data)
+        return sample_in_row(self.source, *self._rows[number])
 
     def labelled(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield number, label and stored bytes of each image whose bytes are right."""

@@ -8,10 +8,7 @@ No byte of the tars is changed. They may lie on a server that is only read.
 
 import os
 import shlex
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -19,27 +16,15 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.indexing.split_index import (
-    IndexedTar,
-    hold_out,
-    link,
-    named_tars,
-    parts_of,
-    refuse_duplicates,
-    refuse_losses,
-)
-from rackrun.convert.indexing.tar_index import classes_of, index_tars
+from rackrun.convert.indexing.adoption import Beginning, adopt
+from rackrun.convert.indexing.tar_index import index_tars, refuse_duplicates
 from rackrun.convert.indexing.tar_listing import list_tars
-from rackrun.convert.packing.copies import ReadRange, copies, leaks_refused, local_files
-from rackrun.convert.packing.finalize import print_use, write_split
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.finalize import counted, print_use, say_missing_classes, write_split
 from rackrun.convert.packing.output_folder import REPORT_NAME
-from rackrun.convert.packing.plan import say_missing_classes
-from rackrun.convert.packing.quality_report import print_report, save_report
 from rackrun.convert.readers.class_order import classes_in
-from rackrun.convert.readers.names import refuse_unique_labels
-from rackrun.convert.readers.webdataset_tars import LABEL_FIELD, Label
-from rackrun.errors import DataError, UsageError
-from rackrun.machine import core_count
+from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
+from rackrun.errors import UsageError
 from rackrun.shards.index import Manifest
 
 
@@ -77,58 +62,29 @@ class Index:
 
     def run(self) -> None:
         """Index them."""
-        if self.workers < 0 or (self.allow_left_out or 0) < 0:
-            raise UsageError("--workers and --allow-left-out cannot be negative")
-        if not 0 <= self.val_percent <= 90:
-            raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
+        packing = Packing(
+            val_percent=self.val_percent,
+            allow_left_out=self.allow_left_out,
+            allow=self.allow,
+            workers=self.workers,
+        )
         command = f"{called('convert')} index {shlex.join(self.sources)}"
         listing = list_tars(self.sources, self.split, self.name, command)
         folder = self._folder(listing.folder)
-        class_names = classes_in(self.classes) if self.classes else None
-        indexed = index_tars(listing, folder, self.label_field, self.workers or core_count())
-        if self.val_percent:
-            listing = hold_out(listing, indexed, self.val_percent)
-        classes, numbers = classes_of(indexed, class_names, "similar-classes" in self.allow)
-        counts = sum((each.counts() for each in indexed), Counter[Label]())
-        if "unique-labels" not in self.allow:
-            refuse_unique_labels({str(label): count for label, count in counts.items()})
+        begin = Beginning(classes_in(self.classes), True) if self.classes else Beginning()
+        indexed = index_tars(listing, folder, self.label_field, packing.processes)
         refuse_duplicates(listing, indexed)
-        findings = sorted(chain.from_iterable(each.findings for each in indexed))
-        stored = sum(len(each.rows) for each in indexed)
-        report = folder / REPORT_NAME
-        save_report(report, findings, stored)
-        advice = f"all names: {report}; if they are to be left out, add --force"
-        refuse_losses(folder, findings, stored, self.allow_left_out, advice)
-        if not stored:
-            raise DataError(
-                f"{folder}: no sample in the tars has an image and a class; a sample's key ends at "
-                "the first dot of a name; its class is read from .cls, from the field of .json that"
-                " --label-field names, or from .txt"
-            )
-        tars = named_tars(listing, indexed, folder)
-        parts = parts_of(tars, numbers)
-        say_missing_classes(
-            {part.split: set(part.rows["label"].tolist()) for part in parts}, classes
-        )
-        findings += copies(parts, classes, _read_range(listing.url, tars))
-        save_report(report, findings, stored)
-        if "leaks" not in self.allow and (leaks := leaks_refused(findings)):
-            raise DataError(
-                f"{folder}: {leaks}; write the tars again without them, or add --force --allow "
-                f"leaks; all names: {report}"
-            )
-        if not listing.url:
-            link(tars, folder)
+        parts, classes, found = adopt(listing, indexed, folder, packing, begin)
+        say_missing_classes(parts, classes)
         manifest = Manifest(
             listing.dataset,
             classes,
             tuple(write_split(folder, listing.dataset, part) for part in parts),
-            report=dict(sorted(Counter(finding.kind for finding in findings).items())),
+            report=counted(found),
             adopted=True,
             tars=listing.url,
         )
         write_whole(folder / MANIFEST_NAME, manifest.serialise())
-        print_report(report, findings, stored)
         print_use(folder, listing.dataset)
 
     def _folder(self, beside: Path | None) -> Path:
@@ -147,11 +103,3 @@ class Index:
                     f"{folder / name}: already exists; add --force to replace it, or --out FOLDER"
                 )
         return folder
-
-
-def _read_range(url: str, tars: Sequence[IndexedTar]) -> ReadRange:
-    if not url:
-        return local_files({tar.name: tar.path for tar in tars}.__getitem__)
-    from rackrun.shards.http_source import HttpSource
-
-    return HttpSource(url).read

@@ -4,10 +4,11 @@ import os
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b, file_digest
+from hashlib import file_digest
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,7 +16,6 @@ from rackrun.atomic import translated_os_errors
 from rackrun.convert.images.info import findings, inspect
 from rackrun.convert.indexing.tar_listing import ListedTar, TarListing
 from rackrun.convert.packing.workers import in_parallel, working_on
-from rackrun.convert.readers.names import refuse_similar
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
@@ -27,6 +27,8 @@ from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import Label, label_of, samples_in
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import INDEX_FIELDS, Row
+from rackrun.terminal import clean
+from rackrun.units import plural
 
 LARGEST_TAR = 1 << 38  # bytes of a tar on a server
 LARGEST_SAMPLE = 1 << 32  # bytes with all other members: the index has 32 bits for it
@@ -42,8 +44,8 @@ class TarIndex:
     rows: np.ndarray = field(default_factory=lambda: np.empty(0, INDEX_FIELDS))
     """As in the index, but that a label is a number in `labels`."""
     labels: list[Label] = field(default_factory=list)
-    keys: dict[bytes, str] = field(default_factory=dict)
-    """The hash of each sample's key, and the key."""
+    keys: set[str] = field(default_factory=set)
+    """Those of all samples, also of such that are left out."""
     findings: list[ImageDefect] = field(default_factory=list)
 
     def counts(self) -> Counter[Label]:
@@ -79,13 +81,12 @@ def _indexed(tar: Tar, size: int, label_field: str) -> TarIndex:
     contents, rows, numbers = TarIndex(size), list[Row](), dict[Label, int]()
     end = 0  # of the last sample: what lies between two samples belongs to the later one
     for sample in samples_in(tar):
-        mark = blake2b(sample.key.encode(), digest_size=8).digest()
-        if mark in contents.keys:
+        if sample.key in contents.keys:
             raise DataError(
                 f"{tar.path}: {sample.key}: is in it twice, not side by side; write the members "
                 "of each sample next to one another"
             )
-        contents.keys[mark] = sample.key
+        contents.keys.add(sample.key)
         working_on(f"{tar.path}: {sample.key}")
         image, label = sample.image, label_of(tar, sample, label_field)
         name = f"{tar.path.name}/{sample.key}"
@@ -120,28 +121,51 @@ def _copied(url: str, name: str, scratch: Path) -> int:
         return os.dup(file.fileno())
 
 
+def refuse_duplicates(
+    listing: TarListing,
+    indexed: Sequence[TarIndex],
+    stored: Mapping[tuple[str, str], str] = MappingProxyType({}),
+) -> None:
+    """Raise DataError for a key that two tars of one split have.
+
+    `stored`: the shard of each sample that is there already, by split and key.
+    """
+    places = dict[tuple[str, str], object](stored)
+    for tar, contents in zip(listing.tars, indexed, strict=True):
+        for key in sorted(contents.keys):
+            earlier = places.setdefault((tar.split, key), tar.path)
+            if earlier is not tar.path:
+                raise DataError(
+                    clean(f"{tar.path}: {key}: is in {earlier}, too; tars are taken whole: leave ")
+                    + "one of them out, or write it again without that sample"
+                )
+
+
 def classes_of(
-    indexed: Sequence[TarIndex], names: tuple[str, ...] | None, may_be_similar: bool
+    indexed: Sequence[TarIndex], table: Sequence[str], has_all: bool
 ) -> tuple[tuple[str, ...], dict[Label, int]]:
-    """Return the class table, and the number of each label in it."""
+    """Return the class table, new classes at its end, and the number of each label in it.
+
+    UsageError for a label beyond a table that has all classes, DataError for a number beyond one of
+    names, and for names where classes are numbers.
+    """
     labels = set[Label]().union(*(each.labels for each in indexed))
     texts = sorted(label for label in labels if isinstance(label, str))
-    numbers = [label for label in labels if isinstance(label, int)]
-    if texts and numbers:
+    numbers = sorted(label for label in labels if isinstance(label, int))
+    are_numbers = [*table] == [*map(str, range(len(table)))]  # so is an empty table
+    if texts and are_numbers and (table or numbers):
         raise DataError(
-            f"some samples have a number as their class ({numbers[0]}), others a name "
+            f"some samples have a number as their class ({min(numbers, default=0)}), others a name "
             f"({texts[0]!r}); index them separately"
         )
-    if numbers:
-        count = max(numbers) + 1
-        if names is not None and len(names) < count:
-            raise UsageError(f"--classes: {len(names)} names, and a sample has class {count - 1}")
-        table = names or tuple(map(str, range(count)))
-        return table, {number: number for number in numbers}
-    table = tuple(texts) if names is None else names
-    if not may_be_similar:
-        refuse_similar(table)
-    unknown = sorted(set(texts) - set(table))
-    if unknown:
-        raise UsageError(f"--classes: no {unknown[0]!r} in it, which is the class of a sample")
-    return table, {name: number for number, name in enumerate(table)}
+    refused = UsageError if has_all else DataError
+    count = max(numbers, default=-1) + 1
+    if count > len(table) and (has_all or not are_numbers):
+        named = f"a sample has class {count - 1}, and there are {plural(len(table), 'name')}"
+        raise refused(f"{named}; index all tars with --classes FILE --force, which names it, too")
+    more = [*map(str, range(len(table), count))] if are_numbers and not texts else texts
+    if has_all and (unknown := [text for text in texts if text not in table]):
+        raise refused(f"--classes: no {unknown[0]!r} in it, which is the class of a sample")
+    grown = tuple(dict.fromkeys((*table, *more)))
+    by_name: dict[Label, int] = {name: number for number, name in enumerate(grown)}
+    return grown, by_name | {number: number for number in range(len(grown))}

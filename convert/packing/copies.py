@@ -6,7 +6,7 @@ that two images whose checksums collide by chance are never taken for copies.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
@@ -56,16 +56,17 @@ def copies(
     classes: Sequence[str],
     read: ReadRange,
     name_image: NameImage = lambda shard, key: f"{shard.name}/{key}",
-    new_from: Mapping[str, int] | None = None,
-) -> Iterator[ImageDefect]:
-    """Yield a finding for each image that is a copy of one before it, in train if there is one.
+    before: Sequence[SplitRows] = (),
+) -> list[ImageDefect]:
+    """Return a finding for each image that is a copy of one before it, in train if there is one.
 
-    With `new_from`, by split the number of the first shard that an append has made, only of pairs
-    of which one at least is new.
+    Of pairs that are both in the shards of `before`, the version that others join, nothing is said.
     """
+    old = {part.split: len(part.shards) for part in before}
+    found = list[ImageDefect]()
 
     def is_new(image: NamedImage) -> bool:
-        return new_from is None or image.shard >= new_from[image.split]
+        return image.shard >= old.get(image.split, 0)
 
     for group in groups_of_copies(splits, read, name_image):
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
@@ -73,12 +74,13 @@ def copies(
             if not (is_new(image) or is_new(first)):
                 continue
             if image.split != first.split:
-                yield ImageDefect(image.name, LEAK, f"{first.name} in {first.split}")
+                found.append(ImageDefect(image.name, LEAK, f"{first.name} in {first.split}"))
             elif image.label != first.label:
                 detail = f"{first.name} in class {classes[first.label]}"
-                yield ImageDefect(image.name, TWO_CLASSES, detail)
+                found.append(ImageDefect(image.name, TWO_CLASSES, detail))
             else:
-                yield ImageDefect(image.name, COPY, first.name)
+                found.append(ImageDefect(image.name, COPY, first.name))
+    return found
 
 
 def groups_of_copies(
@@ -121,7 +123,8 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
         return ""
     return (
         f"{len(names):,} of its images are exact copies of images in another split, so results on "
-        f"them are not those on unseen images: {first_few(names, NAMED)}"
+        f"them are not those on unseen images: {first_few(names, NAMED)}; take them out of the "
+        "source and add --force, or add --allow leaks"
     )
 
 

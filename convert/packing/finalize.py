@@ -1,11 +1,12 @@
 """The end of a conversion: indexes, quality report and, when all else is there, the manifest."""
 
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract.tasks import TASKS
 from rackrun.convert.images.info import LEFT_OUT
+from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import (
     NameImage,
     SplitRows,
@@ -33,59 +35,54 @@ from rackrun.shards.index import (
     index_name,
     serialise_index,
 )
-from rackrun.terminal import clean, say
+from rackrun.terminal import say
 from rackrun.units import first_few, plural
 
+NAMED = 5  # classes that a line names
 FEW, MANY = 10, 100  # images that may be left out of the smallest and of middling sets
 
-FindCopies = Callable[[Sequence[SplitRows], NameImage], Sequence[ImageDefect]]
-"""Returns the copies among the images of some splits."""
 
-
-def close_folder(
-    target: Target, plan: ShardPlan, allowed: int | None, allow: Sequence[str] = ()
-) -> None:
+def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
-
-    def find(parts: Sequence[SplitRows], name_image: NameImage) -> list[ImageDefect]:
-        return [*copies(parts, plan.classes, local_files(target.tar), name_image)]
-
-    # Nobody can repair a published data set, and its accuracy is compared as it is.
-    may_leak = "leaks" in allow or plan.as_published
-    parts, found = checked_parts(target, plan, allowed, may_leak, find)
+    parts, found = checked_parts(target, plan, packing)
+    listing = plan.listing
     manifest = Manifest(
-        dataset=plan.dataset,
-        classes=plan.classes,
-        splits=tuple(write_split(target.folder, plan.dataset, part) for part in parts),
+        dataset=listing.dataset,
+        classes=listing.classes,
+        splits=tuple(write_split(target.folder, listing.dataset, part) for part in parts),
         seed=plan.seed,
-        preset=asdict(plan.preset),
+        preset=asdict(plan.treatment.preset),
         # Of a published set, no orientation is applied, and yet photos to predict are turned.
-        upright=plan.upright or plan.as_published,
+        upright=plan.treatment.upright or listing.as_published,
         sources=plan.origins,
-        report=dict(sorted(Counter(finding.kind for finding in found).items())),
+        report=counted(found),
         plan_sha256=plan.digest,
     )
+    if stored := listing.stored:
+        was_kept = plan.treatment.preset.passes_through
+        manifest = replace(
+            manifest,
+            upright=stored.upright,
+            preset=stored.preset if was_kept else manifest.preset,
+            sources=stored.sources or manifest.sources,
+        )
     write_whole(target.manifest, manifest.serialise())
     target.clear_work()
-    for part in parts:
-        labels = set(part.rows["label"].tolist())
-        if names := [name for label, name in enumerate(plan.classes) if label not in labels]:
-            which = f"{plural(len(names), 'class', 'classes')}: {first_few(names, 5)}"
-            say(clean(f"{part.split} has no images of {which}"))
-    print_use(target.folder, plan.dataset)
+    say_missing_classes(parts, listing.classes)
+    print_use(target.folder, listing.dataset)
 
 
 def checked_parts(
     target: Target,
     plan: ShardPlan,
-    allowed: int | None,
-    may_leak: bool,
-    find: FindCopies,
+    packing: Packing,
+    before: Sequence[SplitRows] = (),
     version: int = 1,
 ) -> tuple[list[SplitRows], list[ImageDefect]]:
-    """Return what was converted, by split, and all findings; the report is saved and printed.
+    """Return all splits, and what was found while they were converted, saved and printed.
 
-    DataError where too many images are left out, or one leaks.
+    `before`: the splits of the version that the shards join. DataError where too many images are
+    left out, or one leaks.
     """
     results = list[ShardResult]()
     for shard in plan.shards:
@@ -94,19 +91,50 @@ def checked_parts(
         results.append(result)
     found = [*plan.findings, *(finding for each in results for finding in each.findings)]
     stored = sum(each.shard.samples for each in results)
-    wrong = objection(plan, results, allowed)
-    parts = _parts(plan, results)
+    wrong = objection(target, plan, results, packing.allow_left_out)
+    parts = joined(before, _parts(target, plan, results))
     if not wrong:
-        duplicates = find(parts, _names(target, plan))
-        found += duplicates
-        if not may_leak and (leaks := leaks_refused(duplicates)):
-            wrong = f"{leaks}; take them out of the source and add --force, or add --allow leaks"
-    report = target.folder / report_name(version)
+        names = _names(plan)
+        found += copies(parts, plan.listing.classes, local_files(target.tar), names, before)
+        # Nobody can repair a published data set, and its accuracy is compared as it is.
+        if "leaks" not in packing.allow and not plan.listing.as_published:
+            wrong = leaks_refused(found)
+    conclude(target.folder / report_name(version), found, stored, wrong)
+    return parts, found
+
+
+def conclude(report: Path, found: list[ImageDefect], stored: int, wrong: str) -> None:
+    """Save and print what was found; DataError where `wrong` says why this is no data set."""
     save_report(report, found, stored)
     if wrong:
-        raise DataError(f"{target.folder}: {wrong}; all names: {report}")
+        raise DataError(f"{report.parent}: {wrong}; all names: {report}")
     print_report(report, found, stored)
-    return parts, found
+
+
+def joined(before: Sequence[SplitRows], added: Iterable[SplitRows]) -> list[SplitRows]:
+    """Return all splits, with the shards that are added to each behind those that it has."""
+    parts = {part.split: part for part in before}
+    for more in added:
+        had = parts.get(more.split, SplitRows(more.split, (), more.rows[:0]))
+        rows = more.rows.copy()
+        rows["shard"] += len(had.shards)
+        shards = (*had.shards, *more.shards)
+        parts[more.split] = SplitRows(more.split, shards, np.concatenate([had.rows, rows]))
+    return [parts[name] for name in sorted(parts)]
+
+
+def counted(findings: Iterable[ImageDefect]) -> dict[str, int]:
+    """Return how many findings of each kind there are, as a manifest has it."""
+    return dict(sorted(Counter(finding.kind for finding in findings).items()))
+
+
+def say_missing_classes(parts: Sequence[SplitRows], classes: Sequence[str]) -> None:
+    """Say of each split which classes it has no image of."""
+    for part in parts:
+        labels = set(part.rows["label"].tolist())
+        if missing := [name for label, name in enumerate(classes) if label not in labels]:
+            count = f"{len(missing):,} of {plural(len(classes), 'class', 'classes')}"
+            say(f"{part.split} has no image of {count}: {first_few(missing, NAMED)}")
 
 
 def print_use(folder: Path, dataset: str) -> None:
@@ -115,28 +143,36 @@ def print_use(folder: Path, dataset: str) -> None:
     say(f"to train on it, type: {called('local')} {task} --data {shlex.quote(str(folder))}")
 
 
-def objection(plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None) -> str:
-    """Return why these shards may not become a data set; empty if they may.
+def objection(
+    target: Target, plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None
+) -> str:
+    """Return why the finished shards may not become a data set; empty if they may.
 
     So much is missing that the source has failed rather than a few images, or all of a class is:
     then the shards that are short are made again by the next run, unless it allows for the loss.
     """
-    lost = [finding for finding in plan.findings if finding.is_loss]
-    lost += [finding for each in results for finding in each.findings if finding.is_loss]
-    limit = allowed
-    if limit is None:
-        limit = 0 if plan.needs_all else may_be_lost(plan.images)
-    if len(lost) > limit:
-        kinds = Counter(finding.kind for finding in lost).most_common()
-        reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in kinds)
-        return (
-            f"{len(lost):,} of {plan.images:,} images cannot be used ({reasons}), and "
-            f"{limit:,} may be missing: if the source has failed, type the same command when it is "
-            f"complete again; to leave them out, add --allow-left-out {len(lost)}"
-        )
-    labels = {*plan.unused}.union(*(each.rows["label"].tolist() for each in results))
-    missing = [name for label, name in enumerate(plan.classes) if label not in labels]
-    return f"class {missing[0]}: no image of it is whole" if missing else ""
+    found = [*plan.findings, *(finding for each in results for finding in each.findings)]
+    images = len(plan.table)
+    if allowed is None:
+        allowed = 0 if plan.listing.needs_all else may_be_lost(images)
+    if lost := losses_refused(found, images, allowed):
+        return lost
+    stored = np.concatenate([target.rows(shard)["label"] for shard in plan.shards])
+    missing = np.setdiff1d(plan.table.rows["label"], stored).tolist()
+    return f"class {plan.listing.classes[missing[0]]}: no image of it is whole" if missing else ""
+
+
+def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int) -> str:
+    """Return why a data set is refused that lacks more images than allowed; else nothing."""
+    lost = Counter(finding.kind for finding in found if finding.is_loss)
+    if lost.total() <= allowed:
+        return ""
+    reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in lost.most_common())
+    return (
+        f"{lost.total():,} of {images:,} images cannot be used ({reasons}), and {allowed:,} may be "
+        "missing: if the source has failed, type the same command when it is complete again; to "
+        f"leave them out, add --allow-left-out {lost.total()}"
+    )
 
 
 def may_be_lost(images: int) -> int:
@@ -149,31 +185,28 @@ def may_be_lost(images: int) -> int:
 
 def write_split(folder: Path, dataset: str, part: SplitRows, version: int = 1) -> Split:
     """Write the index of a split; return its entry of the manifest."""
-    index = serialise_index(part.rows.tobytes())
+    index = serialise_index(part.rows)
     name = index_name(dataset, part.split, version)
     write_whole(folder / name, index)
     samples = sum(shard.samples for shard in part.shards)
     return Split(part.split, samples, name, sha256(index).hexdigest(), tuple(part.shards))
 
 
-def _parts(plan: ShardPlan, results: Sequence[ShardResult]) -> list[SplitRows]:
-    by_split = defaultdict[str, list[ShardResult]](list)
-    for shard, result in zip(plan.shards, results, strict=True):
-        by_split[shard.split].append(result)
-    return [
-        SplitRows(
-            split,
-            [each.shard for each in made],
-            np.concatenate([each.rows for each in made]),
-        )
-        for split, made in sorted(by_split.items())
-    ]
+def _parts(target: Target, plan: ShardPlan, results: Sequence[ShardResult]) -> Iterator[SplitRows]:
+    pairs = zip(plan.shards, results, strict=True)  # the shards of a split are a run
+    for split, of_split in groupby(pairs, lambda pair: pair[0].split):
+        planned, made = zip(*of_split, strict=True)
+        rows = np.concatenate([target.rows(shard) for shard in planned])
+        yield SplitRows(split, [result.shard for result in made], rows)
 
 
-def _names(target: Target, plan: ShardPlan) -> NameImage:
+def _names(plan: ShardPlan) -> NameImage:
     """Return what names the images of the plan's shards as the source does."""
-    planned = {shard.name for shard in plan.shards}
-    names = lru_cache(1)(target.names)  # copies are named shard by shard
+    planned = {shard.name: shard for shard in plan.shards}
+
+    @lru_cache(1)  # copies are named shard by shard
+    def names(shard: str) -> dict[str, str]:
+        return {record.key: record.name for record in plan.records(planned[shard])}
 
     def name_image(shard: Shard, key: str) -> str:
         return names(shard.name)[key] if shard.name in planned else f"{shard.name}/{key}"

@@ -1,8 +1,8 @@
 """The output folder of a conversion: its paths, its lock, its earlier content.
 
 OUT/cats-train-000000.tar …  appear one by one, each whole
-OUT/.converting/plan         the plan, until the conversion is complete
-OUT/.converting/*.done       the result of each shard: digest, rows, findings, names
+OUT/.converting/plan         which conversion it is, and the files that it makes
+OUT/.converting/*.done       the result of each shard: digest, findings, rows of the index
 OUT/report.json              the quality report
 OUT/*.index.npy, dataset.json  at the end: a folder with a manifest is complete
 
@@ -11,30 +11,34 @@ A later version adds tars, indexes, report.v2.json and, of the version before it
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
-from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
+from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.packing.plan import PlannedShard, ShardPlan
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError, UsageError
+from rackrun.shapes import Misshapen, Shape, matches, parsed, parsed_file
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.index import INDEX_FIELDS, Manifest, Shard, manifest_name, read_version
+from rackrun.shards.index import INDEX_FIELDS, Manifest, Sha256, Shard, manifest_name
+from rackrun.shards.open import sources_of
 
 REPORT_NAME = "report.json"
 SHARD_FILE = r"-[a-z]+(-\d{6}\.tar|(\.v\d+)?\.index\.npy)"
 OURS = re.compile(rf"[\w-]+{SHARD_FILE}|(dataset|report)(\.v\d+)?\.json")
 DONE = ".done"
+LARGEST_PLAN = LARGEST_DONE = 64 << 20  # bytes
 LOCK_SECONDS = 1.0  # what a killed converter's processes take to let go of the lock
 
 
@@ -43,13 +47,20 @@ def report_name(version: int) -> str:
     return REPORT_NAME if version == 1 else f"report.v{version}.json"
 
 
-@dataclass
-class ShardResult:
-    """A written shard, its rows of the index and its lines of the quality report."""
+class Unfinished(Shape, frozen=True):
+    """A conversion that has been begun."""
 
+    plan: Sha256
+    files: tuple[Annotated[str, matches(OURS.pattern)], ...]
+    """That it makes, besides the manifest."""
+
+
+class ShardResult(Shape, frozen=True):
+    """A written shard, and its lines of the quality report."""
+
+    plan: Sha256
     shard: Shard
-    rows: np.ndarray
-    findings: list[ImageDefect] = field(default_factory=list)
+    findings: tuple[ImageDefect, ...]
 
     @property
     def is_short(self) -> bool:
@@ -86,51 +97,36 @@ class Target:
         """Return the path of a finished shard's result."""
         return self.work / f"{name}{DONE}"
 
-    def save_result(self, plan: ShardPlan, result: ShardResult, names: dict[str, str]) -> None:
-        """Keep the result of a shard until the folder is complete.
-
-        Its file is a line of JSON, then the rows as the index has them; `names` are those of the
-        images in the source, by key.
-        """
-        head = {
-            "plan": plan.digest,
-            "shard": asdict(result.shard),
-            "findings": result.findings,
-            "names": names,
-        }
-        data = json.dumps(head).encode() + b"\n" + result.rows.tobytes()
+    def save_result(self, result: ShardResult, rows: np.ndarray) -> None:
+        """Keep the result of a shard, and its rows of the index, until the folder is complete."""
+        data = msgspec.json.encode(result) + b"\n" + rows.tobytes()
         write_whole(self.done(result.shard.name), data)
 
     def result(self, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
         """Read the result of a shard; None unless it was written whole, for this very plan."""
-        path, tar = self.done(shard.name), self.tar(shard.name)
-        if not path.exists() or not tar.exists():
-            return None
-        head, _, rows = path.read_bytes().partition(b"\n")
         try:
-            fields = json.loads(head)
-            written = Shard(**fields["shard"])
-            findings = [ImageDefect(*finding) for finding in fields["findings"]]
-            is_whole = fields["plan"] == plan.digest and tar.stat().st_size == written.bytes
-            if not is_whole:
-                return None
-            return ShardResult(written, np.frombuffer(rows, INDEX_FIELDS), findings)
-        except (ValueError, KeyError, TypeError):
+            with self.done(shard.name).open("rb") as file:
+                result = parsed(file.readline(), ShardResult, LARGEST_DONE)
+            size = self.tar(shard.name).stat().st_size
+        except (FileNotFoundError, Misshapen):
             return None
+        return result if (result.plan, result.shard.bytes) == (plan.digest, size) else None
 
-    def names(self, shard: str) -> dict[str, str]:
-        """Return the names in the source of the images of a finished shard, by key."""
-        names: dict[str, str] = json.loads(self.done(shard).read_bytes().partition(b"\n")[0])[
-            "names"
-        ]
-        return names
+    def rows(self, shard: PlannedShard) -> np.ndarray:
+        """Read the rows of a finished shard."""
+        return np.frombuffer(self.done(shard.name).read_bytes().partition(b"\n")[2], INDEX_FIELDS)
 
     @contextlib.contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Keep other converters away; the tasks of an array job share the lock.
+        """Keep other converters away; the tasks of an array job share the lock."""
+        with self.lock(shared) as holder:
+            if holder:
+                raise UsageError(f"{self.folder}: {holder} is writing to it; wait, or stop it")
+            yield
 
-        The lock ends with the processes that hold it, however they end.
-        """
+    @contextlib.contextmanager
+    def lock(self, shared: bool = False) -> Iterator[str]:
+        """Take the lock, or yield who has it; it ends with the processes that hold it."""
         with translated_os_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             # O_NOFOLLOW: a link in a folder of many accounts would have another file truncated.
@@ -138,136 +134,100 @@ class Target:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "r+") as file:
             if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-                holder = file.read().strip() or "another converter"
-                raise UsageError(f"{self.folder}: {holder} is writing to it; wait, or stop it")
+                yield file.read().strip() or "another converter"
+                return
             # The name is for the message of whoever is refused; the lock itself is the kernel's.
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
             try:
-                yield
+                yield ""
             finally:
                 file.truncate(0)
 
-    def begin(self, plan: ShardPlan, force: bool) -> bool:
-        """Make the folder ready for a plan: True to convert, False if that is done already.
+    def begin(self, plan: ShardPlan, force: bool, version: int = 1) -> None:
+        """Make the folder ready for a plan, whose shards join those of earlier versions, if any.
 
-        What an interrupted conversion of the same plan has finished is kept; anything else in the
-        folder is refused, or with `force` removed. Raises DataError where a damaged manifest does
-        not say what that is.
+        What an interrupted conversion of the same plan has finished is kept; anything else that is
+        in the way is refused, or with `force` removed: all that was converted here, but of a later
+        version only what another one has begun.
         """
         try:
-            if force:
-                self._clear()
-            elif self.manifest.exists():
-                manifest = self.read()
-                if manifest.plan_sha256 == plan.digest:
-                    self.clear_work()
-                    return False
-                self._refuse(
-                    f"holds a finished data set ({manifest.dataset}) from different input or "
-                    "options"
-                )
-            elif self.plan.exists():
-                if self.plan.read_bytes() != plan.serialise():
-                    self._refuse("holds an unfinished conversion of different input or options")
-                return True
+            begun, listed = self._unfinished(), self._listed()
         except DataError as error:
             hint = "its files may not be rackrun's: name another folder, or move this one away"
             raise DataError(f"{error}; {hint}") from None
-        # What is still here is listed by no manifest and no plan, so it may not be ours.
-        planned = plan.files() | {REPORT_NAME}
-        here = sorted(path.name for path in self.folder.iterdir())
-        for name in here:
-            if name in planned or (OURS.fullmatch(name) and not force):
-                self.refuse_foreign(name)
-        self._save_plan(plan)
-        return True
-
-    def begin_append(self, plan: ShardPlan) -> None:
-        """Make a finished folder ready for shards that join it.
-
-        What an interrupted append of the same plan has finished is kept; another one is refused.
-        """
-        if self.plan.exists():
-            if self.plan.read_bytes() != plan.serialise():
-                raise UsageError(
-                    f"{self.folder}: holds an unfinished append of different input or options; "
-                    "type that command again, or add --force to give it up"
-                )
+        planned = set(begun.files) if begun else set()
+        is_published = bool(planned & listed)  # it was killed before it had tidied up
+        if force and version == 1:
+            self._remove(planned | listed)
+        elif listed and version == 1:
+            raise UsageError(
+                f"{self.folder}: holds a finished data set from different input or options; choose "
+                "another folder, or --force to replace it"
+            )
+        elif begun and begun.plan == plan.digest:
             return
-        for shard in plan.shards:
-            if self.tar(shard.name).exists():
-                self.refuse_foreign(shard.name)
-        self._save_plan(plan)
-
-    def give_up_append(self) -> None:
-        """Remove what an unfinished append has made."""
-        names = self.planned() - self.read().files() | {report_name(self.read().number + 1)}
-        for name in names:
-            (self.folder / name).unlink(missing_ok=True)
-        self._clear_work(names)
-
-    def refuse_foreign(self, name: str) -> None:
-        """Raise UsageError for a file that no conversion has written."""
-        raise UsageError(
-            f"{self.folder / name}: not written by a conversion; choose another folder, or move it"
-            " away"
-        )
+        elif force and not is_published:
+            self._remove(planned)
+        elif begun and not is_published:
+            raise UsageError(
+                f"{self.folder}: holds an unfinished conversion of different input or options; type"
+                " that command again, or add --force to give it up"
+            )
+        files = plan.files(version) | {report_name(version)}
+        here = {path.name for path in self.folder.iterdir()}
+        # What is listed by no manifest and no plan may not be ours, but an index of a later version
+        # that never came is written over.
+        foreign = here & {shard.name for shard in plan.shards}
+        if version == 1:
+            foreign = {each for each in here if each in files or OURS.fullmatch(each) and not force}
+        if foreign:
+            raise UsageError(
+                f"{self.folder / min(foreign)}: not written by a conversion; choose another "
+                "folder, or move it away"
+            )
+        with translated_os_errors(self.work):
+            self.work.mkdir(exist_ok=True)
+        write_whole(self.plan, msgspec.json.encode(Unfinished(plan.digest, tuple(sorted(files)))))
 
     def planned(self) -> set[str]:
         """Return the names of the files that an unfinished conversion makes; none without one."""
-        return ShardPlan.load(self.plan).files() if self.plan.exists() else set()
+        return set(begun.files) if (begun := self._unfinished()) else set()
 
-    def versions(self) -> Iterator[Manifest]:
-        """Yield the manifests of all versions that are here, the newest first."""
-        newest = self.read()
-        yield newest
-        for number in range(newest.number - 1, 0, -1):
-            if (self.folder / manifest_name(number)).exists():
-                yield read_version(newest, number, self._source.read_file, str(self.folder))
-
-    def clear_partials(self, shards: Iterable[PlannedShard]) -> None:
-        """Remove what processes that have ended left half written of these shards."""
-        names = {shard.name for shard in shards}
+    def clear_partials(self, names: Container[str]) -> None:
+        """Remove what processes that have ended left half written of these files."""
         for path in (*partials(self.folder), *partials(self.work)):
             if written_for(path).removesuffix(DONE) in names:
                 path.unlink(missing_ok=True)
 
     def clear_work(self) -> None:
         """Remove what only an unfinished conversion needs."""
-        self._clear_work(self._listed())
+        self.clear_partials(self._listed())
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def holds(self, plan: ShardPlan) -> bool:
+        """Return whether the folder is complete, and this very plan has made it."""
+        return self.manifest.exists() and self.read().plan_sha256 == plan.digest
 
     def read(self) -> Manifest:
         """Return the manifest of the finished folder."""
-        text = self._source.read_file(MANIFEST_NAME, LARGEST_MANIFEST)
-        return Manifest.parse(text, str(self.manifest))
+        return FolderSource(str(self.folder)).manifest
 
-    def _save_plan(self, plan: ShardPlan) -> None:
-        with translated_os_errors(self.work):
-            self.work.mkdir(exist_ok=True)
-        write_whole(self.plan, plan.serialise())
-
-    def _clear(self) -> None:
-        """Remove what the manifests and the plan list, the manifest first; the rest stays."""
-        names = self._listed() | self.planned()
-        # Without its manifest the folder is no data set, so that none ever lacks shards.
-        for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
-            (self.folder / name).unlink(missing_ok=True)
-        self._clear_work(names)
-
-    def _clear_work(self, names: set[str]) -> None:
-        for path in partials(self.folder):
-            if written_for(path) in names:
-                path.unlink(missing_ok=True)
-        shutil.rmtree(self.work, ignore_errors=True)
+    def _unfinished(self) -> Unfinished | None:
+        try:
+            return parsed_file(self.plan, Unfinished, LARGEST_PLAN)
+        except FileNotFoundError:
+            return None
+        except Misshapen as error:
+            raise DataError(f"{self.plan}: not the plan of a conversion: {error}") from None
 
     def _listed(self) -> set[str]:
-        if not self.manifest.exists():
-            return {MANIFEST_NAME, REPORT_NAME} if self.plan.exists() else set()
-        names = {MANIFEST_NAME, REPORT_NAME}
-        for manifest in self.versions():
-            names |= {manifest_name(manifest.number), report_name(manifest.number)}
+        """Return the files of all versions that are ours; none without a manifest."""
+        names = set[str]()
+        for source in sources_of(str(self.folder)) if self.manifest.exists() else ():
+            manifest = source.manifest
+            names |= {MANIFEST_NAME, manifest_name(manifest.number), report_name(manifest.number)}
             files = manifest.files()
             if manifest.adopted:  # the tars are other programs', only links to them are ours
                 links = {name for name in files if (self.folder / name).is_symlink()}
@@ -275,13 +235,12 @@ class Target:
             names |= files
         return {name for name in names if OURS.fullmatch(name)}
 
-    @property
-    def _source(self) -> FolderSource:
-        # Which reads files up to a limit, and only if they are files.
-        return FolderSource(str(self.folder))
-
-    def _refuse(self, what: str) -> None:
-        raise UsageError(f"{self.folder}: {what}; choose another folder, or --force to replace it")
+    def _remove(self, names: set[str]) -> None:
+        # Without its manifest the folder is no data set, so that none ever lacks shards.
+        for name in sorted(names, key=lambda name: name != MANIFEST_NAME):
+            (self.folder / name).unlink(missing_ok=True)
+        self.clear_partials(names)
+        shutil.rmtree(self.work, ignore_errors=True)
 
 
 def shard_files(folder: Path, dataset: str) -> set[str]:

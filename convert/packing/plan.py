@@ -1,23 +1,21 @@
 """The plan of a conversion, image by image: a pure function of raw data set and options.
 
 The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
-key alone; so neither depends on how the archive was listed, nor on the number of processes. The
-plan itself, without its records, is written to the folder: it says what an interrupted conversion
-was to become.
+key alone; so neither depends on how the archive was listed, nor on the number of processes. Its
+digest is written to the folder: it tells whether an interrupted conversion can go on.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
@@ -33,14 +31,12 @@ from rackrun.convert.readers.records import (
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin, index_name, shard_name
-from rackrun.terminal import clean, say
-from rackrun.units import first_few, plural
+from rackrun.units import plural
 
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
-MOST_HELD = 1.5  # times the part of the images that is to be held out in whole groups
-NAMED = 5  # classes that a line names
+MOST_HELD = 1.5  # times the share of images that is to be held out in whole groups
 
 
 @dataclass(frozen=True)
@@ -58,80 +54,56 @@ class PlannedShard:
 class ShardPlan:
     """The output of a conversion, before it is made; equal plans make equal bytes."""
 
-    dataset: str
-    classes: tuple[str, ...]
-    unused: tuple[int, ...]
-    """Classes of which no image was listed, as a table of names may have them."""
-    seed: int
-    preset: Preset
-    needs_all: bool
-    usual: tuple[str, ...]
-    upright: bool
-    as_published: bool
-    origins: tuple[Origin, ...]
-    findings: tuple[ImageDefect, ...]
+    listing: RecordListing
+    table: RecordTable
+    """The records in the order of the shards."""
     shards: tuple[PlannedShard, ...]
-    records_sha256: str
+    seed: int
+    treatment: Treatment
 
     @cached_property
     def digest(self) -> str:
-        """The SHA-256 of all that the plan says, which identifies it."""
-        return sha256(self.serialise()).hexdigest()
+        """The SHA-256 of all that decides about the output."""
+        listing = self.listing
+        facts = {
+            "dataset": listing.dataset,
+            "classes": listing.classes,
+            "seed": self.seed,
+            "treatment": asdict(self.treatment),
+            "needs_all": listing.needs_all,
+            "usual": listing.usual,
+            "origins": [asdict(origin) for origin in self.origins],
+            "findings": self.findings,
+            "shards": [asdict(shard) for shard in self.shards],
+            "records": self.table.sha256,
+        }
+        return sha256(json.dumps(facts).encode()).hexdigest()
 
-    @property
-    def treatment(self) -> Treatment:
-        """How images become what is stored."""
-        return Treatment(self.preset, self.upright)
+    @cached_property
+    def origins(self) -> tuple[Origin, ...]:
+        """What the images come from."""
+        return tuple(container.origin() for container in self.listing.containers)
 
-    @property
-    def images(self) -> int:
-        """Return the number of images to convert."""
-        return sum(shard.images for shard in self.shards)
+    @cached_property
+    def findings(self) -> list[ImageDefect]:
+        """What was found while the source was listed."""
+        return sorted(self.listing.findings)
 
-    def serialise(self) -> bytes:
-        """Return the plan as its file has it."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+    def records(self, shard: PlannedShard) -> Iterator[Record]:
+        """Yield the records of a shard in order."""
+        return map(self.table.__getitem__, range(shard.start, shard.start + shard.images))
 
-    @classmethod
-    def parse(cls, text: bytes) -> "ShardPlan":
-        """Parse the content of a plan file; raise DataError if it is none."""
-        try:
-            fields = json.loads(text)
-            return cls(
-                **fields
-                | {
-                    "preset": Preset(**fields["preset"]),
-                    "classes": tuple(fields["classes"]),
-                    "unused": tuple(fields["unused"]),
-                    "usual": tuple(fields["usual"]),
-                    "origins": tuple(Origin(**origin) for origin in fields["origins"]),
-                    "findings": tuple(ImageDefect(*finding) for finding in fields["findings"]),
-                    "shards": tuple(PlannedShard(**shard) for shard in fields["shards"]),
-                }
-            )
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise DataError(
-                "not the plan of a conversion; empty the folder and convert again"
-            ) from None
-
-    @classmethod
-    def load(cls, path: Path) -> "ShardPlan":
-        """Read the plan in a file; raise DataError if it has none."""
-        try:
-            return cls.parse(path.read_bytes())
-        except DataError as error:
-            raise DataError(f"{path}: {error}") from None
-
-    def files(self) -> set[str]:
-        """Return the names of all shards and indexes."""
-        indexes = {index_name(self.dataset, shard.split) for shard in self.shards}
+    def files(self, version: int) -> set[str]:
+        """Return the names of all shards and indexes that a version gets."""
+        splits = {shard.split for shard in self.shards}
+        indexes = {index_name(self.listing.dataset, split, version) for split in splits}
         return indexes | {shard.name for shard in self.shards}
 
 
 def make_plan(
     listing: RecordListing, packing: Packing, numbers: Mapping[str, int] | None = None
-) -> tuple[ShardPlan, RecordTable]:
-    """Return the plan, and its records in the order of the shards.
+) -> ShardPlan:
+    """Return the plan of a conversion.
 
     For images that join a finished folder, `numbers` has by split the first that its shards get;
     they need not have all its classes and splits.
@@ -143,30 +115,20 @@ def make_plan(
         raise DataError(f"{listing.containers[0].origin().name}: no images in it")
     hashes = table.hashes(packing.seed)
     _refuse_duplicates(table, hashes)
-    counts = np.bincount(table.rows["label"], minlength=len(listing.classes))
     if numbers is None and not listing.as_published and "unique-labels" not in packing.allow:
-        present = np.flatnonzero(counts).tolist()
-        refuse_unique_labels({listing.classes[label]: int(counts[label]) for label in present})
+        counts = np.bincount(table.rows["label"]).tolist()
+        named = zip(listing.classes, counts, strict=False)
+        refuse_unique_labels({name: count for name, count in named if count})
     _set_splits(table, listing, packing, joins=numbers is not None)
-    if numbers is None and not listing.as_published:
-        _say_missing(table, listing.classes)
     table.reorder(np.lexsort((hashes, table.rows["split"])))
-    plan = ShardPlan(
-        dataset=listing.dataset,
-        classes=listing.classes,
-        unused=tuple(np.flatnonzero(counts == 0).tolist()),
-        seed=packing.seed,
-        preset=packing.preset,
-        needs_all=listing.needs_all,
-        usual=listing.usual,
-        upright=packing.exif == "apply" and not listing.as_published,
-        as_published=listing.as_published,
-        origins=tuple(container.origin() for container in listing.containers),
-        findings=tuple(sorted(listing.findings)),
-        shards=tuple(_shards(table, listing.dataset, packing, numbers)),
-        records_sha256=table.sha256,
+    upright = packing.exif == "apply" and not listing.as_published
+    return ShardPlan(
+        listing,
+        table,
+        tuple(_shards(table, listing.dataset, packing, numbers)),
+        packing.seed,
+        Treatment(packing.preset, upright),
     )
-    return plan, table
 
 
 def _refuse_duplicates(table: RecordTable, hashes: np.ndarray) -> None:
@@ -248,22 +210,6 @@ def _hold_out_groups(
             splits[min(left, key=lambda group: sizes[group])] = split
     drawn = [SPLIT_NAMES.index(splits.get(group, TRAIN)) for group in groups]
     table.rows["split"][free] = drawn
-
-
-def _say_missing(table: RecordTable, classes: Sequence[str]) -> None:
-    for number, split in enumerate(SPLIT_NAMES):
-        labels = table.rows["label"][table.rows["split"] == number]
-        if len(labels):
-            say_missing_classes({split: set(labels.tolist())}, classes)
-
-
-def say_missing_classes(labels: Mapping[str, set[int]], classes: Sequence[str]) -> None:
-    """Say of each split which classes it has no image of."""
-    for split, present in sorted(labels.items()):
-        missing = [name for number, name in enumerate(classes) if number not in present]
-        if missing:
-            count = f"{len(missing):,} of {plural(len(classes), 'class', 'classes')}"
-            say(clean(f"{split} has no image of {count}: {first_few(missing, NAMED)}"))
 
 
 def _shards(

@@ -1,6 +1,5 @@
 """Records as columns: a hundred bytes an image, where as many tuples would take five times that."""
 
-import struct
 from collections.abc import Iterable, Iterator
 from hashlib import blake2b, sha256
 
@@ -24,27 +23,28 @@ COLUMNS = np.dtype(
         ("name", "<u4"),  # bytes of the name
     ]
 )
-PACKED = struct.Struct("<3I3QqQ2I")
 
 
 class RecordTable:
     """Records by number; their order and their splits can be changed."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        packed, self._text = bytearray(), bytearray()
-        for record in records:
-            key, name = record.key.encode(), record.name.encode("utf-8", "surrogateescape")
-            packed += PACKED.pack(
-                record.label,
-                SPLIT_NAMES.index(record.split),
-                *record[4:8],
-                NO_CRC if record.crc is None else record.crc,
-                len(self._text),
-                len(key),
-                len(name),
-            )
-            self._text += key + name
-        self.rows = np.frombuffer(packed, COLUMNS) if packed else np.empty(0, COLUMNS)
+        self._text = bytearray()
+        self.rows = np.fromiter(map(self._row, records), COLUMNS)
+
+    def _row(self, record: Record) -> tuple[int, ...]:
+        key, name = record.key.encode(), record.name.encode("utf-8", "surrogateescape")
+        start = len(self._text)
+        self._text += key + name
+        return (
+            record.label,
+            SPLIT_NAMES.index(record.split),
+            *record[4:8],
+            NO_CRC if record.crc is None else record.crc,
+            start,
+            len(key),
+            len(name),
+        )
 
     def __len__(self) -> int:
         return len(self.rows)

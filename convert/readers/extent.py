@@ -1,11 +1,20 @@
-"""The part of an open file that is an archive, as a file of its own."""
+"""The part of an open file that is an archive, as a file of its own; or what it is unpacked to."""
 
 import io
+import lzma
 import os
+import tempfile
+import zipfile
+import zlib
 from pathlib import Path
+from typing import IO
 
-from rackrun.convert.readers.records import pread_exactly
+from rackrun.atomic import translated_os_errors
+from rackrun.convert.readers.records import MAX_RATIO, pread_exactly, reading
 from rackrun.errors import DataError
+
+UNPACKED_AT_ONCE = 1 << 20
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile)
 
 
 class Extent(io.RawIOBase):
@@ -56,3 +65,35 @@ class Extent(io.RawIOBase):
         data = self.at(self.start + self._position, wanted)
         self._position += len(data)
         return data
+
+
+def unpacked(packed: IO[bytes], path: Path, packed_bytes: int, folder: Path) -> int:
+    """Copy a stream that is unpacked into a file without a name; return its descriptor.
+
+    The file is gone when the last process has closed it. DataError for a damaged archive, and for
+    one that inflates too far; SaveError where the folder has no room.
+    """
+    size, most = 0, max(MAX_RATIO * packed_bytes, UNPACKED_AT_ONCE)
+    with translated_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            while data := _unpacked(packed, path):
+                size += len(data)
+                if size > most:
+                    raise DataError(
+                        f"{path}: {packed_bytes:,} bytes inflate to more than {most:,}: damaged or"
+                        " malicious"
+                    )
+                file.write(data)
+            file.flush()
+            return os.dup(file.fileno())
+
+
+def _unpacked(packed: IO[bytes], path: Path) -> bytes:
+    with reading(path):
+        try:
+            return packed.read(UNPACKED_AT_ONCE)
+        except DAMAGED as error:
+            if getattr(error, "errno", None):  # of the disk that it lies on
+                raise
+            raise DataError(f"{path}: damaged: {error}; download it again") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
-from rackrun.shards.index import Origin
+from rackrun.shards.index import Manifest, Origin
 
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",
@@ -123,6 +123,8 @@ class RecordListing:
     """Kinds of peculiarities not to report, since all images of the set have them."""
     no_val: str = ""
     """The error for a source without a validation split."""
+    stored: Manifest | None = None
+    """Of shards that are converted once more, what earlier conversions did with the images."""
     group_of: Callable[[Record], str] | None = None
     """The group of a record, whose images stay on one side when some are held out."""
 

@@ -5,13 +5,17 @@ sparse files are refused, and so is everything behind the end marker: tarfile en
 of zeros and at a damaged header alike, and says nothing.
 """
 
+import bz2
+import gzip
 import hashlib
+import lzma
 import shlex
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from rackrun.convert.readers.extent import Extent
+from rackrun.convert.readers.extent import Extent, unpacked
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
@@ -19,18 +23,21 @@ from rackrun.convert.readers.records import (
     Record,
     as_text,
     open_archive,
+    reading,
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin
-from rackrun.terminal import clean
+from rackrun.terminal import clean, say
 
 BLOCK = tarfile.BLOCKSIZE
 MAX_EXTENSION_BYTES = 1 << 20  # of a pax header or a long name
 CHUNK_BYTES = 1 << 20
-PACKED = {  # first bytes -> the program that unpacks it to its standard output
-    b"\x1f\x8b": "gunzip -c",
-    b"BZh": "bunzip2 -c",
-    b"\xfd7zXZ\0": "unxz -c",
+GZIP, BZIP2, XZ = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0"  # first bytes of what is packed as a whole
+UNPACKS: dict[bytes, Callable[[Path], Any]] = {GZIP: gzip.open, BZIP2: bz2.open, XZ: lzma.open}
+PROGRAMS = {  # which unpack it to their standard output
+    GZIP: "gunzip -c",
+    BZIP2: "bunzip2 -c",
+    XZ: "unxz -c",
     b"\x28\xb5\x2f\xfd": "unzstd -c",
 }
 
@@ -112,9 +119,22 @@ class Tar:
         return list(by_name.values())
 
 
+def opened_tar(path: Path, head: bytes, scratch: Path) -> Tar:
+    """Open a tar by its first bytes; one that is packed as a whole is unpacked first.
+
+    That takes room in the folder `scratch` for as long as a process reads it.
+    """
+    opener = next((opener for magic, opener in UNPACKS.items() if head.startswith(magic)), None)
+    if opener is None:
+        return Tar(path)
+    say(f"{path}: unpacking it into {scratch}, as it is compressed as a whole")
+    with reading(path), opener(path) as packed:
+        return Tar(path, unpacked(packed, path, path.stat().st_size, scratch))
+
+
 def refuse_packed(path: Path, head: bytes) -> None:
     """Raise UsageError for a file that is compressed as a whole, by its first bytes."""
-    for magic, program in PACKED.items():
+    for magic, program in PROGRAMS.items():
         if head.startswith(magic):
             stem = path.name.partition(".")[0]
             raise UsageError(

@@ -15,7 +15,7 @@ from rackrun.convert.readers.records import (
     reading,
     system_folder,
 )
-from rackrun.convert.readers.tars import Tar, refuse_packed
+from rackrun.convert.readers.tars import UNPACKS, Tar, opened_tar, refuse_packed
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import UsageError
 
@@ -54,14 +54,17 @@ class Tree:
         )
 
 
-def tree_of(source: Path, exclude: Sequence[str]) -> Tree:
-    """List an archive, and only open a folder; UsageError for anything else."""
+def tree_of(source: Path, exclude: Sequence[str], scratch: Path) -> Tree:
+    """List an archive, and only open a folder; UsageError for anything else.
+
+    A tar that is compressed as a whole is unpacked into a file without a name in `scratch`.
+    """
     if source.is_dir():
         folder = Folder(source, exclude)
         return Tree(source, folder, folder.records(), exclude=exclude)
     if not source.exists():
         raise UsageError(f"{source}: there is no such file or folder")
-    container = _archive(source)
+    container = _archive(source, scratch)
     records = [each for each in container.records() if not HIDDEN.search(each.name)]
     if exclude:
         left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
@@ -77,18 +80,19 @@ def tree_of(source: Path, exclude: Sequence[str]) -> Tree:
     return tree
 
 
-def _archive(source: Path) -> Zip | Tar:
+def _archive(source: Path, scratch: Path) -> Zip | Tar:
     """Open a zip or a tar (also of tars) by its first bytes; UsageError for anything else."""
     descriptor = open_archive(source)
     try:
         head = os.pread(descriptor, USTAR_AT + len(USTAR), 0)
     finally:
         os.close(descriptor)
-    refuse_packed(source, head)
     if head.startswith(ZIP) or source.suffix.lower() == ".zip":
         return Zip(source)
-    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar":
-        return Tar(source)
+    is_packed = head.startswith(tuple(UNPACKS))
+    if head[USTAR_AT:] == USTAR or source.suffix.lower() == ".tar" or is_packed:
+        return opened_tar(source, head, scratch)
+    refuse_packed(source, head)
     raise UsageError(f"{source}: SOURCE is a folder, a zip or a tar of images")
 
 

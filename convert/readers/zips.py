@@ -7,19 +7,15 @@ in the comments are those of PKWARE's APPNOTE 6.3.10.
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
 import stat
 import struct
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rackrun.atomic import translated_os_errors
-from rackrun.convert.readers.extent import Extent
+from rackrun.convert.readers.extent import Extent, unpacked
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     MAX_RATIO,
@@ -29,13 +25,10 @@ from rackrun.convert.readers.records import (
     as_text,
     open_archive,
 )
-from rackrun.errors import DataError, SaveError
+from rackrun.errors import DataError
 from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
-from rackrun.units import data_size, plural
-
-if TYPE_CHECKING:
-    import numpy as np
+from rackrun.units import plural
 
 LOCAL = struct.Struct("<4s4xH16xHH")  # 4.3.7; with method, name and extra length
 LOCAL_MAGIC = b"PK\3\4"
@@ -46,7 +39,6 @@ METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 12: "bzip2", 14: "LZMA", 9
 MADE_ON_FAT = 0  # 4.4.2.2: by a program of Windows, some of which separate folders by \
 MAX_TABLE_BYTES = 400 << 20  # of the contents: Kaggle's ImageNet has 300 MB
 MAX_32_BITS = 1 << 32
-COLUMNS = [("offset", "u8"), ("packed", "u8"), ("size", "u8"), ("crc", "u4")]  # of a member
 
 UNREADABLE = (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error)
 """What zipfile raises at damaged tables of contents."""
@@ -75,13 +67,24 @@ class Zip:
         """
         self._listing = hashlib.sha256()
         self.findings.clear()
-        names, members = self._table()
-        self._refuse_overlaps(members)
-        for name, member in zip(names, members, strict=True):
-            if name and not name.endswith("/"):
-                record = Record("", 0, "", name, 0, *member.tolist())
-                self._listing.update(f"{record}\n".encode("utf-8", "surrogateescape"))
-                yield record
+        guessed = list[str]()
+        self._file.seek(0)
+        try:
+            with zipfile.ZipFile(self._file) as archive:
+                members = archive.infolist()
+                self._refuse_overlaps(members)
+                for info in members:
+                    name, is_guessed = _name_of(info)
+                    guessed += [name] * is_guessed
+                    self._refuse_hostile(name, info)
+                    if archive.getinfo(info.filename) is not info:
+                        self.findings.append(ImageDefect(name, "replaced"))
+                    elif name and not name.endswith("/"):
+                        yield self._record(name, info)
+        except UNREADABLE as error:
+            what = "empty" if not self._file.length else "cut off, damaged, or no zip archive"
+            raise DataError(f"{self.path}: {what} ({error}); download it again") from None
+        self._warn_of_guesses(guessed)
 
     def within(self, member: Record, scratch: Path) -> Zip:
         """Open the archive that is a member of this one.
@@ -96,27 +99,18 @@ class Zip:
             raise DataError(f"{path}: {defect.detail}; download it again") from None
         if method == STORED:
             return Zip(path, self._file.part(path, start, member.size))
-        self._refuse_bomb(member, scratch)
-        with translated_os_errors(scratch), tempfile.TemporaryFile(dir=scratch) as unpacked:
-            try:
-                with zipfile.ZipFile(self._file) as archive:
-                    (info,) = (
-                        info
-                        for info in archive.infolist()
-                        if self._file.start + info.header_offset == member.offset
-                    )
-                    with archive.open(info) as packed:
-                        shutil.copyfileobj(packed, unpacked)
-            except (zlib.error, *UNREADABLE):
-                raise DataError(f"{self.path}: {member.name} is damaged") from None
-            unpacked.flush()
-            return Zip(path, Extent(path, os.dup(unpacked.fileno()), MAX_TABLE_BYTES))
+        with zipfile.ZipFile(self._file) as archive:
+            first = self._file.start  # of the archive's bytes
+            info = next(i for i in archive.infolist() if first + i.header_offset == member.offset)
+            with archive.open(info) as packed:
+                descriptor = unpacked(packed, path, member.length, scratch)
+        return Zip(path, Extent(path, descriptor, MAX_TABLE_BYTES))
 
     def read(self, record: Record) -> bytes:
         """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
         if max(record.size, record.length) > MAX_IMAGE_BYTES:
             raise Defect("too large", f"{max(record.size, record.length):,} bytes")
-        if _is_bomb(record):
+        if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
         start, method = self._content(record.offset)
         data = self._file.at(start, record.length)
@@ -129,35 +123,11 @@ class Zip:
             raise Defect("broken", "its entry in the archive is damaged")
         return offset + LOCAL.size + name + extra, method
 
-    def _table(self) -> tuple[list[str], np.ndarray]:
-        """Return name and columns of all members; a name is empty if a later member has it, too.
-
-        zipfile takes 0.5 KB a member, up to 14 times the table that a hostile archive has; of that
-        only this stays while the records are yielded.
-        """
-        import numpy as np
-
-        names, guessed = list[str](), list[str]()
-        self._file.seek(0)
-        try:
-            with zipfile.ZipFile(self._file) as archive:
-                infos = archive.infolist()
-                members = np.empty(len(infos), COLUMNS)
-                for number, info in enumerate(infos):
-                    name, is_guessed = _name_of(info)
-                    guessed += [name] * is_guessed
-                    self._refuse_hostile(name, info)
-                    offset = self._file.start + info.header_offset
-                    members[number] = offset, info.compress_size, info.file_size, info.CRC
-                    is_last = archive.getinfo(info.filename) is info
-                    names.append(name if is_last else "")
-                    if not is_last:
-                        self.findings.append(ImageDefect(name, "replaced"))
-        except UNREADABLE as error:
-            what = "empty" if not self._file.length else "cut off, damaged, or no zip archive"
-            raise DataError(f"{self.path}: {what} ({error}); download it again") from None
-        self._warn_of_guesses(guessed)
-        return names, members
+    def _record(self, name: str, info: zipfile.ZipInfo) -> Record:
+        place = self._file.start + info.header_offset, info.compress_size, info.file_size, info.CRC
+        record = Record("", 0, "", name, 0, *place)
+        self._listing.update(f"{record}\n".encode("utf-8", "surrogateescape"))
+        return record
 
     def _refuse_hostile(self, name: str, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & ENCRYPTED:
@@ -180,18 +150,14 @@ class Zip:
                 )
             raise DataError(f"{self.path}: {name} lies outside the archive: damaged; {advice}")
 
-    def _refuse_overlaps(self, members: np.ndarray) -> None:
+    def _refuse_overlaps(self, members: list[zipfile.ZipInfo]) -> None:
         # Members that share their bytes let a few MB unpack to a disk full.
-        import numpy as np
-
-        order = np.argsort(members["offset"])
-        starts = members["offset"][order]
-        ends = starts + LOCAL.size + members["packed"][order]
-        if (shared := np.flatnonzero(ends[:-1] > starts[1:])).size:
-            raise DataError(
-                f"{self.path}: members overlap at byte {starts[shared[0] + 1]:,}: damaged or "
-                "malicious"
-            )
+        for member, other in pairwise(sorted(members, key=lambda info: info.header_offset)):
+            if member.header_offset + LOCAL.size + member.compress_size > other.header_offset:
+                raise DataError(
+                    f"{self.path}: members overlap at byte {other.header_offset:,}: damaged or "
+                    "malicious"
+                )
 
     def _warn_of_guesses(self, names: list[str]) -> None:
         if names and not self._has_warned:
@@ -203,25 +169,6 @@ class Zip:
                     "the folder"
                 )
             )
-
-    def _refuse_bomb(self, member: Record, folder: Path) -> None:
-        if _is_bomb(member):
-            raise DataError(
-                f"{self.path}: {member.name}: {member.length:,} bytes inflate to {member.size:,}: "
-                "damaged or malicious"
-            )
-        with translated_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-        if member.size > free:
-            raise SaveError(
-                f"{folder}: {member.name} unpacks to {data_size(member.size)}, and "
-                f"{data_size(free)} are free there; make room, or unpack it elsewhere"
-            )
-
-
-def _is_bomb(member: Record) -> bool:
-    return member.size > max(1 << 20, member.length * MAX_RATIO)
 
 
 def inflated(packed: bytes, size: int) -> bytes:

@@ -18,7 +18,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.folder import listing as listing_of_folder
 from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.copies import NameImage, SplitRows, image_marks
+from rackrun.convert.packing.copies import image_marks
 from rackrun.convert.packing.finalize import checked_parts
 from rackrun.convert.packing.pack import refuse_inside, write_shards
 from rackrun.convert.packing.plan import make_plan
@@ -30,7 +30,6 @@ from rackrun.convert.readers.records import (
     VAL,
     Container,
     Defect,
-    ImageDefect,
     Record,
     RecordListing,
 )
@@ -129,7 +128,7 @@ class Append:
         if self.source.suffix.lower() not in TABLES or self.source.is_dir():
             return listing_of_folder(
                 self.source,
-                "",
+                Path(self.data),
                 fewest=1,
                 may_be_splits="split-names" in self.allow,
                 exclude=self.exclude,
@@ -151,11 +150,6 @@ def append_images(
     """
     target, manifest, folder = newest.target, newest.manifest, newest.target.folder
     refuse_inside(folder, listing.containers)
-    listed = target.planned() & manifest.files()
-    if any(name.endswith(".tar") for name in listed):  # killed after its version was there
-        target.clear_work()
-    if packing.force:
-        target.give_up_append()
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
     records = list(metered(listing.records, "listed"))
@@ -166,24 +160,20 @@ def append_images(
     if not kept:
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
+    version = manifest.number + 1
     merged = _with_classes_of(manifest, listing, kept)
-    plan, table = make_plan(merged, packing, newest.free_numbers())
-    target.begin_append(plan)
-    write_shards(target, plan, table, listing.containers, packing)
-
-    def find(parts: Sequence[SplitRows], name_image: NameImage) -> list[ImageDefect]:
-        return newest.new_copies(newest.joined(parts), plan.classes, name_image)
-
-    number, may_leak = manifest.number + 1, "leaks" in packing.allow
-    parts, found = checked_parts(target, plan, packing.allow_left_out, may_leak, find, number)
-    report = Counter(manifest.report) + Counter(finding.kind for finding in found)
+    plan = make_plan(merged, packing, newest.free_numbers())
+    target.begin(plan, packing.force, version)
+    write_shards(target, plan, packing)
+    before = newest.parts()
+    parts, found = checked_parts(target, plan, packing, before, version)
     newest.publish(
-        newest.joined(parts),
-        {"added": sum(len(part.rows) for part in parts)},
+        parts,
+        {"added": sum(len(part.rows) for part in parts) - sum(len(part.rows) for part in before)},
         command,
-        classes=plan.classes,
+        found,
+        classes=merged.classes,
         sources=tuple(dict.fromkeys((*manifest.sources, *plan.origins))),
-        report=dict(sorted(report.items())),
     )
     target.clear_work()
 

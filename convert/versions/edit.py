@@ -83,17 +83,16 @@ def _edited(data: str, requests: Sequence[str], action: str) -> None:
         if not changes:
             say(f"{folder}: nothing to {action}; the newest version is {newest.manifest.number}")
             return
-        parts = newest.parts()
-        for split, part in parts.items():
+        parts = []
+        for part in newest.parts():
             stays = np.ones(len(part.rows), bool)
             for place, label in changes.items():
-                if place.split == split and label is None:
+                if place.split == part.split and label is None:
                     stays[place.row] = False
-                elif place.split == split:
+                elif place.split == part.split:
                     part.rows["label"][place.row] = label
-            parts[split] = part._replace(rows=part.rows[stays])
-        command = (action, data, *requests)
-        newest.publish([*parts.values()], {DONE[action]: len(changes)}, command)
+            parts.append(part._replace(rows=part.rows[stays]))
+        newest.publish(parts, {DONE[action]: len(changes)}, (action, data, *requests))
         say(f"{folder}: {plural(len(changes), 'sample')} {DONE[action]}")
         if others:
             say(f"{folder}: skipped {plural(others, 'row')} whose action is not {action}")

@@ -8,7 +8,8 @@ version that never came is overwritten or removed by the next one.
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rackrun.atomic import partials, write_whole, written_for
+from rackrun.atomic import write_whole
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.packing.copies import NameImage, SplitRows, copies, local_files
-from rackrun.convert.packing.finalize import write_split
+from rackrun.convert.packing.copies import SplitRows
+from rackrun.convert.packing.finalize import counted, write_split
 from rackrun.convert.packing.output_folder import Target
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
 from rackrun.convert.readers.records import TEST, TRAIN, VAL, ImageDefect
@@ -109,43 +110,25 @@ class NewestVersion:
             for split in SPLIT_NAMES
         }
 
-    def parts(self) -> dict[str, SplitRows]:
-        """Return all splits by name, with rows that may be changed."""
-        return {
-            split.name: SplitRows(split.name, split.shards, self.source.index(split.name).copy())
+    def parts(self) -> list[SplitRows]:
+        """Return all splits, with rows that may be changed."""
+        return [
+            SplitRows(split.name, split.shards, self.source.index(split.name).copy())
             for split in self.manifest.splits
-        }
-
-    def joined(self, added: Sequence[SplitRows]) -> list[SplitRows]:
-        """Return all splits, with the shards that are added to each behind those that it has."""
-        parts = self.parts()
-        for more in added:
-            before = parts.get(more.split, SplitRows(more.split, (), more.rows[:0]))
-            rows = more.rows.copy()
-            rows["shard"] += len(before.shards)
-            shards = (*before.shards, *more.shards)
-            parts[more.split] = SplitRows(more.split, shards, np.concatenate([before.rows, rows]))
-        return [parts[name] for name in sorted(parts)]
-
-    def new_copies(
-        self, parts: Sequence[SplitRows], classes: Sequence[str], name_image: NameImage
-    ) -> list[ImageDefect]:
-        """Return the exact copies among new images, and among new and old ones."""
-        shards = {split.name: len(split.shards) for split in self.manifest.splits}
-        new_from = {part.split: shards.get(part.split, 0) for part in parts}
-        return [*copies(parts, classes, local_files(self.target.tar), name_image, new_from)]
+        ]
 
     def publish(
         self,
         parts: Sequence[SplitRows],
         change: Mapping[str, int],
         command: Sequence[str],
+        found: Iterable[ImageDefect] = (),
         **fields: object,
-    ) -> Manifest:
+    ) -> None:
         """Make these splits the next version, which is there whole or not at all.
 
         `change`: how many samples were added, dropped or relabelled; `command`: what was typed;
-        `fields`: others of the manifest, such as new classes.
+        `found`: in new images; `fields`: others of the manifest, such as new classes.
         """
         before, folder = self.manifest, self.target.folder
         number = before.number + 1
@@ -158,6 +141,7 @@ class NewestVersion:
             change=dict(change),
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             command=f"{called('convert')} {shlex.join(command)}"[:LONGEST_COMMAND],
+            report=dict(sorted((Counter(before.report) + Counter(counted(found))).items())),
             **fields,  # type: ignore[arg-type]  # by name, from two callers
         )
         if not manifest.splits:
@@ -167,7 +151,6 @@ class NewestVersion:
         new = manifest.classes[len(before.classes) :]
         more = f"; new classes: {', '.join(new)}" if new else ""
         say(f"{folder}: version {number} is the newest one{more}")
-        return manifest
 
     def _split(self, part: SplitRows, version: int) -> Split:
         """Write the index of a split, unless it stays as it is; shards without samples go."""
@@ -193,6 +176,4 @@ class NewestVersion:
         indexes = {index_name(dataset, split, version) for split in SPLIT_NAMES}
         for name in indexes:
             (folder / name).unlink(missing_ok=True)
-        for path in partials(folder):
-            if written_for(path) in {*indexes, manifest_name(version - 1), MANIFEST_NAME}:
-                path.unlink(missing_ok=True)
+        self.target.clear_partials({*indexes, manifest_name(version - 1), MANIFEST_NAME})

@@ -83,6 +83,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "board": "type attach, or report --watch for a page that is kept up to date",
         "convert diff": "type convert summary: what each version added, dropped and relabelled",
+        "convert finish": "leave it out: the last task of an array job completes the folder",
         "convert log": "type convert summary, which lists the versions",
         "convert prune": "a version takes hardly any space; to erase dropped images,"
         " type convert shards DATA OUT",

@@ -12,7 +12,7 @@ from rackrun.convert.__main__ import main
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from tests.convert.conftest import everything
-from tests.lab.data import drawn, rotated, textured, write_zip
+from tests.lab.data import drawn, rotated, tar, textured, write_zip
 from tests.lab.data import everything as samples_of
 from tests.lab.run import write
 
@@ -131,6 +131,21 @@ def test_a_zip_of_class_folders_is_converted_like_the_folder(top, tmp_path, conv
     manifest = manifest_of(out)
     assert manifest.classes == ("aster", "tulip")
     assert sorted(sample.image for sample in everything(out)) == sorted(files.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"), [("p.tgz", "w:gz"), ("p.tar.bz2", "w:bz2"), ("p", "w:xz")]
+)
+def test_a_tar_that_is_compressed_as_a_whole_is_unpacked(name, layout, tmp_path, convert, capsys):
+    """Whatever it is called: the shards are those of the folder, and nothing else stays in OUT."""
+    files = {f"photos/{each}": data for each, data in classes(4, "aster", "tulip").items()}
+    whole = convert("folder", write(tmp_path / "set", files) / "photos", "--name", "p", out="whole")
+    (tmp_path / name).write_bytes(tar(files, layout))
+    out = convert("folder", tmp_path / name, "--name", "p")
+    assert f"{name}: unpacking it into {out}" in capsys.readouterr().err
+    for path in whole.glob("*.tar"):
+        assert (out / path.name).read_bytes() == path.read_bytes()
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == [".lock"]
 
 
 def test_names_that_would_be_one_key_are_told_apart(tmp_path, convert):

@@ -201,15 +201,13 @@ def test_two_converters_on_one_target(slow, command, tmp_path):
         code, errors = command(*slow, *options).end()
         assert code == 64
         assert f"process {first.process.pid} on " in errors and "is writing to it" in errors
-    code, errors = command("finish", tmp_path / "out").end()
-    assert code == 64 and "is writing to it" in errors
     first.signal_all(signal.SIGCONT)
     assert first.end()[0] == 0
     assert command("verify", tmp_path / "out").end()[0] == 0
 
 
-def test_tasks_share_the_target_but_not_with_finish(tmp_path):
-    """Tasks of an array job run side by side; finish waits for them by refusing."""
+def test_tasks_share_the_target_but_not_with_a_whole_conversion(tmp_path):
+    """Tasks of an array job run side by side; what completes the folder is alone."""
     target = Target(tmp_path / "out")
     with (
         target.locked(shared=True),

@@ -10,7 +10,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.convert.__main__ import main
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.readers.records import Record, RecordListing
@@ -35,13 +34,22 @@ def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path, convert):
 
 
 def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip, convert):
-    """Three tasks, in any order, and finish: no byte differs from a single conversion."""
+    """Three tasks, in any order: the last completes the folder, and no byte differs."""
     options = ("--gray", "--size", 16)
     whole = convert("catdog", train_zip, *options, out="whole")
     for task in (2, 0, 1):
-        convert("catdog", train_zip, *options, "--task-index", task, "--task-count", 3)
-        out = whole.parent / "out"
-    main(["finish", str(out)])
+        assert not (whole.parent / "out" / "dataset.json").exists()
+        out = convert("catdog", train_zip, *options, "--task-index", task, "--task-count", 3)
+    assert shown(out) == shown(whole)
+
+
+def test_tasks_that_end_together_complete_the_folder_once(train_zip, command, tmp_path):
+    """Side by side, all end well, and one of them completes the folder."""
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert command("catdog", train_zip, whole).end()[0] == 0
+    words = ("catdog", train_zip, out, "--task-count", 3, "--task-index")
+    tasks = [command(*words, number) for number in range(3)]
+    assert [task.end()[0] for task in tasks] == [0, 0, 0]
     assert shown(out) == shown(whole)
 
 
@@ -91,11 +99,11 @@ def test_a_plan_holds_every_image_once(keys, shards, percent, seed):
     """Whatever is asked, each image is planned exactly once, or one line says why not."""
     packing = Packing(shards=shards, val_percent=percent, seed=seed)
     try:
-        plan, table = make_plan(listing_of(keys), packing)
+        plan = make_plan(listing_of(keys), packing)
     except Problem as problem:
         assert re.search("no images|would both be called|too many|no class has two", str(problem))
         return
-    planned = [*table]
+    planned = [*plan.table]
     assert sorted((record.key, record.label) for record in planned) == sorted(keys)
     for label in range(3):
         total = sum(record.label == label for record in planned)
@@ -105,14 +113,14 @@ def test_a_plan_holds_every_image_once(keys, shards, percent, seed):
         sizes = [shard.images for shard in plan.shards if shard.split == split]
         assert not sizes or max(sizes) - min(sizes) <= 1
         assert sum(sizes) == sum(record.split == split for record in planned)
-    assert make_plan(listing_of(keys[::-1]), packing)[0] == plan
+    assert make_plan(listing_of(keys[::-1]), packing).digest == plan.digest
 
 
 def test_the_shuffle_is_good():
     """An image's place says nothing about where it was: rank correlation is near zero."""
     keys = [(f"cat_{number:05d}", 0) for number in range(4000)]
-    _, table = make_plan(listing_of(keys), Packing(val_percent=0))
-    order = [int(record.key[4:]) for record in table]
+    plan = make_plan(listing_of(keys), Packing(val_percent=0))
+    order = [int(record.key[4:]) for record in plan.table]
     assert abs(statistics.correlation(range(4000), order)) < 0.06
 
 

@@ -202,6 +202,16 @@ def test_a_sample_is_named_with_its_shard(data, capsys):
     assert labels(data) == left
 
 
+def test_tasks_of_an_array_job_make_a_plain_folder_like_one_process(data, tmp_path):
+    """What earlier conversions did with the images is described in both."""
+    run("drop", data, "cat_1")
+    run("shards", data, tmp_path / "plain")
+    for task in (0, 1):
+        run("shards", data, tmp_path / "tasks", "--task-count", 2, "--task-index", task)
+    assert shown(tmp_path / "tasks") == shown(tmp_path / "plain")
+    assert manifest_of(tmp_path / "plain").upright
+
+
 def test_force_replaces_all_versions(tmp_path, data):
     """A conversion with --force leaves nothing of earlier versions."""
     run("drop", data, "cat_1")
@@ -238,7 +248,7 @@ def test_an_append_that_was_stopped_goes_on_or_is_given_up(tmp_path, data):
         run("append", tmp_path / "leak", data)
     run("verify", data)
     other = photos(tmp_path / "other", range(50, 53))
-    with pytest.raises(UsageError, match="holds an unfinished append"):
+    with pytest.raises(UsageError, match="holds an unfinished conversion"):
         run("append", other, data)
     run("append", other, data, "--force")
     assert manifest_of(data).change == {"added": 6}

@@ -15,7 +15,6 @@ from rackrun.convert import devkit
 from rackrun.convert.imagenet import Choice, listing
 from rackrun.convert.images.info import inspect
 from rackrun.convert.images.treatment import Preset, Treatment
-from rackrun.convert.packing.plan import ShardPlan
 from rackrun.convert.readers.records import Defect
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.zips import Zip
@@ -114,12 +113,6 @@ def fuzz_devkit(data: bytes) -> None:
         (folder / "train" / "n01440764").mkdir(parents=True)
         with contextlib.suppress(Problem):
             list(listing(folder, Choice(subset=True)).records)
-
-
-@decoder(b'{"dataset": "a", "classes": [], "preset": {}, "shards": [{}]}')
-def fuzz_plan(data: bytes) -> None:
-    """Fuzz the file in a target that has the name of a plan."""
-    _refused(ShardPlan.parse, data)
 
 
 def _inspected(data: bytes) -> None:

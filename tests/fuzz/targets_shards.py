@@ -29,7 +29,6 @@ from rackrun.shards.index import (
     Row,
     Shard,
     Split,
-    pack_rows,
     parse_index,
     read_version,
     serialise_index,
@@ -63,7 +62,7 @@ def versions() -> bytes:
 def index() -> bytes:
     """Return the index of three samples."""
     rows = [Row(0, 600 * n, 600, 600 * n + 512, 1, n % 2, 8, 8, 0, b"jpg") for n in range(3)]
-    return serialise_index(pack_rows(rows))
+    return serialise_index(rows)
 
 
 def weights() -> bytes:

@@ -24,7 +24,6 @@ from rackrun.shards.index import (
     Row,
     Split,
     index_name,
-    pack_rows,
     serialise_index,
     shard_name,
 )
@@ -410,7 +409,7 @@ def _write_split(
                 rows.append(_row(number, position, sample))
             entries.append(writer.close())
         made.append(inside)
-    index, name = serialise_index(pack_rows(rows)), index_name("tiny", split)
+    index, name = serialise_index(rows), index_name("tiny", split)
     (folder / name).write_bytes(index)
     return Split(split, len(rows), name, sha256(index).hexdigest(), tuple(entries))
 

@@ -22,7 +22,6 @@ from rackrun.shards.index import (
     Split,
     brace_name,
     check_index,
-    pack_rows,
     parse_index,
     serialise_index,
 )
@@ -37,7 +36,7 @@ ROWS = st.builds(Row, U32, U64, U32, U64, U32, U32, U32, U32, U32, FORMATS)
 def test_numpy_reads_the_rows_as_they_were_written(rows, tmp_path_factory):
     """Any values, any number of rows: np.load maps the file, fields by name."""
     path = tmp_path_factory.getbasetemp() / "rows.npy"
-    path.write_bytes(serialise_index(pack_rows(rows)))
+    path.write_bytes(serialise_index(rows))
     loaded = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
     assert loaded.dtype == np.dtype(INDEX_FIELDS)
     assert [Row(*row) for row in loaded.tolist()] == rows

@@ -20,7 +20,6 @@ from rackrun.shards.index import (
     Row,
     Split,
     index_name,
-    pack_rows,
     serialise_index,
     shard_name,
 )
@@ -105,7 +104,7 @@ def pack(
                 rows.append(Row(shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
             shards.append(writer.close())
-    data = serialise_index(pack_rows(rows))
+    data = serialise_index(rows)
     write_whole(folder / index_name("shapes", split), data)
     digest = hashlib.sha256(data).hexdigest()
     return Split(split, number, index_name("shapes", split), digest, tuple(shards))

@@ -53,6 +53,7 @@ ROWS = [
         Refusal(f"rackrun {command}", 64, (f"{command}: no longer a command; ", instead))
         for command, instead in (
             ("board", "report --watch"),
+            ("convert finish", "the last task"),
             ("convert log", "convert summary"),
             ("convert prune", "convert shards DATA OUT"),
             ("convert sidecars", "wds2idx"),

@@ -1,26 +1,95 @@
-"""The splits of indexed tars: the names by which tars are read, and the rows of their images."""
+"""Tars of other programs become the shards of a version: their names, splits, classes and rows.
+
+tars and what is in each -> val held out -> classes -> shards and rows of each split
+                         -> copies, leaks, report -> links to tars that lie elsewhere
+"""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from rackrun.atomic import translated_os_errors
-from rackrun.convert.indexing.tar_index import TarIndex
+from rackrun.convert.indexing.tar_index import TarIndex, classes_of
 from rackrun.convert.indexing.tar_listing import TarListing
-from rackrun.convert.packing.copies import SplitRows
-from rackrun.convert.packing.finalize import may_be_lost
+from rackrun.convert.options import Packing
+from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused, local_files
+from rackrun.convert.packing.finalize import conclude, joined, losses_refused, may_be_lost
+from rackrun.convert.packing.output_folder import report_name
+from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
 from rackrun.convert.readers.records import TRAIN, VAL, ImageDefect
 from rackrun.convert.readers.webdataset_tars import Label
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.http_source import HttpSource
 from rackrun.shards.index import Shard, shard_name
-from rackrun.terminal import clean, say
+from rackrun.terminal import say
 from rackrun.units import plural
+
+NO_SAMPLES = (
+    "no sample in the tars has an image and a class; a sample's key ends at the first dot of a "
+    "name; its class is read from .cls, from the field of .json that --label-field names, or from "
+    ".txt"
+)
+
+
+class Beginning(NamedTuple):
+    """What tars are added to; nothing, for a first version."""
+
+    classes: tuple[str, ...] = ()
+    has_all_classes: bool = False
+    parts: Sequence[SplitRows] = ()
+    number: int = 0
+    """Of the version."""
+    free_numbers: Mapping[str, int] = {}
+    """By split, the first number in the name of a tar that no version has used."""
+
+
+def adopt(
+    listing: TarListing,
+    indexed: Sequence[TarIndex],
+    folder: Path,
+    packing: Packing,
+    before: Beginning,
+) -> tuple[list[SplitRows], tuple[str, ...], list[ImageDefect]]:
+    """Make tars the shards of a version; return its splits, its classes, and what was found.
+
+    That is saved in the folder, too, and printed. DataError where too many images are left out, or
+    one leaks.
+    """
+    if packing.val_percent:
+        listing = hold_out(listing, indexed, packing.val_percent)
+    samples = sum(len(each.rows) for each in indexed)
+    found = sorted(chain.from_iterable(each.findings for each in indexed))
+    images = samples + sum(finding.is_loss for finding in found)
+    allowed = packing.allow_left_out
+    report = folder / report_name(before.number + 1)
+    again = "" if before.number else " --force"  # which replaces this report
+    if lost := losses_refused(found, images, may_be_lost(images) if allowed is None else allowed):
+        conclude(report, found, samples, lost + again)
+    if not samples:
+        conclude(report, found, samples, NO_SAMPLES)
+    classes, numbers = classes_of(indexed, before.classes, before.has_all_classes)
+    if "similar-classes" not in packing.allow:
+        refuse_similar(classes)
+    if not before.parts and "unique-labels" not in packing.allow:
+        counts = sum((each.counts() for each in indexed), Counter[Label]())
+        refuse_unique_labels({str(label): count for label, count in counts.items()})
+    tars = named_tars(listing, indexed, folder, before.free_numbers)
+    parts = joined(before.parts, parts_of(tars, numbers))
+    paths = {tar.name: tar.path for tar in tars}
+    read = local_files(lambda name: paths.get(name, folder / name))
+    read = HttpSource(listing.url).read if listing.url else read
+    found += copies(parts, classes, read, before=before.parts)
+    leaks = "" if "leaks" in packing.allow else leaks_refused(found)
+    conclude(report, found, samples, leaks and leaks + again)
+    if not listing.url:
+        link(tars, folder)
+    return parts, classes, found
 
 
 class IndexedTar(NamedTuple):
@@ -66,36 +135,11 @@ def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -
     return replace(listing, tars=tuple(tars))
 
 
-def refuse_duplicates(listing: TarListing, indexed: Sequence[TarIndex]) -> None:
-    """Raise DataError for a key that two tars of one split have."""
-    paths: dict[tuple[str, bytes], Path] = {}
-    for tar, contents in zip(listing.tars, indexed, strict=True):
-        for mark, key in contents.keys.items():
-            earlier = paths.setdefault((tar.split, mark), tar.path)
-            if earlier != tar.path:
-                raise DataError(
-                    clean(f"{tar.path}: {key}: is in {earlier}, too; leave one of them out")
-                )
-
-
-def refuse_losses(
-    folder: Path, findings: Sequence[ImageDefect], stored: int, allowed: int | None, advice: str
-) -> None:
-    """Raise DataError if more images are left out than may be; `advice` leads to the option."""
-    lost = sum(finding.is_loss for finding in findings)
-    limit = may_be_lost(stored + lost) if allowed is None else allowed
-    if lost > limit:
-        raise DataError(
-            f"{folder}: {lost:,} of {stored + lost:,} images cannot be used, and {limit:,} may be "
-            f"missing; {advice} --allow-left-out {lost}"
-        )
-
-
 def named_tars(
     listing: TarListing,
     indexed: Sequence[TarIndex],
     folder: Path,
-    numbers: Mapping[str, int] | None = None,
+    numbers: Mapping[str, int],
 ) -> list[IndexedTar]:
     """Return the tars that have samples, in order.
 
@@ -104,7 +148,7 @@ def named_tars(
     """
     parents = {tar.path.parent.resolve() for tar in listing.tars}
     keep_names = bool(listing.url) or parents == {folder.resolve()}
-    counts, tars = Counter(numbers or {}), list[IndexedTar]()
+    counts, tars = Counter(numbers), list[IndexedTar]()
     for tar, contents in zip(listing.tars, indexed, strict=True):
         name = tar.name if keep_names else shard_name(listing.dataset, tar.split, counts[tar.split])
         counts[tar.split] += 1
@@ -115,13 +159,12 @@ def named_tars(
     return tars
 
 
-def parts_of(tars: Sequence[IndexedTar], numbers: Mapping[Label, int]) -> list[SplitRows]:
-    """Return shards and rows of each split; `numbers` are those of the classes."""
+def parts_of(tars: Sequence[IndexedTar], numbers: Mapping[Label, int]) -> Iterator[SplitRows]:
+    """Yield shards and rows of each split; `numbers` are those of the classes."""
     by_split = defaultdict[str, list[IndexedTar]](list)
     for tar in tars:
         by_split[tar.split].append(tar)
-    parts = []
-    for split, of_split in sorted(by_split.items()):
+    for split, of_split in by_split.items():
         shards, tables = [], []
         for number, (_, name, _, contents) in enumerate(of_split):
             rows = contents.rows.copy()
@@ -129,8 +172,7 @@ def parts_of(tars: Sequence[IndexedTar], numbers: Mapping[Label, int]) -> list[S
             rows["label"] = np.array([numbers[each] for each in contents.labels])[rows["label"]]
             tables.append(rows)
             shards.append(Shard(name, len(rows), contents.size, contents.sha256))
-        parts.append(SplitRows(split, shards, np.concatenate(tables)))
-    return parts
+        yield SplitRows(split, shards, np.concatenate(tables))
 
 
 def link(tars: Sequence[IndexedTar], folder: Path) -> None:
