@@ -5,10 +5,9 @@ the shards are mixed and cut as a conversion does. Images keep their bytes unles
 asked for. Other members of tars from other programs are not copied.
 """
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,11 +75,12 @@ class Shards:
 
 def _records(source: Source) -> Iterator[Record]:
     """Yield the samples of all splits; the offset of a record is the number of its row."""
-    taken, numbers = set[str](), defaultdict[str, count[int]](count)
+    taken, rows = set[str](), Counter[str]()  # so far, by split
     for stored in shards_of(source):
         for key, row in zip(stored.sample_keys(), stored.rows, strict=True):
             name, length = f"{stored.shard.name}/{key}", int(row["image_length"])
-            place = 0, next(numbers[stored.split]), length, length
+            place = 0, rows[stored.split], length, length
+            rows[stored.split] += 1
             yield Record(
                 free_key((key,), name, taken), int(row["label"]), stored.split, name, *place
             )
