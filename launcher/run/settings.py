@@ -194,7 +194,7 @@ class SweepOptions(Options):
 
 @dataclass(frozen=True)
 class RankOptions(Options):
-    """Interpreter and container of the ranks."""
+    """Interpreter, container and checks."""
 
     python: str = ""
     """Python of the ranks (default: .venv/bin/python in the workdir, else python3)."""
