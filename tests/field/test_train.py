@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from tests.lab import own_models
-from tests.lab.run import Result
+from tests.lab.run import Result, write
+from tests.lab.sources import made_by
 
 FROM = "--weights '{}' --image-size 32 --device cpu --workers 0 --patience 0"
 SMALL = FROM.format("")
@@ -27,9 +28,9 @@ def project(tmp_path):
 
 
 @pytest.fixture
-def shards(project, cli):
-    assert cli("rackrun convert folder set shards").code == 0
-    return project / "shards"
+def shards(project):
+    made = made_by("rackrun convert folder set shards", name="shards", set=draw)
+    return write(project, {"shards": made}) / "shards"
 
 
 def draw(folder: Path, count: int = 14) -> None:
