@@ -43,7 +43,6 @@ from rackrun.launcher.schedulers import Placement, Sourced, find_placement
 from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port
-from rackrun.signals import handle, ignore
 from rackrun.units import plural
 
 OPTIONS = NodeOptions
@@ -160,8 +159,10 @@ def _launch_node(
         several = placement.nodes.value > 1
         peers = servers.enter_context(Peers(placement.node.value, meeting)) if several else None
         result = run(job, plan, spec.reached, show, peers=peers)
-        # When the first node has ended, a scheduler ends the others: their exit code stays.
-        handle((signal.SIGTERM, signal.SIGHUP), ignore)
+        # When the first node has ended, a scheduler ends the others: their exit code stays. A
+        # handler would not do: Python takes its handlers away some time before it has ended.
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         return result
 
 
