@@ -186,7 +186,7 @@ def test_a_checkpoint_of_the_run_will_do(command, run_folder, final, photos):
     ("change", "what"),
     [
         ({"task": "imagenet"}, "weights of imagenet, not of catdog; type "),
-        ({"task": None}, "no task"),
+        ({"task": None}, "weights of an unknown task"),
         ({"classes": ["cat", "dog", "bird"]}, "not a model that this version can build"),
         ({"config": {"future_option": 1}}, "future_option"),
         ({"model": {}}, "not a model that this version can build"),

@@ -29,11 +29,12 @@ def kept(folder):
 def test_a_run_waits_for_the_cache_of_its_host_and_the_next_one_finds_it(shards, tmp_path):
     site = rackrun.Site(shards, address="127.0.0.1", port=0, native=True)
     with rackrun.serving(site) as server:
-        first = run(f"rackrun local --nproc 2 {TRAIN} --data {server.url} --prefetch", tmp_path)
+        reads = f"{TRAIN} --cache-size 1 --data {server.url} --prefetch"  # on any disk
+        first = run(f"rackrun local --nproc 2 {reads}", tmp_path)
         assert first.code == 0 and "caches filled: " in first.out
         times = [path.stat().st_mtime_ns for path in kept(tmp_path)]
         assert len(times) == 2
-        again = run(f"rackrun local {TRAIN} --data {server.url} --prefetch", tmp_path)
+        again = run(f"rackrun local {reads}", tmp_path)
         assert again.code == 0 and re.search(r"caches filled: 0 \S+ fetched", again.out)
         assert [path.stat().st_mtime_ns for path in kept(tmp_path)] == times
 
