@@ -75,6 +75,8 @@ def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(train_zip, convert)
     assert {sample.key for sample in held_out[0]} == {sample.key for sample in held_out[1]}
     assert [sample.key for sample in held_out[0]] != [sample.key for sample in held_out[1]]
     assert [sum(sample.label == label for sample in held_out[0]) for label in (0, 1)] == [15, 15]
+    numbers = [int(re.sub(r"\D", "", sample.key)) for sample in held_out[0]]  # 0 to 149
+    assert min(numbers) < 50 and max(numbers) >= 100, "drawn, and not the first or last of a class"
 
 
 def listing_of(keys: list[tuple[str, int]]) -> RecordListing:
