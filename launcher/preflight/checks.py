@@ -292,6 +292,8 @@ def _public(host: HostFacts, cluster: ClusterFacts) -> Faults:
 def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
     shards, typed = host["shards"], f"type: {called('convert')} --help"
     if error := shards.get("error"):
+        if _missing_packages(host, cluster):
+            return  # that Python reads no shards: the line about its packages says why
         yield Fault(
             error,
             f"name others with --data; to make some, {typed}; those of this machine: see"

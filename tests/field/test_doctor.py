@@ -150,6 +150,6 @@ def test_a_table_that_was_worked_on_is_not_replaced(cli, tmp_path):
     (tmp_path / "doctor.csv").write_bytes(edited)
     for _ in range(2):
         result = cli("rackrun doctor data")
-        assert "doctor.csv: stays" in result.err and "doctor-2.csv" in result.out, result
+        assert "doctor.csv: kept" in result.err and "doctor-2.csv" in result.out, result
     assert (tmp_path / "doctor.csv").read_bytes() == edited
     assert not (tmp_path / "doctor-3.csv").exists()

@@ -67,15 +67,18 @@ FILE_WORDS = "--name night --max-restarts 2 --env A=1 --env B"
         ("catdog", f"{FILE_WORDS} rack.txt", "catdog"),
     ],
 )  # fmt: skip
-def test_the_command_line_wins_over_the_file(tmp_path, typed, words, work):
+def test_the_command_line_wins_over_the_file(tmp_path, monkeypatch, typed, words, work):
     """Also for lists and switches; a host file that is not typed is the file's."""
+    monkeypatch.setenv("B", "2")
     line = over_ssh("--config", written(tmp_path), *typed.split())
     task, *options = work.split()
     assert sorted(line.words) == sorted(words.split())
     assert line.work == TaskWork(task, tuple(options))
 
 
-def test_typed_hosts_and_a_typed_command_take_the_place_of_those_of_the_file(tmp_path):
+def test_typed_hosts_and_a_typed_command_take_the_place_of_those_of_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("B", "2")
+    monkeypatch.setenv("C", "3")
     line = over_ssh("--config", written(tmp_path), *["--env", "C", "-H", "gpu01", "--", "true"])
     assert (line.options.host_list, line.options.env) == ("gpu01", ("C",))
     assert line.options.hosts == Path("hosts.txt")

@@ -177,10 +177,13 @@ def with_torch_alone(folder: Path, is_rackrun_there: bool = True) -> Path:
     site.mkdir()
     if is_rackrun_there:
         (site / "rackrun").symlink_to(ROOT / "rackrun")
-    for package in ("torch", *(["click", "msgspec"] if is_rackrun_there else [])):
+    for package in ("torch", *(["click", "msgspec", "numpy"] if is_rackrun_there else [])):
         spec = importlib.util.find_spec(package)
         assert spec and spec.origin
         (site / package).symlink_to(Path(spec.origin).parent)
+        libraries = Path(spec.origin).parents[1] / f"{package}.libs"
+        if libraries.exists():
+            (site / libraries.name).symlink_to(libraries)
     python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     return python
