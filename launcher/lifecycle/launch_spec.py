@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rackrun.atomic import write_whole
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.errors import Problem, UsageError
+from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.launcher.files.working_tree import WorkingTree
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
@@ -139,9 +139,12 @@ class LaunchSpec:
     def new_folder(self) -> RunFolder:
         """Make the run folder, with what starts the run again and what reaches its hosts."""
         folder = new_run_folder(self.options.runs, self._run_name, self.options.share)
-        for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
-            if text:
-                write_whole(path, text.encode(), 0o600)  # it has values of --env
+        try:
+            for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
+                if text:
+                    write_whole(path, text.encode(), 0o600)  # it has values of --env
+        except SaveError as error:
+            raise SaveError(f"{error}; or type: --runs FOLDER") from error
         return folder
 
     def job(self, folder: RunFolder) -> Job:

@@ -18,6 +18,7 @@ from rackrun.launcher.output.run_view import RunView
 from rackrun.launcher.preflight import replies
 from rackrun.launcher.rendezvous import gather
 from rackrun.launcher.run import events
+from rackrun.launcher.run.result import Ending
 from rackrun.launcher.supervision import peers
 from rackrun.launcher.viewer import replies as viewed
 from rackrun.run_history import HostUsage
@@ -30,8 +31,8 @@ DECLARED = [
     *(*replies.SHAPES.values(), replies.ProbeFailed, peers.PeerMessage),
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
-    *(*get_args(events.Event), RunView, EndLine, viewed.Ending, viewed.HostRuns, viewed.RunListing),
-    *(folders.PlannedRun, folders.ReachedStep, folders.Outcome, folder.RunPlan, folder.RunEnd),
+    *(*get_args(events.Event), RunView, EndLine, Ending, viewed.HostRuns, viewed.RunListing),
+    *(folders.PlannedRun, folders.ReachedStep, folder.RunPlan, folder.RunEnd),
     *(HostUsage, Manifest, Sent),
 ]
 

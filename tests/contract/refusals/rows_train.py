@@ -349,7 +349,6 @@ CODE = [
         ("--model myy:Net", "did you mean my:Net"),
         ("--model :Net", "MODULE:NAME"),
         ("--model ../my:Net", "MODULE:NAME"),
-        ("--model nomod:Net", ("nomod", "MODULE:NAME")),
         ("--model my.py:Net", "did you mean my:Net"),
         ("--model my.Net", "did you mean my:Net"),
         ("--model cut:Net", "cut.py, line 1"),
@@ -371,11 +370,13 @@ CODE = [
         ("--optimizer torch.optim:RAdamm", "did you mean torch.optim:RAdam"),
         ("--lr-schedule my:triangle", ("my:triangle", "step and steps")),
         ("--lr-schedule my:square", "square"),
-        ("--optimizer nomod:lion", ("nomod", "MODULE:NAME")),
         ("--optimizer net:bare", ("net:bare", "params and lr")),
         ("--lr-schedule torch.optim:SGD", ("torch.optim:SGD", "step and steps")),
         ("--model net:Net --model-args deep=2", ("net:Net", "num_classes and deep")),
     )
+] + [
+    Refusal(f"{CATDOG} {option}", 78, ("nomod", "MODULE:NAME"), DATA | OWN)
+    for option in ("--model nomod:Net", "--optimizer nomod:lion")
 ] + [
     Refusal(
         f"{RANK} {TINY.replace('--width 4 ', '')} {options}",
