@@ -115,7 +115,7 @@ class Launch:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
             before, output = self.result, self._running_output
-            self._lost_hosts.look_for(state.awaited)
+            self._lost_hosts.check(state.awaited)
             # Only a task goes on where it was: a command would begin anew.
             goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
             with self._signals.installed():  # until there is a result, none may interrupt
