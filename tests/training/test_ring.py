@@ -17,12 +17,12 @@ from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError
 from rackrun.shards.samples import Sample
+from rackrun.training.data.batch_stream import BatchStream
 from rackrun.training.data.loader import loaded
 from rackrun.training.data.open import open_data
 from rackrun.training.data.pool import SamplePool, sources_of
 from rackrun.training.data.ring import AHEAD, HELD, Ring
 from rackrun.training.data.samples import Quarantine, StoredSample
-from rackrun.training.data.streams import Stream
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from tests.lab import warm
@@ -64,7 +64,7 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
 
 
 @dataclass(frozen=True)
-class Ahead(Stream):
+class Ahead(BatchStream):
     """Workers that write the number of each batch into its place, as fast as they may."""
 
     begun: torch.Tensor

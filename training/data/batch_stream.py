@@ -18,7 +18,7 @@ from rackrun.training.settings.data import DataSettings
 
 
 @dataclass(frozen=True)
-class Stream(IterableDataset[Filled | Problem]):
+class BatchStream(IterableDataset[Filled | Problem]):
     """The batches of a rank; without end, though samples may end (see `until_empty`)."""
 
     config: DataSettings

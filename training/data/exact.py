@@ -13,7 +13,7 @@ import numpy as np
 from rackrun.training.data.choice import Choice
 from rackrun.training.data.order import MOST_SHARE, Cut, Rows, epoch_order
 from rackrun.training.data.pool import SamplePool
-from rackrun.training.data.reader import Part
+from rackrun.training.data.row_reader import Part
 from rackrun.training.settings.data import DataSettings
 
 

@@ -28,8 +28,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from rackrun.contract import phases
 from rackrun.errors import DataError, Problem
-from rackrun.training.data.reader import Part
 from rackrun.training.data.ring import AHEAD, HELD, Filled, Ring
+from rackrun.training.data.row_reader import Part
 from rackrun.training.data.samples import Batch, Quarantine
 from rackrun.training.data.transforms import Shape
 from rackrun.training.data.worker_server import CONTEXT, end_workers, worker_init

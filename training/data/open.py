@@ -31,9 +31,9 @@ from rackrun.training.data.pool import (
     digest_of,
     sources_of,
 )
-from rackrun.training.data.reader import Reader
 from rackrun.training.data.resampled import IndexedShards, resampled_batches
 from rackrun.training.data.ring import AHEAD, HELD
+from rackrun.training.data.row_reader import RowReader
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 from rackrun.training.data.validation import Validation
@@ -144,7 +144,7 @@ class Exact(StoredData):
         config, ranks = loader.config, loader.ranks
         largest = self._steps.largest_part(ranks.world, config)
         ring = loader.ring(largest, *training_shapes(transforms, config.epochs))
-        reader = Reader(self._pool, transforms, ring, loader.quarantine, config.seed)
+        reader = RowReader(self._pool, transforms, ring, loader.quarantine, config.seed)
         return loader.batches(reader, ring, self._steps.of_rank(ranks.rank, start, self.cut))
 
     def class_sizes(self) -> Numbers:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 from rackrun.data_location import expanded
 from rackrun.errors import UsageError
+from rackrun.training.data.batch_stream import BatchStream, until_empty
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.resampled import resampled_batches
 from rackrun.training.data.samples import Batch, StoredSample
-from rackrun.training.data.streams import Stream, until_empty
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.ranks import Ranks
@@ -97,7 +97,7 @@ class PlainValidation:
 
 
 @dataclass(frozen=True)
-class _EvaluationStream(Stream):
+class _EvaluationStream(BatchStream):
     """A rank's part of the images of tars."""
 
     parts: Sequence[TarPart]

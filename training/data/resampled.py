@@ -3,7 +3,7 @@
     ResampledShards    {"url": the name of a shard}, endless
     samples            StoredSample: every sample of each; where there is an index, by its row
     shuffle            the same, mixed
-    Stream             batches in the ring (training.data.streams)
+    BatchStream        batches in the ring (training.data.batch_stream)
 
 Each loader worker of each rank draws its own, by the seed of the run, the step at which it
 started, the rank and the worker. So the same command draws the same samples, and a run that
@@ -22,10 +22,10 @@ import numpy as np
 import webdataset
 
 from rackrun.shards.source import Source
+from rackrun.training.data.batch_stream import BatchStream
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.pool import TRAIN
 from rackrun.training.data.samples import Batch, Seed, StoredSample, stored_samples
-from rackrun.training.data.streams import Stream
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 
 
@@ -64,14 +64,14 @@ def resampled_batches(
     config = loader.config
     ring = loader.ring(config.batch_size, *training_shapes(transforms, config.epochs))
     rank = loader.ranks.rank
-    stream = Resampled(
+    stream = ResampledStream(
         config, ring, loader.quarantine, transforms, shards, rank, epoch_steps, start
     )
     return loader.batches(stream, ring)
 
 
 @dataclass(frozen=True)
-class Resampled(Stream):
+class ResampledStream(BatchStream):
     """A rank's endless stream of training batches."""
 
     shards: Shards

@@ -30,7 +30,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Reader(Dataset[Filled | Problem]):
+class RowReader(Dataset[Filled | Problem]):
     """What loader workers read with: it gives the batch of a part.
 
     The transforms of a training sample follow from seed, epoch and its position in the epoch: not

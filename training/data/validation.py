@@ -1,7 +1,7 @@
 """Read the validation set: every sample once for any number of ranks, without padding.
 
 The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
-is short, and each batch is read by itself (training.data.reader).
+is short, and each batch is read by itself (training.data.row_reader).
 """
 
 import math
@@ -13,8 +13,8 @@ from rackrun.errors import UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.pool import SamplePool
-from rackrun.training.data.reader import Part, Reader
 from rackrun.training.data.ring import Ring
+from rackrun.training.data.row_reader import Part, RowReader
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Shape, TransformsOfEpoch
 from rackrun.training.ranks import Numbers, part_of
@@ -77,8 +77,8 @@ class Validation:
         # At full size, though images of the first epochs may be smaller.
         return Part(number, self._loader.config.epochs - 1, 0, np.array(rows, np.int32))
 
-    def _reader(self, ring: Ring) -> Reader:
-        return Reader(self._pool, self._transforms, ring, self._loader.quarantine, seed=None)
+    def _reader(self, ring: Ring) -> RowReader:
+        return RowReader(self._pool, self._transforms, ring, self._loader.quarantine, seed=None)
 
 
 def _splits_of(source: Source) -> set[str]:
