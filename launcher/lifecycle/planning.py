@@ -117,9 +117,8 @@ def planned_host(
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
     python = str(basics["python"])
-    if "python" in spec.pending and not (
-        host.python or spec.options.python
-    ):  # --sync will make an environment
+    is_named = host.python or spec.options.python
+    if "python" in spec.pending and not is_named:  # --sync will make an environment
         python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
