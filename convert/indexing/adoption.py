@@ -18,7 +18,7 @@ from rackrun.atomic import translated_os_errors
 from rackrun.convert.indexing.tar_index import TarIndex, classes_of
 from rackrun.convert.indexing.tar_listing import TarListing
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused, local_files
+from rackrun.convert.packing.copies import ReadRange, SplitRows, copies, leaks_refused, local_files
 from rackrun.convert.packing.finalize import conclude, joined, losses_refused, may_be_lost
 from rackrun.convert.packing.output_folder import report_name
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
@@ -37,8 +37,8 @@ NO_SAMPLES = (
 )
 
 
-class Beginning(NamedTuple):
-    """What tars are added to; nothing, for a first version."""
+class EarlierVersion(NamedTuple):
+    """The version that tars are added to; the defaults are for a first version."""
 
     classes: tuple[str, ...] = ()
     has_all_classes: bool = False
@@ -54,42 +54,47 @@ def adopt(
     indexed: Sequence[TarIndex],
     folder: Path,
     packing: Packing,
-    before: Beginning,
+    earlier: EarlierVersion,
 ) -> tuple[list[SplitRows], tuple[str, ...], list[ImageDefect]]:
-    """Make tars the shards of a version; return its splits, its classes, and what was found.
+    """Make tars the shards of a version; return its splits, its classes, and the findings.
 
-    That is saved in the folder, too, and printed. DataError where too many images are left out, or
-    one leaks.
+    The findings are saved in the folder, too, and printed. DataError where too many images are left
+    out, or one leaks.
     """
     if packing.val_percent:
         listing = hold_out(listing, indexed, packing.val_percent)
     samples = sum(len(each.rows) for each in indexed)
-    found = sorted(chain.from_iterable(each.findings for each in indexed))
-    images = samples + sum(finding.is_loss for finding in found)
-    allowed = packing.allow_left_out
-    report = folder / report_name(before.number + 1)
-    again = "" if before.number else " --force"  # which replaces this report
-    if lost := losses_refused(found, images, may_be_lost(images) if allowed is None else allowed):
-        conclude(report, found, samples, lost + again)
+    findings = sorted(chain.from_iterable(each.findings for each in indexed))
+    images = samples + sum(finding.is_loss for finding in findings)
+    allowed = may_be_lost(images) if packing.allow_left_out is None else packing.allow_left_out
+    report = folder / report_name(earlier.number + 1)
+    again = "" if earlier.number else " --force"  # which replaces this report
+    if lost := losses_refused(
+        findings, images, may_be_lost(images) if allowed is None else allowed
+    ):
+        conclude(report, findings, samples, lost + again)
     if not samples:
-        conclude(report, found, samples, NO_SAMPLES)
-    classes, numbers = classes_of(indexed, before.classes, before.has_all_classes)
+        conclude(report, findings, samples, NO_SAMPLES)
+    classes, numbers = classes_of(indexed, earlier.classes, earlier.has_all_classes)
     if "similar-classes" not in packing.allow:
         refuse_similar(classes)
-    if not before.parts and "unique-labels" not in packing.allow:
+    if not earlier.parts and "unique-labels" not in packing.allow:
         counts = sum((each.counts() for each in indexed), Counter[Label]())
         refuse_unique_labels({str(label): count for label, count in counts.items()})
-    tars = named_tars(listing, indexed, folder, before.free_numbers)
-    parts = joined(before.parts, parts_of(tars, numbers))
-    paths = {tar.name: tar.path for tar in tars}
-    read = local_files(lambda name: paths.get(name, folder / name))
-    read = HttpSource(listing.url).read if listing.url else read
-    found += copies(parts, classes, read, before=before.parts)
-    leaks = "" if "leaks" in packing.allow else leaks_refused(found)
-    conclude(report, found, samples, leaks and leaks + again)
+    tars = named_tars(listing, indexed, folder, earlier.free_numbers)
+    parts = joined(earlier.parts, parts_of(tars, numbers))
+    read: ReadRange
+    if listing.url:
+        read = HttpSource(listing.url).read
+    else:
+        paths = {tar.name: tar.path for tar in tars}
+        read = local_files(lambda name: paths.get(name, folder / name))
+    findings += copies(parts, classes, read, before=earlier.parts)
+    leaks = "" if "leaks" in packing.allow else leaks_refused(findings)
+    conclude(report, findings, samples, leaks and leaks + again)
     if not listing.url:
         link(tars, folder)
-    return parts, classes, found
+    return parts, classes, findings
 
 
 class IndexedTar(NamedTuple):

@@ -16,7 +16,7 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.indexing.adoption import Beginning, adopt
+from rackrun.convert.indexing.adoption import EarlierVersion, adopt
 from rackrun.convert.indexing.tar_index import index_tars, refuse_duplicates
 from rackrun.convert.indexing.tar_listing import list_tars
 from rackrun.convert.options import Packing
@@ -71,16 +71,18 @@ class Index:
         command = f"{called('convert')} index {shlex.join(self.sources)}"
         listing = list_tars(self.sources, self.split, self.name, command)
         folder = self._folder(listing.folder)
-        begin = Beginning(classes_in(self.classes), True) if self.classes else Beginning()
+        earlier = EarlierVersion()
+        if self.classes:
+            earlier = EarlierVersion(classes_in(self.classes), has_all_classes=True)
         indexed = index_tars(listing, folder, self.label_field, packing.processes)
         refuse_duplicates(listing, indexed)
-        parts, classes, found = adopt(listing, indexed, folder, packing, begin)
+        parts, classes, findings = adopt(listing, indexed, folder, packing, earlier)
         say_missing_classes(parts, classes)
         manifest = Manifest(
             listing.dataset,
             classes,
             tuple(write_split(folder, listing.dataset, part) for part in parts),
-            report=counted(found),
+            report=counted(findings),
             adopted=True,
             tars=listing.url,
         )

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.indexing.adoption import Beginning, adopt
+from rackrun.convert.indexing.adoption import EarlierVersion, adopt
 from rackrun.convert.indexing.tar_index import TarIndex, index_tars, refuse_duplicates
 from rackrun.convert.indexing.tar_listing import TarListing, list_tars
 from rackrun.convert.options import Packing
@@ -67,11 +67,15 @@ def append_tars(
     refuse_duplicates(listing, indexed, _by_key(shards_of(newest.source)))
     if not takes_dropped:
         _refuse_dropped(listing, indexed, _by_key(newest.earlier_shards()))
-    version = newest.parts(), manifest.number, newest.free_numbers()
-    before = Beginning(manifest.classes, False, *version)
-    parts, classes, found = adopt(listing, indexed, folder, packing, before)
+    earlier = EarlierVersion(
+        manifest.classes,
+        parts=newest.parts(),
+        number=manifest.number,
+        free_numbers=newest.free_numbers(),
+    )
+    parts, classes, findings = adopt(listing, indexed, folder, packing, earlier)
     samples = sum(len(each.rows) for each in indexed)
-    newest.publish(parts, {"adopted": samples}, command, found, classes=classes)
+    newest.publish(parts, {"adopted": samples}, command, findings, classes=classes)
 
 
 def _unlisted(newest: NewestVersion, source: Path, split: str) -> TarListing:
