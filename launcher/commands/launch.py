@@ -39,8 +39,8 @@ Complete: TypeAlias = Callable[[LaunchSpec], LaunchSpec]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to launch: where its hosts come from, and how their code gets there."""
+class LaunchMethod:
+    """A method of launching: where the hosts come from, and how their code gets there."""
 
     called: tuple[str, ...]
     """The command, and what stands between it and a task."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from rackrun.commandline.help_page import Head
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.launch import Way
+from rackrun.launcher.commands.launch import LaunchMethod
 from rackrun.launcher.commands.parse import from_names, kept_settings, read
 from rackrun.launcher.commands.reach import with_visible_gpus
 from rackrun.launcher.commands.work import work_of
@@ -60,7 +60,7 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
 
         return sweep("local", line.words, line.work, options, [""])
     with line.naming_the_file():
-        spec, here = spec_of(work, options, line.again(work)), way(options)
+        spec, here = spec_of(work, options, line.again(work)), launch_method(options)
         return here.show(spec) if options.dry_run else here.start(spec)
 
 
@@ -70,7 +70,7 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     if work is None:
         raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
     settings = from_names(LocalOptions, options)
-    return way(settings).run(spec_of(work, settings), shown_here(settings.plain))
+    return launch_method(settings).run(spec_of(work, settings), shown_here(settings.plain))
 
 
 def spec_of(work: Work, options: LocalOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
@@ -83,9 +83,9 @@ def spec_of(work: Work, options: LocalOptions, typed: tuple[str, ...] = ()) -> L
     return LaunchSpec(work, HostOptions(**common), typed, settings, is_here=True)
 
 
-def way(options: LocalOptions) -> Way:
-    """Return the way to launch on this machine."""
-    return Way(
+def launch_method(options: LocalOptions) -> LaunchMethod:
+    """Return the method of launching on this machine."""
+    return LaunchMethod(
         ("local",),
         partial(_here, options=options),
         partial(_with_environment, options=options),

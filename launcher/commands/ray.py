@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from rackrun.commandline.help_page import Head
-from rackrun.launcher.commands.launch import Way
+from rackrun.launcher.commands.launch import LaunchMethod
 from rackrun.launcher.commands.parse import from_names, kept_settings, read
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
@@ -53,7 +53,7 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     """Run the command line, or a run `again`; return the exit code."""
     line = read("ray", RayOptions, HEAD, args, again)
     options, work = line.options, line.work or DEFAULT
-    spec, on_ray = spec_of(work, options, line.again(work)), way(options)
+    spec, on_ray = spec_of(work, options, line.again(work)), launch_method(options)
     with line.naming_the_file():
         return on_ray.show(spec) if options.dry_run else on_ray.start(spec)
 
@@ -62,7 +62,7 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the options, and the options by name."""
     chosen = from_names(RayOptions, options)
     spec = spec_of(work_of(args) or DEFAULT, chosen)
-    return way(chosen).run(spec, shown_here(chosen.plain))
+    return launch_method(chosen).run(spec, shown_here(chosen.plain))
 
 
 def spec_of(work: Work, options: RayOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
@@ -70,8 +70,8 @@ def spec_of(work: Work, options: RayOptions, typed: tuple[str, ...] = ()) -> Lau
     return LaunchSpec(work, options, typed, kept_settings("ray", options, work, typed))
 
 
-def way(options: RayOptions) -> Way:
-    """Return the way to launch on the nodes of a cluster, which have the code of this folder."""
+def launch_method(options: RayOptions) -> LaunchMethod:
+    """Return the method of launching on a cluster's nodes, which have the code of this folder."""
 
     @contextmanager
     def nodes(spec: LaunchSpec) -> Iterator[LaunchSpec]:
@@ -82,4 +82,4 @@ def way(options: RayOptions) -> Way:
     def with_code(spec: LaunchSpec) -> LaunchSpec:
         return replace(spec, code=code_here(options.runs))
 
-    return Way(("ray",), nodes, with_code, with_code)
+    return LaunchMethod(("ray",), nodes, with_code, with_code)

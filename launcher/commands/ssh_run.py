@@ -11,7 +11,7 @@ from functools import partial
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.launch import Way
+from rackrun.launcher.commands.launch import LaunchMethod
 from rackrun.launcher.commands.parse import CommandLine, kept_settings
 from rackrun.launcher.commands.reach import on_hosts
 from rackrun.launcher.commands.settings import SshOptions
@@ -35,7 +35,7 @@ def start(line: CommandLine[SshOptions]) -> int:
     if work is None:
         # --check without a task asks hosts about no data.
         work = Command(()) if options.check else demo_for_hosts()
-    spec, over_ssh = spec_of(work, options, line.again(work)), way(options)
+    spec, over_ssh = spec_of(work, options, line.again(work)), launch_method(options)
     if options.check:
         with over_ssh.planned(spec) as planned:
             return _check(planned, options)
@@ -58,7 +58,9 @@ def start(line: CommandLine[SshOptions]) -> int:
 
 def run(work: Work | None, options: SshOptions) -> Result:
     """Launch in the foreground, the demo if there is no work, and return the result."""
-    return way(options).run(spec_of(work or demo_for_hosts(), options), shown_here(options.plain))
+    return launch_method(options).run(
+        spec_of(work or demo_for_hosts(), options), shown_here(options.plain)
+    )
 
 
 def spec_of(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
@@ -67,9 +69,9 @@ def spec_of(work: Work, options: SshOptions, typed: tuple[str, ...] = ()) -> Lau
     return LaunchSpec(work, options, typed, settings, synced=options.sync)
 
 
-def way(options: SshOptions) -> Way:
-    """Return the way to launch on the hosts that the options name."""
-    return Way(
+def launch_method(options: SshOptions) -> LaunchMethod:
+    """Return the method of launching on the hosts that the options name."""
+    return LaunchMethod(
         ("ssh", str(options.hosts)),
         partial(_hosts, options=options),
         partial(_with_code, options=options),
