@@ -59,7 +59,7 @@ SHARDS = 1024  # of the full training set
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImagenetPart:
     """The part of the data set that is converted."""
 
     classes: str = ""
@@ -95,7 +95,7 @@ class Imagenet:
     """Folder with the archives or the images, or Kaggle's zip."""
     out: Positional[Path]
     """Folder for the shards; created if it is missing."""
-    choice: Choice = field(default_factory=Choice)
+    choice: ImagenetPart = field(default_factory=ImagenetPart)
     packing: Packing = field(default_factory=Packing)
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ Entry = tuple[str, Record]
 """The wnid of an image, empty where only the ground truth knows it; its record without a label."""
 
 
-def listing(source: Path, choice: Choice) -> RecordListing:
+def listing(source: Path, choice: ImagenetPart) -> RecordListing:
     """List the images of ImageNet at `source`.
 
     UsageError if there is nothing of the kind, DataError if it is damaged or not complete; the
@@ -247,7 +247,7 @@ def _entries(records: Iterator[Record]) -> Iterator[Entry]:
             yield match["wnid"] or "", named
 
 
-def _chosen(wnids: list[str], choice: Choice, source: Path) -> list[str]:
+def _chosen(wnids: list[str], choice: ImagenetPart, source: Path) -> list[str]:
     if not wnids:
         raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
     if not choice.classes:
@@ -289,7 +289,7 @@ def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
 
 
 def _counted(
-    records: Iterator[Record], wnids: list[str], choice: Choice, source: Path
+    records: Iterator[Record], wnids: list[str], choice: ImagenetPart, source: Path
 ) -> Iterator[Record]:
     counts: Counter[tuple[str, int]] = Counter()
     for record in records:

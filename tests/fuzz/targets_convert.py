@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rackrun.convert import devkit
-from rackrun.convert.imagenet import Choice, listing
+from rackrun.convert.imagenet import ImagenetPart, listing
 from rackrun.convert.images.info import inspect
 from rackrun.convert.images.treatment import Preset, Treatment
 from rackrun.convert.readers.records import Defect
@@ -112,7 +112,7 @@ def fuzz_devkit(data: bytes) -> None:
         _refused(lambda _: devkit.beside(folder, devkit.GROUND_TRUTH), data)
         (folder / "train" / "n01440764").mkdir(parents=True)
         with contextlib.suppress(Problem):
-            list(listing(folder, Choice(subset=True)).records)
+            list(listing(folder, ImagenetPart(subset=True)).records)
 
 
 def _inspected(data: bytes) -> None:

@@ -8,14 +8,14 @@ import pytest
 
 from rackrun.convert import imagenet
 from rackrun.convert.__main__ import main
-from rackrun.convert.imagenet import Choice, Imagenet
+from rackrun.convert.imagenet import Imagenet, ImagenetPart
 from rackrun.convert.options import Packing
 from rackrun.errors import DataError
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
 
 FEW = Packing(shards=3, workers=2)
-PART = Choice(subset=True)
+PART = ImagenetPart(subset=True)
 
 
 def contents(folder: Path) -> dict[str, Sample]:
@@ -90,7 +90,7 @@ def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(
     damaged.write_bytes(bytes(damaged.stat().st_size))
     packing = Packing(shards=2, workers=1)
     with pytest.raises(DataError, match="1 of 43 images cannot be used .* 0 may be missing"):
-        Imagenet(source, tmp_path / "out", choice=Choice(), packing=packing).run()
+        Imagenet(source, tmp_path / "out", choice=ImagenetPart(), packing=packing).run()
     allowed = Packing(shards=2, workers=1, allow_left_out=1)
-    Imagenet(source, tmp_path / "out", choice=Choice(), packing=allowed).run()
+    Imagenet(source, tmp_path / "out", choice=ImagenetPart(), packing=allowed).run()
     assert len(contents(tmp_path / "out")) == 42

@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from rackrun.convert import imagenet
-from rackrun.convert.imagenet import Choice, listing
+from rackrun.convert.imagenet import ImagenetPart, listing
 from rackrun.errors import DataError
 from tests.lab.data import SmallImageNet, tar
 from tests.lab.run import write
 
-PART = Choice(subset=True)
+PART = ImagenetPart(subset=True)
 
 LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
     "official archives": lambda small, root: small.archives(root / "raw", "gnu"),
@@ -25,7 +25,7 @@ LAYOUTS: dict[str, Callable[[SmallImageNet, Path], Path]] = {
 }
 
 
-def converted(source: Path, choice: Choice = PART) -> dict[str, tuple[str, int, bytes]]:
+def converted(source: Path, choice: ImagenetPart = PART) -> dict[str, tuple[str, int, bytes]]:
     """Return key -> split, label and bytes of every image that the listing names."""
     data = listing(source, choice)
     return {
@@ -75,20 +75,20 @@ def test_nothing_is_extracted(small_imagenet, tmp_path):
 def test_a_part_is_converted_when_it_is_asked_for(small_imagenet, tmp_path):
     """--classes and --limit choose; labels are ranks among the chosen classes."""
     source = small_imagenet.archives(tmp_path)
-    two = converted(source, Choice(classes="n03126707,n02012849"))
+    two = converted(source, ImagenetPart(classes="n03126707,n02012849"))
     assert {key[:9]: label for key, (split, label, _) in two.items() if split == "train"} == {
         "n02012849": 0,
         "n03126707": 1,
     }
     assert len(two) == 14 + 6
-    assert len(listing(source, Choice(classes="3")).classes) == 3
+    assert len(listing(source, ImagenetPart(classes="3")).classes) == 3
     (tmp_path / "two.txt").write_text("n03126707 crane\nn02012849\n")
-    of_a_file = converted(source, Choice(classes=str(tmp_path / "two.txt")))
+    of_a_file = converted(source, ImagenetPart(classes=str(tmp_path / "two.txt")))
     assert {key[:9]: label for key, (split, label, _) in of_a_file.items() if split == "train"} == {
         "n03126707": 0,
         "n02012849": 1,
     }
-    few = converted(source, Choice(limit=2))
+    few = converted(source, ImagenetPart(limit=2))
     assert len(few) == 2 * 4 + 2 * 4
     assert "n01440764_0" in few and "n01440764_5" not in few
 
@@ -99,10 +99,10 @@ def test_the_full_set_is_known_by_its_counts(small_imagenet, tmp_path, monkeypat
     monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
     source = small_imagenet.archives(tmp_path)
-    assert len(converted(source, Choice())) == 43
+    assert len(converted(source, ImagenetPart())) == 43
     monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 9), "val": range(3, 4)})
     with pytest.raises(DataError, match="--subset"):
-        converted(source, Choice())
+        converted(source, ImagenetPart())
 
 
 def test_a_tar_with_a_hostile_name_gives_no_way_out(small_imagenet, tmp_path):

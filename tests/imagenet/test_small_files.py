@@ -5,12 +5,12 @@ import subprocess
 import pytest
 
 from rackrun.convert import devkit
-from rackrun.convert.imagenet import Choice, listing
+from rackrun.convert.imagenet import ImagenetPart, listing
 from rackrun.errors import DataError
 from tests.lab.data import tar
 from tests.lab.run import write
 
-PART = Choice(subset=True)
+PART = ImagenetPart(subset=True)
 
 
 def test_the_table_of_classes_has_the_numbers_that_the_devkit_gives_them():
@@ -38,7 +38,7 @@ def test_a_sparse_tar_gives_no_other_bytes(sparse, small_imagenet, tmp_path):
     inner = subprocess.run(command, check=True, capture_output=True).stdout
     source = small_imagenet.archives(tmp_path / "raw")
     (source / "ILSVRC2012_img_train.tar").write_bytes(tar({"n01440764.tar": inner}))
-    data = listing(source, Choice(classes="n01440764"))
+    data = listing(source, ImagenetPart(classes="n01440764"))
     if sparse:
         with pytest.raises(DataError, match="n01440764_0.JPEG is sparse: pack it .*--sparse"):
             list(data.records)

@@ -35,7 +35,7 @@ class WeightedRows(NamedTuple):
         return [np.sort(self.rows[each]) for each in rounds]
 
 
-class Choice(NamedTuple):
+class EpochRows(NamedTuple):
     """The rows of every epoch."""
 
     once: Rows
@@ -59,14 +59,14 @@ class Choice(NamedTuple):
 
 def chosen(
     config: DataSettings, labels: npt.NDArray[np.integer], classes: tuple[str, ...]
-) -> Choice:
+) -> EpochRows:
     """Return the rows that the settings choose; UsageError where none are left."""
     rows = np.arange(labels.size, dtype=np.int32)
     if only := [class_number(name, classes) for name in config.only_classes.split(",") if name]:
         rows = rows[np.isin(labels, only)]
     rows = rows[: config.max_train_samples or None]
     choice = (
-        _weighted(rows, labels[rows], classes, config) if config.class_weights else Choice(rows)
+        _weighted(rows, labels[rows], classes, config) if config.class_weights else EpochRows(rows)
     )
     if not choice.samples:
         raise UsageError("no samples are left to train on: loosen the filters or the weights")
@@ -75,7 +75,7 @@ def chosen(
 
 def _weighted(
     rows: Rows, labels: npt.NDArray[np.integer], classes: tuple[str, ...], config: DataSettings
-) -> Choice:
+) -> EpochRows:
     sizes = np.bincount(labels, minlength=len(classes))
     if config.class_weights == BALANCED:  # all equally often, in epochs as long as before
         drawn = sizes.sum() / max(np.count_nonzero(sizes), 1)
@@ -92,7 +92,7 @@ def _weighted(
         draws = round(int(sizes[label]) * float(weights[label]))
         if draws:
             weighted.append(WeightedRows(by_class[label][order], draws))
-    return Choice(rows[weights[labels] == 1], weighted)
+    return EpochRows(rows[weights[labels] == 1], weighted)
 
 
 def class_weights_in(option: str, text: str) -> Mapping[str, float]:

@@ -73,7 +73,7 @@ class Box(NamedTuple):
     height: int
 
 
-Choice = Callable[[int, int], Box]  # (width, height) of an image -> the part of it
+BoxChooser = Callable[[int, int], Box]  # (width, height) of an image -> the part of it
 
 
 class Region(NamedTuple):
@@ -134,7 +134,7 @@ class Region(NamedTuple):
         kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
 
 
-def region_of(data: bytes, choose: Choice, side: float) -> Region:
+def region_of(data: bytes, choose: BoxChooser, side: float) -> Region:
     """Choose a part by the header, and decode it no finer than a result of `side` pixels needs.
 
     DataError if the file is no image, damaged, or too large.

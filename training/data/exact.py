@@ -10,7 +10,7 @@ from itertools import count
 
 import numpy as np
 
-from rackrun.training.data.choice import Choice
+from rackrun.training.data.choice import EpochRows
 from rackrun.training.data.order import MOST_SHARE, Cut, Rows, epoch_order
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.row_reader import Part
@@ -26,7 +26,7 @@ class Steps:
     """
 
     pool: SamplePool
-    choice: Choice
+    epoch_rows: EpochRows
     seed: int
     batch: int
     """Samples per step, over all ranks."""
@@ -40,7 +40,7 @@ class Steps:
 
     @property
     def _images(self) -> int:
-        return -(-self.choice.samples // self.repeats)
+        return -(-self.epoch_rows.samples // self.repeats)
 
     @property
     def epoch_steps(self) -> int:
@@ -59,7 +59,7 @@ class Steps:
     def order(self, epoch: int) -> Rows:
         """Return the row of every sample of an epoch."""
         turn, part = divmod(epoch, self.repeats)
-        rows = self.choice.rows(turn)
+        rows = self.epoch_rows.rows(turn)
         order = epoch_order(self.pool.index, rows, self.seed, turn, self.batch)
         if self.repeats == 1:
             return order

@@ -149,7 +149,7 @@ class Exact(StoredData):
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the first epoch."""
-        labels = self._pool.index["label"][self._steps.choice.rows(0)]
+        labels = self._pool.index["label"][self._steps.epoch_rows.rows(0)]
         return np.bincount(labels, minlength=len(self.classes))
 
     def samples_in(self, step: int) -> int:

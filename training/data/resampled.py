@@ -29,7 +29,7 @@ from rackrun.training.data.samples import Batch, Seed, StoredSample, stored_samp
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 
 
-class Shards(Protocol):
+class DrawableShards(Protocol):
     """Shards that can be drawn, by their names."""
 
     @property
@@ -58,7 +58,11 @@ class IndexedShards(NamedTuple):
 
 
 def resampled_batches(
-    loader: Loader, shards: Shards, transforms: TransformsOfEpoch, epoch_steps: int, start: int
+    loader: Loader,
+    shards: DrawableShards,
+    transforms: TransformsOfEpoch,
+    epoch_steps: int,
+    start: int,
 ) -> Iterator[Batch]:
     """Yield a rank's batches from a step on, without end: other ones than from another step on."""
     config = loader.config
@@ -74,7 +78,7 @@ def resampled_batches(
 class ResampledStream(BatchStream):
     """A rank's endless stream of training batches."""
 
-    shards: Shards
+    shards: DrawableShards
     rank: int
     epoch_steps: int
     start: int

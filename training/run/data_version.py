@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rackrun.training.run.resume import Earlier
 
 
-Choice = tuple[str, str]
+LocationAndRemark = tuple[str, str]
 """The location of the version of a folder that a run reads, and a remark on it."""
 
 
-def chosen(location: str, recorded: str) -> Choice:
+def chosen(location: str, recorded: str) -> LocationAndRemark:
     """Return which version a location means to a run whose checkpoint has the digest `recorded`.
 
     That is empty for a new run. UsageError for another version than the checkpoint's. A folder
@@ -76,7 +76,7 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> tuple[Confi
     return located, [remark for _, remark in choices if remark]
 
 
-def _chosen_of(config: Config, earlier: Earlier | None) -> tuple[str, list[Choice]]:
+def _chosen_of(config: Config, earlier: Earlier | None) -> tuple[str, list[LocationAndRemark]]:
     # Plain data, which the first rank sends to the others: a problem, or what it has chosen.
     recorded = map(str, earlier.table("data_versions").values()) if earlier else ()
     locations = parts_of(config.data)
