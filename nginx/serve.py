@@ -64,8 +64,15 @@ class NginxServer:
 
     @property
     def alive(self) -> bool:
-        """Return True while nginx runs."""
-        return self.child.poll() is None
+        """Return True while nginx runs.
+
+        A signal that raises within Popen.poll() can leave its lock taken, and `stop` would wait for
+        it forever: the kernel is asked instead.
+        """
+        if self.child.returncode is not None:
+            return False
+        status = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.child.pid, status) is None
 
     @property
     def announcement(self) -> str:
