@@ -1,6 +1,7 @@
 """`@on_ranks(2)`: a test whose own body runs in every rank; and ranks that train exactly."""
 
 import base64
+import contextlib
 import importlib
 import inspect
 import os
@@ -87,8 +88,16 @@ def exact_ranks(data: Path, runs: Sequence[Path], **options: Any) -> list[warm.P
 
 def codes(ranks: list[warm.Python], seconds: float = 240) -> list[int]:
     """Wait for all ranks; return their exit codes, and show what they printed if a test fails."""
-    for rank in ranks:
-        sys.stdout.write(rank.communicate(timeout=seconds)[0])
+    with contextlib.ExitStack() as running:
+        for rank in ranks:
+            running.enter_context(rank)
+        try:
+            for rank in ranks:
+                sys.stdout.write(rank.communicate(timeout=seconds)[0])
+        except subprocess.TimeoutExpired:
+            for rank in ranks:
+                rank.kill()
+            raise
     return [rank.wait() for rank in ranks]
 
 

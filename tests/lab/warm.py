@@ -195,10 +195,11 @@ _numbers = itertools.count()
 def free_port(address: str = "127.0.0.1") -> int:
     """Return a port of an address that nothing listens on.
 
-    Below those that the kernel gives to connections, and from a range of this process, so that
-    nobody takes it before the one that it is for.
+    Below those that the kernel gives to connections, and from a range of this worker of pytest
+    (at most five), so that nobody takes it before the one that it is for.
     """
-    first = 10_000 + os.getpid() % 20 * 1000
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = 10_000 + (worker % 5 * 4 + os.getpid() % 4) * 1000
     while True:
         port = first + next(_numbers) % 1000
         with contextlib.suppress(OSError), socket.create_server((address, port)):
