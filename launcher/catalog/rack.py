@@ -20,16 +20,15 @@ from rackrun.errors import Problem
 from rackrun.launcher.catalog.rack_table import as_plain, table
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
-from rackrun.launcher.preflight.replies import checked_reply
+from rackrun.launcher.preflight.replies import Gpus, Occupancy, R, checked_reply
 from rackrun.launcher.remote import probe
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
-from rackrun.launcher.transport.rpc import Reply, RpcClient
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.machine import typed_folder
-from rackrun.shapes import Misshapen
 from rackrun.tables import show_again_and_again
 from rackrun.terminal import one_line
 
@@ -102,29 +101,29 @@ class Rack:
     def _facts(self, pair: HostTransport) -> HostFacts:
         host, _ = pair
         workdir = host.workdir or str(typed_folder())
-        occupancy = self.ask(pair, "occupancy", workdir=workdir)
-        gpus = self.ask(pair, "gpus") if occupancy["gpus"] else {}
-        return HostFacts(host, None, {"occupancy": occupancy, "gpus": gpus})
+        occupancy = self.ask(pair, Occupancy, workdir=workdir)
+        gpus = self.ask(pair, Gpus) if occupancy.gpus else Gpus()
+        return HostFacts(host, None, {Occupancy: occupancy, Gpus: gpus})
 
-    def ask(self, pair: HostTransport, question: str, **arguments: object) -> Reply:
+    def ask(self, pair: HostTransport, shape: type[R], **arguments: object) -> R:
         """Return a host's reply; raise Problem if there is none, or not a probe's."""
         host, transport = pair
         if isinstance(transport, Problem):
             raise transport
         try:
             if client := self._clients.get(host.label):
-                client.order(question, **arguments)
+                client.order(shape.question, **arguments)
             else:
-                first = order(do=question, **arguments)
+                first = order(do=shape.question, **arguments)
                 client = RpcClient(transport, probe, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
-            reply = checked_reply(question, client.reply())
-        except (Problem, Misshapen) as error:  # the next look starts a new probe
+            reply = checked_reply(client.reply(), shape, host.label)
+        except Problem as error:  # the next look starts a new probe
             if broken := self._clients.pop(host.label, None):
                 broken.close()
-            raise HostUnreachable(f"{host.label}: {one_line(str(error))}") from None
-        if "error" in reply:
-            raise HostUnreachable(f"{host.label}: {one_line(reply['error'])}")
+            raise HostUnreachable(one_line(str(error))) from None
+        if reply.error:
+            raise HostUnreachable(f"{host.label}: {one_line(reply.error)}")
         return reply
 
     def close(self) -> None:

@@ -6,15 +6,17 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
+
+import msgspec
 
 from rackrun import tables
 from rackrun.launcher.output.console import ranges
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
+from rackrun.launcher.preflight.replies import Gpu, Gpus, Occupancy
 from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.transport.rpc import Reply
 from rackrun.runs import name_of
 from rackrun.terminal import one_line
 from rackrun.units import age, gibibytes, plural
@@ -62,65 +64,65 @@ def _left_out(what: str, count: int, several: str = "") -> str:
 
 
 def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
-    is_out = facts.error is not None or facts["occupancy"]["drained"]
+    is_out = facts.error is not None or facts[Occupancy].drained
     mark = DRAINED if is_out else DOUBTFUL if health else ""
     if facts.error is not None:
         return (mark, facts.host.label, *[""] * 7)
-    state = facts["occupancy"]
-    hottest = max((gpu["temperature"] for gpu in facts["gpus"].get("gpus", ())), default=0)
+    state = facts[Occupancy]
+    hottest = max((gpu.temperature for gpu in facts[Gpus].gpus), default=0)
     cells = (
         facts.host.label,
-        f"{state['gpus']} {gpu_model(facts)}".strip() if state["gpus"] else "-",
+        f"{state.gpus} {gpu_model(facts)}".strip() if state.gpus else "-",
         _free_in_words(facts),
         "; ".join([*_users(state, now), *_foreign(facts)]),
         ", ".join(f"{user} {age(now - since)}" for since, user in _queue([facts])),
-        f"{state['load']:.1f}/{state['cores']}",
+        f"{state.load:.1f}/{state.cores}",
         str(hottest or ""),
-        gibibytes(state["disk_free"]),
+        gibibytes(state.disk_free),
     )
     return (mark, *map(one_line, cells))
 
 
 def free_gpus(facts: HostFacts) -> list[int]:
     """Return the GPUs that a run could have now: not drained, not used, not sick."""
-    state = facts["occupancy"]
-    locked = {use["part"] for use in state["uses"]}
-    unfit = {n for n, gpu in _gpus(facts) if gpu["used"] > USED_MIB or troubles(gpu)}
-    is_out = "" in locked or state["drained"]
-    numbers = [] if is_out else range(state["gpus"])
+    state = facts[Occupancy]
+    locked = {use.part for use in state.uses}
+    unfit = {n for n, gpu in _gpus(facts) if gpu.used > USED_MIB or troubles(gpu)}
+    is_out = "" in locked or state.drained
+    numbers = [] if is_out else range(state.gpus)
     return [number for number in numbers if f".gpu{number}" not in locked and number not in unfit]
 
 
 def _free_in_words(facts: HostFacts) -> str:
-    state = facts["occupancy"]
-    if not state["gpus"]:
-        return "no" if state["uses"] or state["drained"] else "yes"
+    state = facts[Occupancy]
+    if not state.gpus:
+        return "no" if state.uses or state.drained else "yes"
     free = free_gpus(facts)
-    return "all" if len(free) == state["gpus"] else f"{len(free)}: {ranges(free)}" if free else "no"
+    return "all" if len(free) == state.gpus else f"{len(free)}: {ranges(free)}" if free else "no"
 
 
-def _gpus(facts: HostFacts) -> list[tuple[int, Reply]]:
-    return list(enumerate(facts["gpus"].get("gpus", ())))
+def _gpus(facts: HostFacts) -> list[tuple[int, Gpu]]:
+    return list(enumerate(facts[Gpus].gpus))
 
 
-def _users(state: Reply, now: float) -> Iterator[str]:
-    holder_of = itemgetter("user", "run", "name", "since")
-    for _, group in groupby(sorted(state["uses"], key=holder_of), key=holder_of):
+def _users(state: Occupancy, now: float) -> Iterator[str]:
+    holder_of = attrgetter("user", "run", "name", "since")
+    for _, group in groupby(sorted(state.uses, key=holder_of), key=holder_of):
         uses = list(group)
         use = uses[0]
-        run = name_of(use["name"]) if use["run"] else "starts"
-        numbers = [int(one["part"].removeprefix(".gpu")) for one in uses if one["part"]]
+        run = name_of(use.name) if use.run else "starts"
+        numbers = [int(one.part.removeprefix(".gpu")) for one in uses if one.part]
         part = f"GPU {ranges(sorted(numbers))}: " if numbers else ""
-        yield f"{part}{use['user'] or '?'}, {run}, {age(now - use['since'])}"
+        yield f"{part}{use.user or '?'}, {run}, {age(now - use.since)}"
 
 
 def _foreign(facts: HostFacts) -> Iterator[str]:
     # GPUs that no run has locked, with more memory in use than an idle one has
-    locked = {use["part"] for use in facts["occupancy"]["uses"]}
+    locked = {use.part for use in facts[Occupancy].uses}
     busy = [
         number
         for number, gpu in _gpus(facts)
-        if gpu["used"] > USED_MIB and not {"", f".gpu{number}"} & locked
+        if gpu.used > USED_MIB and not {"", f".gpu{number}"} & locked
     ]
     if busy:
         yield f"GPU {ranges(busy)}: a program outside rackrun"
@@ -128,24 +130,24 @@ def _foreign(facts: HostFacts) -> Iterator[str]:
 
 def _queue(rack: Sequence[HostFacts]) -> list[tuple[float, str]]:
     # time and user of each waiting launch; one with tickets on several hosts counts once
-    tickets = [ticket for facts in rack for ticket in facts["occupancy"]["queue"]]
-    return sorted({(ticket["since"], ticket["user"]) for ticket in tickets})
+    tickets = [ticket for facts in rack for ticket in facts[Occupancy].queue]
+    return sorted({(ticket.since, ticket.user) for ticket in tickets})
 
 
 def _health(facts: HostFacts) -> Iterator[str]:
     if facts.error is not None:
         yield str(facts.error).removeprefix(f"{facts.host.label}: ")
-    sick = suspects(facts["gpus"])
-    state = facts["occupancy"]
-    if reason := state.get("drained"):
-        yield f"drained: {reason}"
-    yield from filter(None, (sick, state.get("lock_problem")))
+        return
+    state = facts[Occupancy]
+    if state.drained:
+        yield f"drained: {state.drained}"
+    yield from filter(None, (suspects(facts[Gpus]), state.lock_problem))
 
 
 def _summary(rack: Sequence[HostFacts]) -> str:
     answered = [facts for facts in rack if facts.error is None]
-    drained = [facts.host.label for facts in rack if facts["occupancy"].get("drained")]
-    gpus = sum(facts["occupancy"]["gpus"] for facts in answered)
+    drained = [facts.host.label for facts in answered if facts[Occupancy].drained]
+    gpus = sum(facts[Occupancy].gpus for facts in answered)
     free = sum(len(free_gpus(facts)) for facts in answered)
     queue = _queue(answered)
     silent = [facts.host.label for facts in rack if facts.error is not None]
@@ -167,10 +169,9 @@ def as_plain(facts: HostFacts) -> dict[str, Any]:
     }
     if facts.error is not None:
         return common
-    gpus = facts["gpus"].get("gpus", ())
     return {
+        **msgspec.to_builtins(facts[Occupancy]),
         **common,
-        **facts["occupancy"],
         "free": free_gpus(facts),
-        "gpu_details": list(gpus),
+        "gpu_details": msgspec.to_builtins(facts[Gpus].gpus),
     }

@@ -13,8 +13,8 @@ from rackrun.launcher.preflight.checks import DRAINED, LOCK
 from rackrun.launcher.preflight.examine import TableRow
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, troubles
+from rackrun.launcher.preflight.replies import Gpu, Gpus
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import plural
 
 GPU_CHECKS = (LOCK, "gpus", "gpu health")
@@ -73,9 +73,9 @@ class Need:
             return Pick((), missing, cannot_succeed)
         return Pick(tuple(picked))
 
-    def accepts(self, gpu: Reply) -> bool:
+    def accepts(self, gpu: Gpu) -> bool:
         """Return whether the model and memory of a GPU will do."""
-        return self.model.lower() in gpu["name"].lower() and self.memory <= gigabytes(gpu)
+        return self.model.lower() in gpu.name.lower() and self.memory <= gigabytes(gpu)
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class HostOffer:
 def described_gpus(cluster: ClusterFacts) -> str:
     """Return number, model and memory of all GPUs, such as `8 NVIDIA A100-SXM4-40GB of 42 GB`."""
     answered = [facts for facts in cluster.hosts if facts.error is None]
-    gpus = [gpu for facts in answered for gpu in facts["gpus"].get("gpus", ())]
-    kinds = Counter(f"{gpu['name']} of {gigabytes(gpu)} GB" for gpu in gpus)
+    gpus = [gpu for facts in answered for gpu in facts[Gpus].gpus]
+    kinds = Counter(f"{gpu.name} of {gigabytes(gpu)} GB" for gpu in gpus)
     return " and ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
 
 
-def gigabytes(gpu: Reply) -> int:
+def gigabytes(gpu: Gpu) -> int:
     """Return its memory, rounded down: drivers show a little more than the number in its name."""
-    return int(gpu["total"]) * 2**20 // 10**9
+    return gpu.total * 2**20 // 10**9
 
 
 def offers(cluster: ClusterFacts, rows: Sequence[TableRow], need: Need) -> list[HostOffer]:
@@ -131,13 +131,13 @@ def offers(cluster: ClusterFacts, rows: Sequence[TableRow], need: Need) -> list[
 
 
 def _offer(facts: HostFacts, is_free: bool, need: Need) -> HostOffer:
-    host, gpus = facts.host, facts["look"]["gpus"]
-    described = facts["gpus"].get("gpus", ())
+    host, gpus = facts.host, facts.look.gpus
+    described = facts[Gpus].gpus
     unfit = {n for n, gpu in enumerate(described) if troubles(gpu) or not need.accepts(gpu)}
-    used = {number for number, gpu in enumerate(described) if gpu["used"] > USED_MIB}
+    used = {number for number, gpu in enumerate(described) if gpu.used > USED_MIB}
     named = range(gpus) if host.devices is None else host.devices
     fit = [number for number in named if number not in unfit]
-    taken = used.union(facts["look"]["taken"])
+    taken = used.union(facts.look.taken)
     free = tuple(number for number in fit if number not in taken)
     most = gpus if host.slots is None else host.slots
     return HostOffer(host, is_free, gpus, free[:most], min(len(fit), most))

@@ -15,6 +15,7 @@ from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import are_only_busy, examine, refusal, warnings
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, gather_facts
 from rackrun.launcher.preflight.gpus import gpu_model
+from rackrun.launcher.preflight.replies import Code, Route
 from rackrun.launcher.remote.files import PROJECT_LOCK
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.job import Job
@@ -23,7 +24,7 @@ from rackrun.machine import typed_folder
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts
 _CODE = "code"
-"""The check, and the question that it is about."""
+"""The check of the files on hosts."""
 
 
 @contextmanager
@@ -42,8 +43,8 @@ def preflight(
             cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
             last.close(besides=cluster)
             last = cluster
-            codes = [facts[_CODE] for facts in cluster.hosts if facts.error is None]
-            changed_alike = bool(codes and codes[0]) and all(code == codes[0] for code in codes)
+            codes = [facts[Code] for facts in cluster.hosts if facts.error is None]
+            changed_alike = all(code == codes[0] for code in codes)
             accepted = (_CODE,) if is_restart and changed_alike else ()
             rows = examine(cluster, CHECKS, (*options.ignore_check, *accepted), spec.pending)
             error = refusal(cluster, CHECKS, rows)
@@ -72,7 +73,7 @@ def environments(cluster: ClusterFacts) -> list[str]:
         return []
     hosts: dict[str, list[str]] = {}
     for facts in cluster.hosts:
-        hosts.setdefault(str(facts["look"]["python"]), []).append(facts.host.label)
+        hosts.setdefault(facts.look.python, []).append(facts.host.label)
     return [f"{grouped(names)}: ranks use {python}" for python, names in hosts.items()]
 
 
@@ -111,29 +112,33 @@ def planned_host(
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
     container = cluster.requirements.image
-    host, basics = facts.host, facts["look"]
-    workdir = str(typed_folder()) if spec.is_here else basics["workdir"]
+    host, look = facts.host, facts.look
+    workdir = str(typed_folder()) if spec.is_here else look.workdir
     folder = str(Path(workdir) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
-    python = str(basics["python"])
+    python = look.python
     is_named = host.python or spec.options.python
     if "python" in spec.pending and not is_named:  # --sync will make an environment
         python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
-        address=cluster.master if first else host.address or facts["route"]["address"],
-        processes=host.processes(basics["gpus"]),
+        address=cluster.master if first else host.address or facts[Route].address,
+        processes=host.processes(look.gpus),
         python=python,
         workdir=workdir,
         folder=folder,
-        cores=basics["cores"],
-        gpus=basics["gpus"] > 0,
+        cores=look.cores,
+        gpus=look.gpus > 0,
         gpu_model=gpu_model(facts),
-        interface=host.interface or facts["route"].get("interface", ""),
+        interface=host.interface or facts[Route].interface,
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         setup=(*host.setup_words, workdir) if host.setup else (),
-        agent_python=basics["python"],
+        agent_python=look.python,
         locks=() if cluster.requirements.is_here else facts.locks,
-        container=container.docker_run(basics, folder, Path(scratch).name) if container else (),
+        container=container.docker_run(
+            look.user, look.workdir, look.gpus > 0, folder, Path(scratch).name
+        )
+        if container
+        else (),
     )

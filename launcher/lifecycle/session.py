@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
@@ -18,7 +18,7 @@ from rackrun.launcher.output.log_files import (
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.gpus import suspects
-from rackrun.launcher.preflight.replies import checked_reply
+from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.remote import probe
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import HostPlan, Plan
@@ -30,7 +30,6 @@ from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.shapes import Misshapen
 from rackrun.signals import ended_by_a_signal
 from rackrun.terminal import one_line
 
@@ -96,13 +95,9 @@ def _sick_gpus(
     """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
 
     def problems_of(host: HostPlan, transport: Transport) -> str:
-        first = order(do="gpus")
-        with (
-            suppress(Misshapen),
-            closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client,
-        ):
-            return suspects(checked_reply("gpus", client.reply()))
-        return ""
+        first = order(do=Gpus.question)
+        with closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client:
+            return suspects(checked_reply(client.reply(), Gpus, host.name))
 
     # The others may not answer, or are still being cleaned up.
     pairs = [

@@ -12,6 +12,15 @@ from rackrun.launcher.errors import DataRefused
 from rackrun.launcher.preflight import gpus
 from rackrun.launcher.preflight.examine import Check, Fault
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.preflight.replies import (
+    Code,
+    Hold,
+    Image,
+    Listen,
+    Look,
+    Route,
+    Shards,
+)
 from rackrun.launcher.remote import probe
 from rackrun.runs import SHORT_ID
 from rackrun.shard_folder import why_no_splits
@@ -28,6 +37,7 @@ INSTALL_HERE = (
 )
 
 Faults = Iterator[Fault]
+CheckFaults = Callable[[HostFacts, ClusterFacts], Faults]
 Read = Callable[[HostFacts], str]
 
 
@@ -41,11 +51,6 @@ def check_allowed(names: Collection[str]) -> None:
         raise UsageError(f"--ignore-check {name}: {reason}; there are: {', '.join(optional)}")
 
 
-def field(question: str, name: str) -> Read:
-    """Return a function that reads a field of a reply; empty where it was not asked."""
-    return lambda host: str(host[question].get(name, ""))
-
-
 def _differs(host: HostFacts, cluster: ClusterFacts, read: Read) -> str:
     """Return in what a host differs from the first one, if that has any."""
     first = first_responding(cluster)
@@ -56,17 +61,22 @@ def _differs(host: HostFacts, cluster: ClusterFacts, read: Read) -> str:
 # -- the interpreter of the ranks, and what is installed for it
 
 
-def _interpreter(name: str) -> Read:
-    return lambda host: str(host["look"]["interpreter"].get(name, ""))
-
-
-_version, _torch, _cuda, _error = map(_interpreter, ("version", "torch", "cuda", "error"))
-_image = field("image", "id")
-
-
 def _is_inspected(host: HostFacts, cluster: ClusterFacts) -> bool:
     """Return True if the interpreter was inspected here and on the first host."""
-    return all(facts["look"]["interpreter"] for facts in (host, first_responding(cluster)))
+    of_both = (facts.look.interpreter for facts in (host, first_responding(cluster)))
+    return all(interpreter.version or interpreter.error for interpreter in of_both)
+
+
+def _version(host: HostFacts) -> str:
+    return host.look.interpreter.version
+
+
+def _torch(host: HostFacts) -> str:
+    return host.look.interpreter.torch
+
+
+def _error(host: HostFacts) -> str:
+    return host.look.interpreter.error
 
 
 def _python(host: HostFacts, cluster: ClusterFacts) -> Faults:
@@ -94,7 +104,7 @@ def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
     if not _torch(host):
         others = _missing_packages(host, cluster) if cluster.requirements.is_here else []
         missing = ", ".join(("torch", *others))
-        yield Fault(f"{host['look']['python']} has no {missing}", hint, hint_here=INSTALL_HERE)
+        yield Fault(f"{host.look.python} has no {missing}", hint, hint_here=INSTALL_HERE)
     elif problem := _differs(host, cluster, _torch):
         yield Fault(problem, hint)
     elif problem := _differs(host, cluster, _cuda_of_torch):
@@ -102,19 +112,20 @@ def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _torch_and_cuda(host: HostFacts) -> str:
-    return f"{_torch(host)}, CUDA {_cuda(host)}" if _cuda(host) else _torch(host)
+    cuda = host.look.interpreter.cuda
+    return f"{_torch(host)}, CUDA {cuda}" if cuda else _torch(host)
 
 
 def _cuda_of_torch(host: HostFacts) -> str:
-    return _torch(host) and (_cuda(host) or "none")
+    return _torch(host) and (host.look.interpreter.cuda or "none")
 
 
 def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    task, look = cluster.requirements.task, host["look"]
+    task, look = cluster.requirements.task, host.look
     missing = _missing_packages(host, cluster)
     if missing and (_torch(host) or not cluster.requirements.is_here):
         yield Fault(
-            f"{look['python']} has no {', '.join(missing)}",
+            f"{look.python} has no {', '.join(missing)}",
             "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or, in"
             " a project with a uv.lock, with uv add, or name another interpreter with python= in"
             " hosts.txt",
@@ -122,7 +133,7 @@ def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
         )
     if missing := _missing(host, task.modules):
         yield Fault(
-            f"no module {', '.join(missing)} in {look['workdir']} or installed",
+            f"no module {', '.join(missing)} in {look.workdir} or installed",
             "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
         )
 
@@ -134,44 +145,49 @@ def _missing_packages(host: HostFacts, cluster: ClusterFacts) -> list[str]:
 
 
 def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
-    return [name for name in host["look"]["interpreter"].get("missing", ()) if name in needed]
+    return [name for name in host.look.interpreter.missing if name in needed]
+
+
+def _image(host: HostFacts) -> str:
+    return host[Image].id
 
 
 def _same_image(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if problem := host["image"].get("error") or _differs(host, cluster, _image):
+    if problem := host[Image].error or _differs(host, cluster, _image):
         yield Fault(problem)
 
 
 # -- files and limits
 
 
-def _files(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if problem := host["look"].get("weights_problem"):
-        hint = "--weights names a file of each host; copy it there, or name a URL"
-        yield Fault(problem, hint, hint_here="name another with --weights, or a URL")
-    if problem := host["look"].get("cache_problem"):
-        hint = "name another folder with --cache"
-        yield Fault(problem, f"{hint}; each host makes its own", hint_here=hint)
+def _found_there(about: str, hint: str, hint_here: str = "", warns: bool = False) -> CheckFaults:
+    """Return a check for a problem that the host itself finds (`problems` in `remote.probe`)."""
+
+    def faults(host: HostFacts, cluster: ClusterFacts) -> Faults:
+        if problem := host.look.problems.get(about):
+            yield Fault(problem, hint, warns, hint_here=hint_here)
+
+    return faults
 
 
 def _code(host: HostFacts) -> str:
-    return "" if not host["code"] else "differs" if host["code"].get("count") else "as here"
+    return "" if Code not in host.replies else "differs" if host[Code].count else "as here"
 
 
 def _same_code(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    code, hint = host["code"], "copy it from here with --sync"
+    code, hint = host[Code], "copy it from here with --sync"
     if cluster.requirements.synced:
         hint = "it has changed since --sync copied it; type the same command again"
-    if code.get("error"):
-        yield Fault(code["error"], hint)
-    elif code.get("count"):
-        files = [f"{path} is missing" for path in code["missing"]] + list(code["different"])
-        more = f" and {code['count'] - 3} more" if code["count"] > 3 else ""
+    if code.error:
+        yield Fault(code.error, hint)
+    elif code.count:
+        files = [f"{path} is missing" for path in code.missing] + list(code.different)
+        more = f" and {code.count - 3} more" if code.count > 3 else ""
         yield Fault(f"{', '.join(files[:3])}{more}", hint)
 
 
 def _workdir(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if problem := host["look"]["workdir_problem"]:
+    if problem := host.look.problems.get("workdir"):
         hint = "name another with workdir= in hosts.txt"
         yield Fault(
             problem, hint if cluster.requirements.synced else f"{hint}, or make it with --sync"
@@ -179,11 +195,11 @@ def _workdir(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _disk(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    look, held = host["look"], host["hold"].get("error")
-    if look["disk_free"] < LEAST_DISK:
+    look, held = host.look, host[Hold].error
+    if look.disk_free < LEAST_DISK:
         yield Fault("almost full", "make room")
-    unlocked = f"{look['lock']} cannot be locked: {held}" if held else ""
-    if problem := look["tmp_problem"] or look["lock_problem"] or unlocked:
+    unlocked = f"{look.lock} cannot be locked: {held}" if held else ""
+    if problem := look.problems.get("tmp") or look.lock_problem or unlocked:
         yield Fault(
             problem,
             "an agent keeps its files and its lock in /tmp: make room there, or let every account"
@@ -191,80 +207,89 @@ def _disk(host: HostFacts, cluster: ClusterFacts) -> Faults:
         )
 
 
-def _limits(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    look = host["look"]
-    if 0 <= look["open_files"] < LEAST_OPEN_FILES:
+def _open_files(host: HostFacts, cluster: ClusterFacts) -> Faults:
+    if 0 <= host.look.open_files < LEAST_OPEN_FILES:
         yield Fault(
-            f"{look['open_files']} open files are too few",
+            f"{host.look.open_files} open files are too few",
             f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
-        )
-    if problem := look.get("shared_memory_problem"):
-        yield Fault(
-            problem,
-            "loader workers and NCCL need more: mount -o remount,size=16g /dev/shm, or start the"
-            " container that sshd runs in with --shm-size 16g",
-            warns=True,
-        )
-    if problem := look.get("locked_memory_problem"):
-        yield Fault(
-            problem,
-            "NCCL needs all it asks for on InfiniBand: see ulimit -l and /etc/security/limits.conf"
-            " (memlock unlimited)",
-            warns=True,
         )
 
 
 def _memory(host: HostFacts, cluster: ClusterFacts) -> Faults:
     """Object to more ranks of a task than fit: the kernel would kill them, and other programs."""
-    look = host["look"]
-    ranks = host.host.processes(look["gpus"])
-    least, memory = ranks * RANK_BYTES, look.get("memory", 0)
+    look = host.look
+    ranks = host.host.processes(look.gpus)
+    least, memory = ranks * RANK_BYTES, look.memory
     if not cluster.requirements.own_command and ranks > 1 and 0 < memory < least:
         needed = f"{ranks} ranks need {data_size(least)}, at least {data_size(RANK_BYTES)} each"
         yield Fault(
             f"{needed}, and there are {data_size(memory)}",
             "write slots=N after the host's name",
-            hint_here=f"type --nproc {look['cores']}, a rank per core",
+            hint_here=f"type --nproc {look.cores}, a rank per core",
         )
 
 
 def _clock(host: HostFacts) -> str:
-    offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
-    return "in step" if abs(offset) <= max(2.0, uncertainty) else f"{offset:+.1f} s"
+    ahead = host.clock_ahead
+    return "in step" if abs(ahead) <= max(2.0, host.clock_error) else f"{ahead:+.1f} s"
 
 
 def _clock_off(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    offset, uncertainty = host["clock"]["offset"], host["clock"]["uncertainty"]
-    if abs(offset) - uncertainty > CLOCK_SECONDS:
-        problem = f"the clock is {offset:+.0f} s off this machine's"
+    if abs(host.clock_ahead) - host.clock_error > CLOCK_SECONDS:
+        problem = f"the clock is {host.clock_ahead:+.0f} s off this machine's"
         yield Fault(problem, "start a time service there", warns=True)
+
+
+_weights = _found_there(
+    "weights",
+    "--weights names a file of each host; copy it there, or name a URL",
+    "name another with --weights, or a URL",
+)
+_cache = _found_there(
+    "cache",
+    "name another folder with --cache; each host makes its own",
+    "name another folder with --cache",
+)
+_shared_memory = _found_there(
+    "shared memory",
+    "loader workers and NCCL need more: mount -o remount,size=16g /dev/shm, or start the container"
+    " that sshd runs in with --shm-size 16g",
+    warns=True,
+)
+_locked_memory = _found_there(
+    "locked memory",
+    "NCCL needs all it asks for on InfiniBand: see ulimit -l and /etc/security/limits.conf"
+    " (memlock unlimited)",
+    warns=True,
+)
 
 
 # -- the network between the hosts
 
 
 def _network(host: HostFacts) -> str:
-    address = host.host.address or str(host["route"].get("address", ""))
-    return " ".join(filter(None, (host["route"].get("interface", ""), address)))
+    route = host[Route]
+    return " ".join(filter(None, (route.interface, host.host.address or route.address)))
 
 
 def _no_route(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    problem = host["address"].get("error", "")
-    if not problem and (error := host["route"].get("error")):
+    problem = host.look.problems.get("interface", "")
+    if not problem and (error := host[Route].error):
         problem = f"no route to {cluster.master}: {error}"
     if problem:
         yield Fault(problem, "name one with address= or interface= in hosts.txt")
 
 
 def _reached(host: HostFacts) -> str:
-    return "reached" if "error" not in host.replies.get("reach", {"error": ""}) else ""
+    route = host[Route]
+    return "" if not route.address or route.unreached or host[Listen].error else "reached"
 
 
 def _master(host: HostFacts, cluster: ClusterFacts) -> Faults:
     problem = ""
-    if error := host["listen"].get("error"):
+    if error := host[Listen].error:
         problem = f"cannot listen there: {error}"
-    elif error := host["reach"].get("error"):
+    elif error := host[Route].unreached:
         problem = f"{cluster.master} port {cluster.port} cannot be reached: {error}"
     if problem:
         yield Fault(problem, "see the firewall, or address= of the first host")
@@ -274,7 +299,7 @@ def _public(host: HostFacts, cluster: ClusterFacts) -> Faults:
     """Object once, to the first host that would connect to a public address."""
     for facts in cluster.hosts:
         # A name is taken as the host itself resolves it.
-        address = str(facts["route"].get("master") or cluster.master)
+        address = facts[Route].master or cluster.master
         try:
             is_public = ipaddress.ip_address(address.partition("%")[0]).is_global
         except ValueError:
@@ -290,8 +315,8 @@ def _public(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    shards, typed = host["shards"], f"type: {called('convert')} --help"
-    if error := shards.get("error"):
+    shards, typed = host[Shards], f"type: {called('convert')} --help"
+    if error := shards.error:
         if _missing_packages(host, cluster):
             return  # that Python reads no shards: the line about its packages says why
         yield Fault(
@@ -300,39 +325,39 @@ def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
             " --serve-address, the firewall",
             hint_here=f"name others with --data; to make some, {typed}",
         )
-    elif "splits" in shards:
+    elif shards.dataset:
         splits = cluster.requirements.task.splits
-        if problem := why_no_splits(shards["dataset"], splits, shards["splits"]):
+        if problem := why_no_splits(shards.dataset, splits, shards.splits):
             yield Fault(problem, f"name another with --eval-split; to hold one out, {typed}")
 
 
 def _lock(host: HostFacts, cluster: ClusterFacts) -> Faults:
     # Another launch may have locked the first host after our first look.
-    lock = host["hold"] if host["hold"].get("holder") else host["look"]
-    if not lock.get("holder"):
+    lock: Hold | Look = host[Hold] if host[Hold].holder else host.look
+    if not lock.holder:
         return
-    problem = f"in use by another run: {lock['holder']}"
-    if lock.get("queued"):
-        problem = f"others wait for it: {lock['holder']}"
-    elif run := lock.get("run", "")[:SHORT_ID]:
+    problem = f"in use by another run: {lock.holder}"
+    if isinstance(lock, Look) and lock.queued:
+        problem = f"others wait for it: {lock.holder}"
+    elif run := lock.run[:SHORT_ID]:
         problem += f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
     hint = "type --wait to start when it is free; --include takes hosts and GPUs that are free"
     yield Fault(problem, hint, busy=True)
 
 
 def _drained(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if reason := host["look"].get("drained"):
+    if reason := host.look.drained:
         hint = f"leave it out with --exclude; root there removes {probe.DRAINED} to use it again"
         yield Fault(reason, hint)
 
 
 def _machine(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    address = host["look"]["address"].partition("%")[0]
+    address = host.look.address.partition("%")[0]
     if address and ipaddress.ip_address(address).is_loopback:
         return  # several sshd on loopback addresses: a test cluster
     answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:
-        if other["look"]["machine"] == host["look"]["machine"]:
+        if other.look.machine == host.look.machine:
             problem = f"is the same machine as {other.host.label}"
             yield Fault(problem, "for more processes write slots=N")
             return
@@ -343,20 +368,23 @@ CHECKS = (
     Check("torch", _same_torch, _torch_and_cuda, of_interpreter=True),
     Check("packages", _packages),
     Check("image", _same_image, _image),
-    Check("files", _files),
+    Check("files", _weights),
+    Check("files", _cache),
     Check("gpus", gpus.number_and_kind, gpus.models),
     Check("driver", gpus.unusable, gpus.driver),
     Check("gpu health", gpus.sick, gpus.temperature),
     Check("code", _same_code, _code, of_others=True),
-    Check("workdir", _workdir, field("look", "workdir")),
-    Check("disk", _disk, lambda host: f"{gibibytes(host['look']['disk_free'])} free"),
-    Check("limits", _limits),
+    Check("workdir", _workdir, lambda host: host.look.workdir),
+    Check("disk", _disk, lambda host: f"{gibibytes(host.look.disk_free)} free"),
+    Check("limits", _open_files),
+    Check("limits", _shared_memory),
+    Check("limits", _locked_memory),
     Check("memory", _memory),
     Check("clock", _clock_off, _clock, of_others=True),
     Check("network", _no_route, _network, needed=True),
     Check("master", _master, _reached, needed=True),
     Check("public", _public, of_others=True),
-    Check("shards", _shards, field("shards", "dataset"), error=DataRefused),
+    Check("shards", _shards, lambda host: host[Shards].dataset, error=DataRefused),
     Check(LOCK, _lock, lambda host: "free", of_others=True),
     Check(DRAINED, _drained, of_others=True),
     Check("machine", _machine, of_others=True),

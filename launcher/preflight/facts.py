@@ -2,7 +2,7 @@
 
     1  every host      look; then code, shards (and GPUs in a full preflight)
     2  the first one   lock it, and listen on a free port: the master's
-    3  every host      the route to the master, and whether its port answers
+    3  every host      the route to the master, and whether its port can be reached
 
 All hosts at once, and each is waited for as rarely as can be: the first order travels along with
 the probe, and what does not need another's reply is ordered together. Nothing is judged here (that
@@ -13,19 +13,31 @@ are closed, or until the agents of a run take over their processes.
 from __future__ import annotations
 
 import ipaddress
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import structs
+
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.files.working_tree import WorkingTree
-from rackrun.launcher.preflight.replies import checked_reply
+from rackrun.launcher.preflight.replies import (
+    Code,
+    Gpus,
+    Hold,
+    Image,
+    Listen,
+    Look,
+    R,
+    Route,
+    Shards,
+    checked_reply,
+)
 from rackrun.launcher.remote import probe
 from rackrun.launcher.remote.gpus import VISIBLE
 from rackrun.launcher.run.container import ContainerSpec
@@ -33,14 +45,11 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import AT_ONCE, each
-from rackrun.launcher.transport.rpc import Handover, Reply, RpcClient
-from rackrun.shapes import Misshapen
+from rackrun.launcher.transport.rpc import Handover, RpcClient
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 PROBE_SECONDS = 2 * FULL_SECONDS  # for a reply: a host that is late is given up before
-CLOCK_ROUNDS = 3
-CLOCK_SECONDS = 1.0  # known as exactly as that, a clock needs no further look
 
 
 @dataclass(frozen=True)
@@ -83,25 +92,33 @@ class Requirements:
 
 @dataclass(frozen=True)
 class HostFacts:
-    """Facts about one host: the replies of its probe, by question."""
+    """Facts about one host: the replies of its probe, by their shape."""
 
     host: Host
     error: Problem | None = None
     """Why nothing is known."""
-    replies: Mapping[str, Reply] = field(default_factory=dict)
+    replies: Mapping[type, Any] = field(default_factory=dict)
+    clock_ahead: float = 0.0
+    """Seconds by which its clock is ahead of ours, give or take `clock_error`."""
+    clock_error: float = 0.0
     client: RpcClient | None = field(default=None, compare=False)
     """The probe that answered, and still runs."""
 
     @property
     def locks(self) -> tuple[tuple[str, bool], ...]:
         """Return the locks of a run: the host, or its share of it and the GPUs it was given."""
-        path = self["look"]["lock"]
+        path = self.look.lock
         alone = tuple((path + part, False) for part in parts_of(self.host))
         return ((path, True), *alone) if self.host.devices else alone
 
-    def __getitem__(self, question: str) -> Reply:
-        """Return the reply to a question; empty when it was not asked."""
-        return self.replies.get(question, {})
+    @property
+    def look(self) -> Look:
+        """Return what every host was asked first."""
+        return self[Look]
+
+    def __getitem__(self, shape: type[R]) -> R:
+        """Return the reply of this shape; an empty one when it was not asked for."""
+        return self.replies.get(shape) or shape()
 
 
 def parts_of(host: Host) -> list[str]:
@@ -122,14 +139,14 @@ class ClusterFacts:
     @property
     def ranks(self) -> int:
         """Return the number of ranks that these hosts would have together."""
-        return sum(host.host.processes(host["look"]["gpus"]) for host in self.hosts)
+        return sum(host.host.processes(host.look.gpus) for host in self.hosts)
 
     @property
     def versions(self) -> str:
         """Return the versions of torch and of the driver on these hosts, as far as known."""
         hosts = [host for host in self.hosts if host.error is None]
-        torches = {str(host["look"]["interpreter"].get("torch", "")) for host in hosts}
-        drivers = {str(host["gpus"].get("driver", "")).partition(".")[0] for host in hosts}
+        torches = {host.look.interpreter.torch for host in hosts}
+        drivers = {host[Gpus].driver.partition(".")[0] for host in hosts}
         shown = (("torch", torches), ("driver", set() if self.requirements.on_cpu else drivers))
         return ", ".join(
             f"{what} {' and '.join(sorted(kinds - {''}))}" for what, kinds in shown if any(kinds)
@@ -179,9 +196,8 @@ NO_FACTS = ClusterFacts(())
 def _held(facts: HostFacts) -> bool:
     assert facts.client is not None
     reply = facts.client.call("hold", wanted=facts.locks)
-    with suppress(Misshapen):
-        return checked_reply("hold", reply).get("holder") == ""  # else another launch was faster
-    return False
+    held = checked_reply(reply, Hold, facts.host.label)
+    return not (held.holder or held.error)  # else another launch was faster
 
 
 def _unlock(facts: HostFacts) -> None:
@@ -215,8 +231,9 @@ def gather_facts(
     master, port = offers[0] if offers else ("", 0)
     if port:
         first = probes[0]
-        way = (master, port, first.token)
-        _all(probes, lambda one: one.test_route(*way, other if one is first else ""), seconds)
+        _all(
+            probes, lambda one: one.test_route(master, port, other if one is first else ""), seconds
+        )
     facts = tuple(replace(each.facts, client=each.client) for each in probes)
     return ClusterFacts(facts, master, port, requirements)
 
@@ -225,7 +242,7 @@ def _another_address(probes: Sequence[HostProbe]) -> str:
     """Return the address of a host behind the first; empty where all are on loopback."""
     for each_probe in probes[1:]:
         if each_probe.facts.error is None:
-            address = each_probe.host.address or str(each_probe.replies["look"]["address"])
+            address = each_probe.host.address or each_probe.facts.look.address
             if address and not _is_loopback(address):
                 return address
     return ""
@@ -260,8 +277,7 @@ class HostProbe:
         self.host = host
         self.transport = transport
         self.requirements = requirements
-        self.token = secrets.token_hex(8)
-        self.replies: dict[str, Reply] = {}
+        self.replies: dict[type, Any] = {}
         error = transport if isinstance(transport, Problem) else None
         self.facts = HostFacts(host, error, self.replies)
         self.client = client
@@ -269,67 +285,43 @@ class HostProbe:
     def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
         requirements, host = self.requirements, self.host
-        self._measure_clock()
-        basics, image = self.replies["look"], requirements.image
-        command = [
-            *host.setup_words,
-            *([basics["workdir"]] if host.setup else ()),
-            basics["python"],
-        ]
-        if image is not None and not basics["workdir_problem"]:
-            command = [*image.docker_run(basics), basics["python"]]
-            packages = requirements.task.imports
-            inspected = self.ask(
-                "image",
+        look, image = self._first_look(), requirements.image
+        command = [*host.setup_words, *([look.workdir] if host.setup else ()), look.python]
+        if image is not None and "workdir" not in look.problems:
+            command = [*image.docker_run(look.user, look.workdir, look.gpus > 0), look.python]
+            inspected = self._ask(
+                Image,
                 name=image.name,
                 command=command,
-                packages=packages,
-                workdir=basics["workdir"],
+                packages=requirements.task.imports,
+                workdir=look.workdir,
             )
             # The ranks run on the interpreter of the container, in place of the host's.
-            basics = {**basics, "interpreter": inspected.get("interpreter", {})}
-            self._note("look", basics)
-        questions: dict[str, dict[str, object]] = {}
-        if host.interface:
-            questions["address"] = {"interface": host.interface}
+            look = structs.replace(look, interpreter=inspected.interpreter)
+            self.replies[Look] = look
+        questions: dict[type[Any], dict[str, object]] = {}
         if requirements.code is not None:
-            files = dict(requirements.code.files)
-            questions["code"] = {"root": basics["workdir"], "files": files}
-        is_startable = not basics["workdir_problem"] and "error" not in basics["interpreter"]
+            questions[Code] = {"root": look.workdir, "files": dict(requirements.code.files)}
+        is_startable = "workdir" not in look.problems and not look.interpreter.error
         if requirements.data and is_startable:
             environment = (*requirements.environment, *host.env)
-            questions["shards"] = {
+            questions[Shards] = {
                 "data": requirements.data,
                 "command": command,
-                "workdir": basics["workdir"],
+                "workdir": look.workdir,
                 "every_shard": requirements.full,
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
-        if requirements.full or (basics["gpus"] and not requirements.on_cpu):
-            questions["gpus"] = {}  # last: the probe reads no other order while nvidia-smi works
+        if requirements.full or (look.gpus and not requirements.on_cpu):
+            questions[Gpus] = {}  # last: the probe reads no other order while nvidia-smi works
         self._ask_all(questions)
-
-    def _measure_clock(self) -> None:
-        """Take the first look, and note how far the host's clock is ahead of ours.
-
-        The look is the first round; more follow if the host was slow to start the probe. The round
-        with the least uncertainty counts.
-        """
-        rounds: list[tuple[float, float]] = []
-        while not rounds or (min(rounds)[0] > CLOCK_SECONDS and len(rounds) < CLOCK_ROUNDS):
-            before, began = time.time(), time.monotonic()
-            host_time = (self.ask("clock") if rounds else self._first_look())["time"]
-            # The host read its clock in the middle of the round trip, plus or minus half of it.
-            half = (time.monotonic() - began) / 2
-            rounds.append((half, host_time - before - half))
-        uncertainty, offset = min(rounds)
-        self.replies["clock"] = {"offset": offset, "uncertainty": uncertainty}
 
     def _visible(self) -> dict[str, str]:
         environment = (*self.requirements.environment, *self.host.env)
         return {name: value for name, value in environment if name in VISIBLE}
 
-    def _first_look(self) -> Reply:
+    def _first_look(self) -> Look:
+        """Take the first look, and note how far the host's clock is ahead of ours."""
         requirements, host = self.requirements, self.host
         python = host.python or requirements.python
         arguments: dict[str, object] = dict(
@@ -346,8 +338,10 @@ class HostProbe:
             chooses=requirements.chooses,
             own_command=requirements.own_command,
             visible=None if host.devices or requirements.chooses else self._visible(),
+            interface=host.interface or "",
         )
-        reply: Reply | None = None
+        reply = None
+        before, began = time.time(), time.monotonic()
         if self.client is not None:
             try:
                 reply = self.client.call("look", **arguments)
@@ -356,12 +350,14 @@ class HostProbe:
         if reply is None:
             assert not isinstance(self.transport, Problem)
             first = order(do="look", **arguments)
+            before, began = time.time(), time.monotonic()
             self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
             reply = self.client.reply()
-        basics = self._note("look", reply)
-        if "error" in basics:
-            raise HostUnreachable(f"{host.label}: cannot be probed: {basics['error']}")
-        return basics
+        look = self.replies[Look] = checked_reply(reply, Look, host.label)
+        # The host read its clock in the middle of the round trip, plus or minus half of it.
+        half = (time.monotonic() - began) / 2
+        self.facts = replace(self.facts, clock_ahead=look.time - before - half, clock_error=half)
+        return look
 
     def listen(self, other: str = "") -> tuple[str, int]:
         """Have the first host offer an address and a port to the others; return both, or port 0.
@@ -371,49 +367,38 @@ class HostProbe:
 
         It is locked before that: of two launches at the same time, the first to lock it goes on.
         """
-        basics, requirements = self.replies["look"], self.requirements
-        private = self.facts["address"].get("address") or basics["address"]
-        address = self.host.address or private or "127.0.0.1"
+        look, requirements = self.facts.look, self.requirements
+        address = self.host.address or look.address or "127.0.0.1"
         if other and not self.host.address and _is_loopback(address):
-            address = str(self.ask("route", address=other).get("address") or address)
-        questions: dict[str, dict[str, object]] = {}
+            address = self._ask(Route, address=other).address or address
+        questions: dict[type[Any], dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
-        if holds and not basics["holder"]:
-            questions["hold"] = {"wanted": self.facts.locks}
-        port = requirements.port
-        questions["listen"] = {"address": address, "port": port, "token": self.token}
+        if holds and not look.holder:
+            questions[Hold] = {"wanted": self.facts.locks}
+        questions[Listen] = {"address": address, "port": requirements.port}
         self._ask_all(questions)
-        return address, self.replies["listen"].get("port", 0)
+        return address, self.facts[Listen].port
 
-    def test_route(self, address: str, port: int, token: str, other: str = "") -> None:
-        """Test the way to the master, whose listener sends the token.
+    def test_route(self, master: str, port: int, other: str = "") -> None:
+        """Test the way to the master.
 
         The first host finds its device by the way to another one: its own name may be on loopback.
         """
-        reach = {"address": address, "port": port, "token": token}
-        self._ask_all({"route": {"address": other or address}, "reach": reach})
-        if other and "error" not in (route := self.replies["route"]):
-            self._note("route", {**route, "master": route["address"]})
+        route = self._ask(Route, address=other or master, master=master, port=port)
+        if other:
+            self.replies[Route] = structs.replace(route, master=route.address)
 
-    def ask(self, question: str, **arguments: object) -> Reply:
+    def _ask(self, shape: type[R], **arguments: object) -> R:
         """Send the probe one order; note its reply and return it."""
-        assert self.client is not None
-        return self._note(question, self.client.call(question, **arguments))
+        self._ask_all({shape: arguments})
+        return self.facts[shape]
 
-    def _ask_all(self, questions: Mapping[str, Mapping[str, object]]) -> None:
+    def _ask_all(self, questions: Mapping[type[Any], Mapping[str, object]]) -> None:
         assert self.client is not None
-        for question, arguments in questions.items():  # all at once: one round trip
-            self.client.order(question, **arguments)
-        for question in questions:
-            self._note(question, self.client.reply())
-
-    def _note(self, question: str, reply: Reply) -> Reply:
-        try:
-            self.replies[question] = checked_reply(question, reply)
-        except Misshapen as error:
-            nonsense = f"{self.host.label}: its reply is not that of the probe ({error})"
-            raise HostUnreachable(nonsense) from None
-        return reply
+        for shape, arguments in questions.items():  # all at once: one round trip
+            self.client.order(shape.question, **arguments)
+        for shape in questions:
+            self.replies[shape] = checked_reply(self.client.reply(), shape, self.host.label)
 
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""

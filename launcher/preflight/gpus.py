@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight.examine import Fault
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.preflight.replies import Gpu, Gpus
 from rackrun.launcher.remote.gpus import VISIBLE
-from rackrun.launcher.transport.rpc import Reply
 from rackrun.units import gibibytes, plural
 
 USED_MIB = 1024
@@ -18,15 +18,15 @@ HOT = 10  # degrees to which a temperature is rounded up, so that like hosts sha
 
 def models(host: HostFacts) -> str:
     """Return number, models, memory and compute capability."""
-    kinds = _distinct(host, lambda gpu: f"{gpu['name']} {_memory_of(gpu)}")
-    capabilities = " and ".join(sorted(set(host["gpus"].get("capabilities", ()))))
-    shown = f"{host['look']['gpus']} {kinds}".strip()
+    kinds = _distinct(host, lambda gpu: f"{gpu.name} {_memory_of(gpu)}")
+    capabilities = " and ".join(sorted(set(host[Gpus].capabilities)))
+    shown = f"{host.look.gpus} {kinds}".strip()
     return f"{shown}, {capabilities}" if capabilities else shown
 
 
 def gpu_model(host: HostFacts) -> str:
     """Return the model of the GPUs that a run may use; empty where they were not looked at."""
-    return _distinct(host, _model).replace("NVIDIA ", "")
+    return _distinct(host, lambda gpu: gpu.name).replace("NVIDIA ", "")
 
 
 def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
@@ -37,16 +37,16 @@ def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
     if differences := _odd_one_out(host, cluster):
         yield Fault(differences, "ranks wait for the slowest", warns=True)
     full = [
-        f"GPU {number}: {gpu['used']} MiB"
-        for number, gpu in enumerate(host["gpus"].get("gpus", ()))
-        if gpu["used"] > USED_MIB
+        f"GPU {number}: {gpu.used} MiB"
+        for number, gpu in enumerate(host[Gpus].gpus)
+        if gpu.used > USED_MIB
     ]
     if full:
         yield Fault(f"in use: {', '.join(full)}", "look with nvidia-smi", warns=True)
 
 
 def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
-    count, ranks = host["look"]["gpus"], host.host.slots
+    count, ranks = host.look.gpus, host.host.slots
     devices, requirements = host.host.devices or (), cluster.requirements
     if requirements.on_gpus and not count:
         return "--device cuda, and there is none, or CUDA_VISIBLE_DEVICES hides it"
@@ -62,13 +62,13 @@ def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
         highest = max((ranks, *(device + 1 for device in devices)))
         return f"slots ask for {highest} GPUs" if 0 < count < highest else ""
     first = first_responding(cluster)
-    same = count == first["look"]["gpus"]
-    return "" if same else f"{first.host.label} has {first['look']['gpus']}; write slots=N"
+    same = count == first.look.gpus
+    return "" if same else f"{first.host.label} has {first.look.gpus}; write slots=N"
 
 
 def _odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
     """Return in what the GPUs of a host differ from those of most hosts."""
-    hosts = [facts for facts in cluster.hosts if facts.error is None and facts["gpus"].get("gpus")]
+    hosts = [facts for facts in cluster.hosts if facts.error is None and facts[Gpus].gpus]
     if host not in hosts:
         return ""
     differences = []
@@ -82,19 +82,18 @@ def _odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
 
 def driver(host: HostFacts) -> str:
     """Return the version of the driver."""
-    return str(host["gpus"].get("driver", ""))
+    return host[Gpus].driver
 
 
 def unusable(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
     """Yield why the ranks cannot use the GPUs that they are counted by: driver, or torch."""
-    gpus, look = host["gpus"], host["look"]
-    if cluster.requirements.on_cpu or not look["gpus"]:
+    gpus, interpreter = host[Gpus], host.look.interpreter
+    if cluster.requirements.on_cpu or not host.look.gpus:
         return
-    interpreter = look["interpreter"]
-    problem, torch = gpus.get("problem"), str(interpreter.get("torch", ""))
+    problem, torch = gpus.problem, interpreter.torch
     if not problem and torch:
-        cuda, archs = (str(interpreter.get(name, "")) for name in ("cuda", "archs"))
-        problem = gpu_problem(torch, cuda, archs, driver(host), gpus.get("capabilities", ()))
+        cuda, archs = interpreter.cuda, interpreter.archs
+        problem = gpu_problem(torch, cuda, archs, gpus.driver, gpus.capabilities)
     if problem:
         yield Fault(
             problem, "for a task on the CPU type --device cpu, for a command --ignore-check driver"
@@ -103,7 +102,7 @@ def unusable(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
 
 def temperature(host: HostFacts) -> str:
     """Return the temperature of the hottest GPU, rounded up."""
-    hottest = max((gpu.get("temperature", 0) for _, gpu in _used(host)), default=0)
+    hottest = max((gpu.temperature for _, gpu in _used(host)), default=0)
     return f"to {-(-hottest // HOT) * HOT} °C" if hottest else ""
 
 
@@ -121,53 +120,48 @@ def sick(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
         yield Fault(slow, "see nvidia-smi -q -d PERFORMANCE", warns=True)
 
 
-def suspects(gpus: Reply) -> str:
+def suspects(gpus: Gpus) -> str:
     """Return what is wrong with the GPUs of a host."""
     problems = []
-    for number, gpu in enumerate(gpus.get("gpus", ())):
+    for number, gpu in enumerate(gpus.gpus):
         if wrong := [*troubles(gpu), *signs(gpu)]:
             problems.append(f"GPU {number}: {', '.join(wrong)}")
     return "; ".join(problems)
 
 
-def troubles(gpu: Reply) -> list[str]:
+def troubles(gpu: Gpu) -> list[str]:
     """Return why a GPU cannot be computed on."""
-    uncorrected = gpu.get("uncorrected", 0)
-    errors = plural(uncorrected, "uncorrected ECC error")
-    return [f"{errors} since the driver was loaded"] if uncorrected else []
+    errors = plural(gpu.uncorrected, "uncorrected ECC error")
+    return [f"{errors} since the driver was loaded"] if gpu.uncorrected else []
 
 
-def signs(gpu: Reply) -> list[str]:
+def signs(gpu: Gpu) -> list[str]:
     """Return what slows a GPU down."""
-    return [f"slowed by {gpu['slowed']}"] if gpu.get("slowed") else []
+    return [f"slowed by {gpu.slowed}"] if gpu.slowed else []
 
 
-def _each(host: HostFacts, problems_of: Callable[[Reply], list[str]]) -> Iterator[str]:
+def _each(host: HostFacts, problems_of: Callable[[Gpu], list[str]]) -> Iterator[str]:
     for number, gpu in _used(host):
         if problems := problems_of(gpu):
             yield f"GPU {number}: {', '.join(problems)}"
 
 
-def _used(host: HostFacts) -> list[tuple[int, Reply]]:
+def _used(host: HostFacts) -> list[tuple[int, Gpu]]:
     chosen = host.host.devices
-    gpus = enumerate(host["gpus"].get("gpus", ()))
+    gpus = enumerate(host[Gpus].gpus)
     return [(number, gpu) for number, gpu in gpus if chosen is None or number in chosen]
 
 
-def _distinct(host: HostFacts, read: Callable[[Reply], str]) -> str:
+def _distinct(host: HostFacts, read: Callable[[Gpu], str]) -> str:
     return " and ".join(sorted({read(gpu) for _, gpu in _used(host)} - {""}))
 
 
-def _model(gpu: Reply) -> str:
-    return str(gpu["name"])
-
-
-def _memory_of(gpu: Reply) -> str:
-    return gibibytes(gpu["total"] << 20)
+def _memory_of(gpu: Gpu) -> str:
+    return gibibytes(gpu.total << 20)
 
 
 ASPECTS: dict[str, Callable[[HostFacts], str]] = {
-    "model": lambda host: _distinct(host, _model),
+    "model": lambda host: _distinct(host, lambda gpu: gpu.name),
     "memory": lambda host: _distinct(host, _memory_of),
     "driver": driver,
 }

@@ -1,4 +1,4 @@
-"""Replies of a probe, question by question; anything else is refused.
+"""The replies of a probe, each in its declared shape; anything else is refused.
 
 A host describes itself, and may be wrong. What does not have the shape declared here is
 that host's error; what has it is text of bounded length, numbers in range, paths and addresses.
@@ -7,11 +7,13 @@ that host's error; what has it is text of bounded length, numbers in range, path
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.remote import probe
-from rackrun.launcher.transport.rpc import Reply
-from rackrun.shapes import Count, Shape, at_most, between, matches, shaped
+from rackrun.launcher.run.container import HostUser
+from rackrun.shapes import Count, Misshapen, Shape, at_most, between, matches, shaped
 
 MOST_GPUS = 1024
 MOST_CORES = 1 << 16
@@ -29,15 +31,15 @@ Program = Annotated[str, at_most(4096), matches(r"[^\0]+")]
 Address = Annotated[str, at_most(64)]
 """Numeric, or empty."""
 Interface = Annotated[str, matches(r"[!-.0-~]{0,15}")]
-Number = Annotated[int, between(0, 2**32)]
 Part = Annotated[str, matches(r"(\.gpu[0-9]{1,4})?")]
 """A part of a host, as the ending of a lock file: a GPU, or empty for all of it."""
 
 
-class ProbeFailed(Shape, frozen=True):
-    """The question could not be answered."""
+class Reply(Shape, frozen=True, kw_only=True):
+    """A reply to the order `question`; the base has only why there is none."""
 
-    error: Text
+    question: ClassVar[str] = ""
+    error: Text = ""
 
 
 class Interpreter(Shape, frozen=True):
@@ -52,23 +54,10 @@ class Interpreter(Shape, frozen=True):
     error: Text = ""
 
 
-class User(Shape, frozen=True):
-    """The account that we log in to."""
-
-    uid: Number
-    gid: Number
-    name: Annotated[str, matches(r"[^\0-\x1f]{1,255}")]
-
-
-class Clock(Shape, frozen=True):
-    """Time of a host."""
-
-    time: Annotated[float, between(0, 1e11)]
-
-
-class HostReply(Clock, frozen=True):
+class HostReply(Reply, frozen=True, kw_only=True):
     """What the orders `look` and `occupancy` both report."""
 
+    time: Annotated[float, between(0, 1e11)]
     cores: Annotated[int, between(1, MOST_CORES)]
     gpus: Annotated[int, between(0, MOST_GPUS)]
     disk_free: Count
@@ -77,24 +66,21 @@ class HostReply(Clock, frozen=True):
     """Why root has taken it out of use; empty: it is in use."""
 
 
-class LookReply(HostReply, frozen=True):
+class Look(HostReply, frozen=True, kw_only=True):
     """Facts that are known at once."""
 
+    question = "look"
     machine: Annotated[str, at_most(512)]
     address: Address
     lock: Annotated[str, matches(LOCK)]
     holder: Text
     workdir: Path
-    workdir_problem: Text
-    tmp_problem: Text
+    problems: Annotated[dict[Name, Text], at_most(MOST_NAMED)]
+    """What the host itself has found wrong, by what it is about."""
     python: Program
     interpreter: Interpreter
-    user: User
+    user: HostUser
     open_files: Annotated[int, between(-1, 2**53)]
-    shared_memory_problem: Text
-    locked_memory_problem: Text
-    weights_problem: Text = ""
-    cache_problem: Text = ""
     memory: Count = 0
     """Bytes; 0: not known."""
     run: Run = ""
@@ -108,71 +94,71 @@ class LookReply(HostReply, frozen=True):
         _check_address(self.address)
 
 
-class ImageReply(Shape, frozen=True):
+class Image(Reply, frozen=True):
     """An image, and the interpreter in it."""
 
-    id: Annotated[str, matches(r"[0-9a-f]{1,64}")]
-    interpreter: Interpreter
+    question = "image"
+    id: Annotated[str, matches(r"[0-9a-f]{0,64}")] = ""
+    interpreter: Interpreter = Interpreter()
 
 
-class GpuFacts(Shape, frozen=True):
+class Gpu(Shape, frozen=True):
     """One GPU: memory in MiB, °C; nothing is known of what is 0 or empty."""
 
     name: Name
-    total: Number
-    used: Number
-    temperature: Number = 0
+    total: Annotated[int, between(0, 2**32)]
+    used: Annotated[int, between(0, 2**32)]
+    temperature: Annotated[int, between(0, 2**32)] = 0
     uncorrected: Count = 0
     slowed: Literal["", "heat", "power", "hardware"] = ""
 
 
-class GpusReply(Shape, frozen=True):
+class Gpus(Reply, frozen=True):
     """All GPUs of a host."""
 
-    gpus: Annotated[tuple[GpuFacts, ...], at_most(MOST_GPUS)]
+    question = "gpus"
+    gpus: Annotated[tuple[Gpu, ...], at_most(MOST_GPUS)] = ()
     problem: Text = ""
     driver: Name = ""
     capabilities: Annotated[tuple[Name, ...], at_most(MOST_GPUS)] = ()
 
 
-class CodeReply(Shape, frozen=True):
+class Code(Reply, frozen=True):
     """Differences of a host's files from the local ones, the first of them by name."""
 
-    missing: Annotated[tuple[Text, ...], at_most(MOST_NAMED)]
-    different: Annotated[tuple[Text, ...], at_most(MOST_NAMED)]
-    count: Count
+    question = "code"
+    missing: Annotated[tuple[Text, ...], at_most(MOST_NAMED)] = ()
+    different: Annotated[tuple[Text, ...], at_most(MOST_NAMED)] = ()
+    count: Count = 0
 
 
-class AddressReply(Shape, frozen=True):
-    """The address of a network device."""
+class Route(Reply, frozen=True):
+    """Our own end of the way to the master, the master's address, and whether it was reached."""
 
-    address: Address
-
-    def __post_init__(self) -> None:
-        _check_address(self.address)
-
-
-class RouteReply(AddressReply, frozen=True):
-    """Our own end of the way to the master, and the master's address."""
-
-    interface: Interface
-    master: Address
+    question = "route"
+    address: Address = ""
+    interface: Interface = ""
+    master: Address = ""
+    unreached: Text = ""
+    """Why the master's port cannot be reached."""
 
     def __post_init__(self) -> None:
         _check_address(self.address)
         _check_address(self.master)
 
 
-class ListenReply(Shape, frozen=True):
-    """Address and port at which the first host listens."""
+class Listen(Reply, frozen=True):
+    """The port at which the first host listens; 0 for none."""
 
-    port: Annotated[int, between(1, 65535)]
+    question = "listen"
+    port: Annotated[int, between(0, 65535)] = 0
 
 
-class HeldReply(Shape, frozen=True):
-    """Holder of a lock, and its run as in `LookReply`; empty: the probe itself."""
+class Hold(Reply, frozen=True):
+    """Holder of a lock, and its run as in `Look`; empty: the probe itself."""
 
-    holder: Text
+    question = "hold"
+    holder: Text = ""
     run: Run = ""
 
 
@@ -193,41 +179,28 @@ class Waiter(Shape, frozen=True):
     since: Annotated[float, between(0, 1e11)]
 
 
-class OccupancyReply(HostReply, frozen=True):
+class Occupancy(HostReply, frozen=True, kw_only=True):
     """What the table of the rack has of a host, but for its GPUs."""
 
+    question = "occupancy"
     load: Annotated[float, between(0, 1e6)]
     uses: Annotated[tuple[Use, ...], at_most(MOST_GPUS)]
     queue: Annotated[tuple[Waiter, ...], at_most(probe.MOST_WAITERS)]
 
 
-class ShardsReply(Shape, frozen=True):
+class Shards(Reply, frozen=True):
     """The data set that was found, and its splits with samples; nothing where it was not read."""
 
+    question = "shards"
     dataset: Name = ""
     splits: Annotated[tuple[Name, ...], at_most(MOST_NAMED)] = ()
 
 
-class DoneReply(Shape, frozen=True):
-    """There is nothing to report."""
+R = TypeVar("R", bound=Reply)
 
-
-SHAPES: dict[str, type] = {
-    "look": LookReply,
-    "image": ImageReply,
-    "gpus": GpusReply,
-    "code": CodeReply,
-    "address": AddressReply,
-    "route": RouteReply,
-    "listen": ListenReply,
-    "reach": DoneReply,
-    "shards": ShardsReply,
-    "clock": Clock,
-    "hold": HeldReply,
-    "unlock": DoneReply,
-    "occupancy": OccupancyReply,
-}
-"""Question -> shape of its reply, which may be `ProbeFailed` for all but the time."""
+REPLIES: tuple[type[Reply], ...] = (
+    *(Look, Image, Gpus, Code, Route, Listen, Hold, Occupancy, Shards),
+)
 
 
 def _check_address(text: str) -> None:
@@ -238,8 +211,17 @@ def _check_address(text: str) -> None:
         raise ValueError(f"{text!r} is no address") from None
 
 
-def checked_reply(question: str, reply: Reply) -> Reply:
-    """Return a reply that has the shape of its question's; raise Misshapen for any other."""
-    failed = isinstance(reply, dict) and set(reply) == {"error"} and question != "clock"
-    shaped(reply, ProbeFailed if failed else SHAPES[question], question)
-    return reply
+def checked_reply(reply: Mapping[str, Any], shape: type[R], host: str) -> R:
+    """Return a reply in its shape; raise HostUnreachable for any other.
+
+    Nothing else can be asked of a host that does not say what it is like.
+    """
+    try:
+        if issubclass(shape, HostReply) and "error" in reply:
+            failed: Reply = shaped(reply, Reply, shape.question)
+            raise HostUnreachable(f"{host}: cannot be probed: {failed.error}")
+        whole: R = shaped(reply, shape, shape.question)
+    except Misshapen as error:
+        nonsense = f"{host}: its reply is not that of the probe ({error})"
+        raise HostUnreachable(nonsense) from None
+    return whole

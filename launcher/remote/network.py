@@ -2,39 +2,46 @@
 
 That port, of the rendezvous, is tried from the other hosts before the run:
 
-    listen   on the first host: hold a free port, and send a token to who calls
-    reach    on all: call it, and compare the token, which tells it from other programs
+    listen   on the first host: hold a free port, and take every call
+    route    on all: call it
 """
 
 from __future__ import annotations
 
 import array
 import contextlib
-import errno
 import fcntl
 import os
 import socket
 import struct
 import threading
-import time
 from typing import Any
 
 SIOCGIFCONF = 0x8912
 IFREQ_BYTES = 40  # struct ifreq on 64 bits: an interface's name and address
 
 CONNECT_SECONDS = 5.0
-STRANGER = "another program answers there"
 
 LISTENERS: list[tuple[socket.socket, threading.Thread]] = []
-"""What `listen` has opened, and the thread that answers there."""
+"""What `listen` has opened, and the thread that takes calls there."""
 
 
-def route(address: str) -> dict[str, Any]:
-    """Return the device and address from which this host reaches an address or name, and that."""
+def route(address: str, master: str = "", port: int = 0) -> dict[str, Any]:
+    """Return the device and address from which this host reaches an address or name, and that.
+
+    Also why the port of the master cannot be reached, if one is given.
+    """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # of a datagram socket: sends nothing, only finds the route
         ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
-    return {"address": ours, "interface": interface_of(ours), "master": theirs}
+    unreached = ""
+    if port:
+        try:
+            socket.create_connection((master, port), CONNECT_SECONDS).close()
+        except OSError as error:
+            unreached = error.strerror or str(error)
+    found = {"address": ours, "interface": interface_of(ours), "master": theirs}
+    return {**found, "unreached": unreached}
 
 
 def family_of(address: str) -> socket.AddressFamily:
@@ -45,13 +52,13 @@ def family_of(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if families == {socket.AF_INET6} else socket.AF_INET
 
 
-def address_of(interface: str) -> dict[str, Any]:
-    """Return the first address of a device."""
+def address_of(interface: str) -> tuple[str, str]:
+    """Return the first address of a device, and why there is none."""
     matching = [address for address, name in addresses() if name == interface]
     if matching:
-        return {"address": matching[0]}
+        return matching[0], ""
     names = ", ".join(sorted({name for _, name in addresses()}))  # what could be typed instead
-    return {"error": f"there is no device {interface} with an address; there are: {names}"}
+    return "", f"there is no device {interface} with an address; there are: {names}"
 
 
 def interface_of(address: str) -> str:
@@ -83,7 +90,7 @@ def addresses() -> list[tuple[str, str]]:
 # -- the master's port
 
 
-def listen(address: str, port: int, token: str) -> dict[str, Any]:
+def listen(address: str, port: int) -> dict[str, Any]:
     """Listen on a port that is free here, for all hosts to try, until `release_port`."""
     release_port()  # the one of an earlier look
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
@@ -94,8 +101,7 @@ def listen(address: str, port: int, token: str) -> dict[str, Any]:
         listener.close()
         return {"error": f"port {port}: {error.strerror}"}
     listener.listen(1024)
-    args = (listener, token.encode())
-    thread = threading.Thread(target=_accept_all, args=args, daemon=True)
+    thread = threading.Thread(target=_take_calls, args=(listener,), daemon=True)
     thread.start()
     LISTENERS.append((listener, thread))
     return {"port": listener.getsockname()[1]}
@@ -110,39 +116,12 @@ def release_port() -> None:
         listener.close()
 
 
-def _accept_all(listener: socket.socket, token: bytes) -> None:
-    """Answer each caller on a thread of its own, until the listener is shut down."""
-    while True:
-        try:
-            caller, _ = listener.accept()
-        except OSError as error:
-            if error.errno == errno.EINVAL:  # as after the shutdown by `release_port`
-                return
-            time.sleep(0.1)  # no descriptor is free, until silent callers have had their time
-        else:
-            threading.Thread(target=_answer, args=(caller, token), daemon=True).start()
+def _take_calls(listener: socket.socket) -> None:
+    """Take every call until the listener is shut down: the kernel keeps only some in line.
 
-
-def _answer(caller: socket.socket, token: bytes) -> None:
-    """Send a caller the token, and wait until it hangs up.
-
-    The side that closes first keeps its port in TIME_WAIT, and torchrun is to bind this one soon.
+    They are kept till then. The side that closes first keeps its port in TIME_WAIT, and torchrun is
+    to bind this one soon.
     """
-    with caller, contextlib.suppress(OSError):
-        caller.settimeout(CONNECT_SECONDS)
-        caller.sendall(token)
-        caller.recv(1)
-
-
-def reach(address: str, port: int, token: str) -> dict[str, Any]:
-    """Check that the first host's listener can be reached, and is this launcher's."""
-    deadline = time.monotonic() + CONNECT_SECONDS
-    expected, received = token.encode(), b""
-    with socket.create_connection((address, port), timeout=CONNECT_SECONDS) as sock:
-        while len(received) < len(expected):
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            data = sock.recv(len(expected) - len(received))
-            received += data
-            if not data:
-                break
-    return {} if received == expected else {"error": STRANGER}
+    with contextlib.suppress(OSError), contextlib.ExitStack() as calls:
+        while True:
+            calls.enter_context(listener.accept()[0])

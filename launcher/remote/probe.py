@@ -107,6 +107,7 @@ def basics(
     chooses: bool = False,
     visible: dict[str, str] | None = None,
     own_command: bool = False,
+    interface: str = "",
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
@@ -117,7 +118,8 @@ def basics(
     `packages`: what the interpreter must be able to import. `weights`: a file to be read.
     `visible`: variables of the ranks that choose GPUs, over this account's; None: by number.
     `cache`: a folder to be written. `chooses`: return which GPUs are taken. `own_command`: the
-    environment of a project with a uv.lock comes before rackrun's.
+    environment of a project with a uv.lock comes before rackrun's. `interface`: the device whose
+    address counts.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     lock = lock_of_host()
@@ -131,13 +133,18 @@ def basics(
     shared = facts_of_host(lock, parts)
     interpreter = (python or "python3") if contained else facts["python"]
     described: dict[str, Any] = {}
+    address, problems = (own_endpoint() or [""])[0], facts["problems"]
     if not contained:
-        before = [*setup, workdir] if setup and not facts["workdir_problem"] else []
+        before = [*setup, workdir] if setup and "workdir" not in problems else []
         described = _described([*before, interpreter], packages, workdir, again=not chooses)
-    address = (own_endpoint() or [""])[0]
+    if interface:
+        address, problems["interface"] = network.address_of(interface)
+    problems["shared memory"] = shared_memory_problem()
+    problems["locked memory"] = locked_memory_problem()
     return {
         **facts,
         **shared,
+        "problems": {about: problem for about, problem in problems.items() if problem},
         "gpus": _gpus_of_ranks(shared["gpus"], visible),
         "machine": machine(),
         "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
@@ -150,8 +157,6 @@ def basics(
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "open_files": os.sysconf("SC_OPEN_MAX"),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        "shared_memory_problem": shared_memory_problem(),
-        "locked_memory_problem": locked_memory_problem(),
     }
 
 
@@ -177,12 +182,15 @@ def disk_facts(
     workdir: str, python: str, weights: str, cache: str, own_command: bool
 ) -> dict[str, Any]:
     """Return facts that need file systems to answer; relative paths start at `workdir`."""
+    problems = {
+        "workdir": workdir_problem(workdir),
+        "tmp": tmp_problem(),
+        "weights": weights_problem(os.path.join(workdir, weights)) if weights else "",
+        "cache": cache_problem(os.path.join(workdir, cache)) if cache else "",
+    }
     return {
-        "workdir_problem": workdir_problem(workdir),
-        "tmp_problem": tmp_problem(),
+        "problems": {about: problem for about, problem in problems.items() if problem},
         "python": behind_shim(workdir, find_interpreter(workdir, python, own_command)),
-        "weights_problem": weights_problem(os.path.join(workdir, weights)) if weights else "",
-        "cache_problem": cache_problem(os.path.join(workdir, cache)) if cache else "",
         "disk_free": disk_free(workdir),
     }
 
@@ -207,7 +215,7 @@ def occupancy(workdir: str) -> dict[str, Any]:
 def facts_of_host(lock: str, parts: list[str]) -> dict[str, Any]:
     """Return what `basics` and `occupancy` both report."""
     return {
-        **clock(),
+        "time": time.time(),
         "cores": cores(),
         "gpus": gpu_count(),
         "lock_problem": lock_problem([lock, *(lock + part for part in parts)]),
@@ -225,11 +233,6 @@ def drained() -> str:
     except OSError as error:
         return f"{DRAINED}: {error.strerror}"
     return line or f"{DRAINED} gives no reason"
-
-
-def clock() -> dict[str, Any]:
-    """Return the time of this host."""
-    return {"time": time.time()}
 
 
 def own_endpoint() -> list[str]:
@@ -297,12 +300,9 @@ ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
     "replace": replace_by,
     "gpus": gpus.gpus,
     "code": code,
-    "address": network.address_of,
     "route": network.route,
     "listen": network.listen,
-    "reach": network.reach,
     "shards": shards,
-    "clock": clock,
     "hold": hold,
     "unlock": unlock,
     "occupancy": occupancy,

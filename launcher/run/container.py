@@ -7,13 +7,22 @@ plan reaches it as ever: no variable and no secret of a run is on docker's comma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 from rackrun.errors import UsageError
+from rackrun.shapes import Shape, between, matches
 
 HOME = "/home/rackrun"  # the container's own: no other caches are read, and none is left
+
+
+class HostUser(Shape, frozen=True):
+    """The account of a host that we log in to, and that the ranks run as."""
+
+    uid: Annotated[int, between(0, 2**32)]
+    gid: Annotated[int, between(0, 2**32)]
+    name: Annotated[str, matches(r"[^\0-\x1f]{1,255}")]
 
 
 @dataclass(frozen=True)
@@ -33,15 +42,14 @@ class ContainerSpec:
                 raise UsageError(f"--volume {volume}: begin with the absolute path of a folder")
 
     def docker_run(
-        self, facts: Mapping[str, Any], folder: str = "", name: str = ""
+        self, user: HostUser, workdir: str, has_gpus: bool, folder: str = "", name: str = ""
     ) -> tuple[str, ...]:
-        """Return `docker run`, up to the image; `facts` is what the probe's `look` found there.
+        """Return `docker run`, up to the image, for an account of a host.
 
         `folder` is the run folder. /tmp is the host's: locks and the agent's folder are there.
         """
-        user = facts["user"]
-        volumes = {"/tmp": "/tmp", facts["workdir"]: facts["workdir"]}
-        if folder and not folder.startswith(f"{facts['workdir']}/"):
+        volumes = {"/tmp": "/tmp", workdir: workdir}
+        if folder and not folder.startswith(f"{workdir}/"):
             parent = folder.rpartition("/")[0]
             volumes[parent] = parent
         mounts = [f"{source}:{target}" for source, target in volumes.items()]
@@ -51,10 +59,10 @@ class ContainerSpec:
             *(("--name", name) if name else ()),
             *("--network", "host", "--ipc", "host", "--pids-limit", "-1"),
             *("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-            *(("--gpus", "all", "--ulimit", "memlock=-1") if facts["gpus"] else ()),
-            *("--user", f"{user['uid']}:{user['gid']}", "--workdir", "/"),
-            *("--tmpfs", f"{HOME}:exec,mode=700,uid={user['uid']},gid={user['gid']}"),
-            *("--env", f"USER={user['name']}", "--env", f"HOME={HOME}"),
+            *(("--gpus", "all", "--ulimit", "memlock=-1") if has_gpus else ()),
+            *("--user", f"{user.uid}:{user.gid}", "--workdir", "/"),
+            *("--tmpfs", f"{HOME}:exec,mode=700,uid={user.uid},gid={user.gid}"),
+            *("--env", f"USER={user.name}", "--env", f"HOME={HOME}"),
             *(arg for mount in mounts for arg in ("--volume", mount)),
             *("--entrypoint", "", self.name),
         )

@@ -16,7 +16,7 @@ from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
-from rackrun.launcher.preflight.replies import SHAPES, checked_reply
+from rackrun.launcher.preflight.replies import REPLIES, Look, checked_reply
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
 from rackrun.launcher.run.job import Command
 from rackrun.launcher.run.url import check_url
@@ -27,7 +27,7 @@ from rackrun.shapes import Misshapen, parsed_json, shaped
 from tests.fuzz.decoders import coded, decoder
 from tests.launcher.conftest import HONEST, agreed
 
-QUESTIONS = sorted(SHAPES)
+QUESTIONS = [shape.question for shape in REPLIES]
 VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE"),
     *("SLURM_NODEID", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_GPUS_ON_NODE"),
@@ -42,7 +42,7 @@ VARIABLES = (
 
 LOOK: dict[str, Any] = {
     **{"time": 1.0, "machine": "a", "address": "10.0.0.1", "holder": "", "workdir": "/w"},
-    **{"lock": "/tmp/rackrun-a.lock", "workdir_problem": "", "tmp_problem": ""},
+    **{"lock": "/tmp/rackrun-a.lock", "problems": {"workdir": "x"}},
     **{"lock_problem": "", "drained": ""},
     **{"python": "/p", "cores": 1, "gpus": 0},
     **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
@@ -56,14 +56,10 @@ ANSWERS = {
         "processes": [{"pid": 1, "name": "python"}],
     },
     "code": {"missing": ["a"], "different": ["b"], "count": 2},
-    "address": {"address": "10.0.0.1"},
-    "route": {"address": "10.0.0.1", "interface": "eth0", "master": "10.0.0.2"},
+    "route": {"address": "10.0.0.1", "interface": "eth0", "master": "10.0.0.2", "unreached": "x"},
     "listen": {"port": 1},
-    "reach": {"error": "x"},
     "shards": {"dataset": "toy"},
-    "clock": {"time": 1.0},
     "hold": {"holder": ""},
-    "unlock": {},
     "occupancy": {
         **{"time": 1.0, "load": 0.5, "cores": 8, "gpus": 2, "disk_free": 1, "lock_problem": ""},
         "uses": [{"part": ".gpu0", "user": "a", "since": 1.0, "run": "ab" * 16, "name": "x"}],
@@ -76,17 +72,16 @@ ANSWERS = {
 @decoder(*(bytes([QUESTIONS.index(name)]) + coded(reply) for name, reply in ANSWERS.items()))
 def fuzz_probe_answer(data: bytes) -> None:
     """Fuzz any answer to any question: what is accepted can be judged and shown."""
-    question = QUESTIONS[data[0] % len(QUESTIONS)] if data else "look"
-    with contextlib.suppress(Misshapen):
-        reply = checked_reply(question, parsed_json(data[1:], 1 << 20))
-        if "error" not in reply:
-            json.dumps(shown(question, reply))
+    shape = REPLIES[data[0] % len(REPLIES)] if data else Look
+    with contextlib.suppress(Misshapen, Problem):
+        answer = parsed_json(data[1:], 1 << 20)
+        json.dumps(shown(checked_reply(answer if isinstance(answer, dict) else {}, shape, "b")))
 
 
-def shown(question: str, reply: Any) -> str:
+def shown(reply: Any) -> str:
     """Return the table of a host that has given this answer, beside an honest one."""
-    honest = {"look": LOOK, "clock": {"offset": 0.0, "uncertainty": 0.0}}
-    theirs = honest if question == "clock" else {**honest, question: reply}
+    honest = {Look: checked_reply(LOOK, Look, "a")}
+    theirs = {**honest, type(reply): reply}
     cluster = ClusterFacts(
         (HostFacts(Host("a"), replies=honest), HostFacts(Host("b"), replies=theirs))
     )

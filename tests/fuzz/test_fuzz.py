@@ -6,7 +6,7 @@ import sys
 import pytest
 from hypothesis import given
 
-from rackrun.launcher.preflight.replies import SHAPES
+from rackrun.launcher.preflight.replies import REPLIES
 from rackrun.launcher.supervision.agent_protocol import HOST_EVENTS, RANK_EVENTS
 from rackrun.launcher.supervision.reports import FIELDS
 from tests.fuzz.decoders import decoders
@@ -32,7 +32,7 @@ def test_the_seeds_have_every_event_report_and_answer():
     """What is damaged is all that there is."""
     assert EVENTS.keys() == {*RANK_EVENTS, *HOST_EVENTS}
     assert REPORT.keys() == {*FIELDS}
-    assert ANSWERS.keys() == SHAPES.keys()
+    assert ANSWERS.keys() == {shape.question for shape in REPLIES}
 
 
 @pytest.mark.long

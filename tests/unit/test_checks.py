@@ -14,23 +14,25 @@ from rackrun.launcher.preflight.check_table import shown
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import TableRow, are_only_busy, examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
+from rackrun.launcher.preflight.replies import REPLIES
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.hosts import Host, parse_hosts
 from rackrun.launcher.transport.parallel import all_or_raise
+from rackrun.shapes import shaped
 
 INTERPRETER = {"version": "3.11.7", "torch": "2.13.0+cu130", "cuda": "13.0"}
 GPU = {"name": "H200", "total": 143000, "used": 4}
 GPUS = {"gpus": [GPU] * 8, "driver": "580.65", "capabilities": ["9.0"] * 8}
+SHAPES = {shape.question: shape for shape in REPLIES}
 GOOD: dict[str, dict[str, Any]] = {
-    "clock": {"offset": 0.001, "uncertainty": 0.01},
     "look": {
+        "time": 0.0,
         "machine": "1",
         "address": "10.0.0.1",
         "lock": "/tmp/rackrun-1.lock",
         "holder": "",
         "workdir": "/w",
-        "workdir_problem": "",
-        "tmp_problem": "",
+        "problems": {},
         "lock_problem": "",
         "drained": "",
         "python": "/w/.venv/bin/python",
@@ -39,16 +41,16 @@ GOOD: dict[str, dict[str, Any]] = {
         "gpus": 8,
         "disk_free": 1 << 40,
         "open_files": 1 << 16,
+        "user": {"uid": 0, "gid": 0, "name": "root"},
     },
     "gpus": GPUS,
     "code": {"missing": [], "different": [], "count": 0},
     "route": {"address": "10.0.0.1", "interface": "ib0"},
-    "reach": {},
     "shards": {"dataset": "imagenet", "splits": ["train", "val"]},
 }
 
 
-def finding(name: str, **changes: Any) -> HostFacts:
+def finding(name: str, clock_ahead: float = 0.001, **changes: Any) -> HostFacts:
     """Return a good host with other replies, or with other fields: `look__gpus=4`."""
     replies = {question: dict(reply) for question, reply in GOOD.items()}
     replies["look"]["machine"] = name
@@ -56,7 +58,8 @@ def finding(name: str, **changes: Any) -> HostFacts:
         question, _, key = path.partition("__")
         replies.setdefault(question, {})
         replies[question] = {**replies[question], key: value} if key else value
-    return HostFacts(Host(name), replies=replies)
+    shapes = {SHAPES[asked]: shaped(reply, SHAPES[asked]) for asked, reply in replies.items()}
+    return HostFacts(Host(name), replies=shapes, clock_ahead=clock_ahead, clock_error=0.01)
 
 
 def facts(*hosts: HostFacts, master: str = "10.0.0.1", **needs: Any) -> ClusterFacts:
@@ -106,21 +109,21 @@ WRONG = [
     ({"look__interpreter": {**INTERPRETER, "torch": ""}}, "torch", "has no torch"),
     ({"look__interpreter": {**INTERPRETER, "torch": "2.15"}}, "torch", "from a: 2.13.0+cu130"),
     ({"look__interpreter": {**INTERPRETER, "cuda": "12.6"}}, "torch", "CUDA differs from a: 13.0"),
-    ({"look__weights_problem": "net.pt: gone"}, "files", "net.pt: gone"),
-    ({"look__cache_problem": "/c is no folder"}, "files", "/c is no folder"),
+    ({"look__problems": {"weights": "net.pt: gone"}}, "files", "net.pt: gone"),
+    ({"look__problems": {"cache": "/c is no folder"}}, "files", "/c is no folder"),
     ({"image": {"error": "no such image"}}, "image", "no such image"),
     ({"look__gpus": 4}, "gpus", "a has 8; write slots=N"),
     ({"gpus": {"gpus": [], "problem": "nvidia-smi: mismatch"}}, "driver", "nvidia-smi: mismatch"),
     ({"gpus__gpus": [GPU, SICK]}, "gpu health", "GPU 1: 2 uncorrected ECC errors"),
     ({"code": {"missing": ["a"], "different": ["b"], "count": 2}}, "code", "a is missing, b"),
-    ({"look__workdir_problem": "there is no folder /w"}, "workdir", "no folder"),
+    ({"look__problems": {"workdir": "there is no folder /w"}}, "workdir", "no folder"),
     ({"look__disk_free": 1000}, "disk", "almost full"),
-    ({"look__tmp_problem": "/tmp is full"}, "disk", "/tmp is full"),
+    ({"look__problems": {"tmp": "/tmp is full"}}, "disk", "/tmp is full"),
     ({"hold": {"error": "denied"}}, "disk", "/tmp/rackrun-1.lock cannot be locked: denied"),
     ({"look__open_files": 64}, "limits", "64 open files are too few"),
     ({"route": {"error": "unreachable"}}, "network", "no route to 10.0.0.1: unreachable"),
-    ({"address": {"error": "there is no device ib7"}}, "network", "ib7"),
-    ({"reach": {"error": "refused"}}, "master", "10.0.0.1 port 29500 cannot be reached: refused"),
+    ({"look__problems": {"interface": "there is no device ib7"}}, "network", "ib7"),
+    ({"route__unreached": "refused"}, "master", "10.0.0.1 port 29500 cannot be reached: refused"),
     ({"listen": {"error": "taken"}}, "master", "cannot listen there: taken"),
     ({"shards": {"error": "404"}}, "shards", "404"),
     ({"look__holder": "jo"}, "lock", "in use by another run: jo"),
@@ -133,9 +136,9 @@ DOUBTFUL = [
     ({"gpus__gpus": [GPU, {**GPU, "name": "A100"}]}, "gpus", "model A100 and H200, elsewhere H200"),
     ({"gpus__driver": "590.1"}, "gpus", "driver 590.1, elsewhere 580.65"),
     ({"gpus__gpus": [{**GPU, "slowed": "heat"}]}, "gpu health", "GPU 0: slowed by heat"),
-    ({"look__shared_memory_problem": "/dev/shm has 64 MiB"}, "limits", "/dev/shm has 64 MiB"),
-    ({"look__locked_memory_problem": "may lock 1 KiB"}, "limits", "may lock 1 KiB"),
-    ({"clock": {"offset": 60.0, "uncertainty": 0.1}}, "clock", "+60 s off"),
+    ({"look__problems": {"shared memory": "/dev/shm has 64 MiB"}}, "limits", "/dev/shm has 64 MiB"),
+    ({"look__problems": {"locked memory": "may lock 1 KiB"}}, "limits", "may lock 1 KiB"),
+    ({"clock_ahead": 60.0}, "clock", "+60 s off"),
 ]
 
 
@@ -210,7 +213,7 @@ def test_on_this_machine_alone_a_command_may_share_gpus_and_no_one_else_matters(
     assert "--device cpu" in row.hint
     assert not rows_of(facts(eight, is_here=True, own_command=True))
     assert not rows_of(facts(eight, is_here=True, on_cpu=True))
-    others = finding("a", look__holder="jo", look__drained="fan", clock__offset=99.0)
+    others = finding("a", look__holder="jo", look__drained="fan", clock_ahead=99.0)
     assert not rows_of(facts(others, is_here=True))
     bare = finding("a", look__interpreter={**LACKS, "torch": ""})
     (row,) = rows_of(facts(bare, is_here=True, task=replace(NEEDS, modules=(), splits=())))
@@ -219,7 +222,7 @@ def test_on_this_machine_alone_a_command_may_share_gpus_and_no_one_else_matters(
 
 def test_a_clock_that_is_not_known_exactly_is_not_blamed():
     """An offset within the uncertainty of a slow link is no finding."""
-    slow = finding("b", clock={"offset": 30.0, "uncertainty": 25.0})
+    slow = replace(finding("b", 30.0), clock_error=25.0)
     assert not rows_of(facts(finding("a"), slow))
 
 
@@ -267,7 +270,7 @@ def test_advice_takes_up_that_sync_was_typed():
     """No hint says to type --sync when it has been typed."""
     unfit = finding(
         "b",
-        look__workdir_problem="there is no folder /w",
+        look__problems={"workdir": "there is no folder /w"},
         code={"missing": ["x.py"], "different": [], "count": 1},
         look__interpreter={**INTERPRETER, "torch": ""},
     )

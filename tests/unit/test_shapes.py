@@ -28,7 +28,7 @@ from rackrun.shards.index import Manifest
 from rackrun.training.track.tracker import Sent
 
 DECLARED = [
-    *(*replies.SHAPES.values(), replies.ProbeFailed, peers.PeerMessage),
+    *(*replies.REPLIES, peers.PeerMessage),
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
     *(*get_args(events.Event), RunView, EndLine, Ending, viewed.HostRuns, viewed.RunListing),
@@ -179,12 +179,12 @@ def test_threads_may_meet_a_shape_at_the_same_time():
     """As probes of many hosts do; msgspec alone crashed in two of fifteen tries."""
     script = (
         "import sys, threading; sys.setswitchinterval(1e-6)\n"
-        "from rackrun.launcher.preflight.replies import checked_reply\n"
+        "from rackrun.launcher.preflight.replies import Gpus, Route, checked_reply\n"
         "start = threading.Barrier(32)\n"
         "def ask():\n"
         "    start.wait()\n"
-        "    checked_reply('gpus', {'gpus': [{'name': 'x', 'total': 1, 'used': 1}]})\n"
-        "    checked_reply('clock', {'time': 1.0})\n"
+        "    checked_reply({'gpus': [{'name': 'x', 'total': 1, 'used': 1}]}, Gpus, 'a')\n"
+        "    checked_reply({'unreached': ''}, Route, 'a')\n"
         "threads = [threading.Thread(target=ask) for _ in range(32)]\n"
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"

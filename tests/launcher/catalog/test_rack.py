@@ -16,6 +16,7 @@ import pytest
 from rackrun.launcher.catalog.rack_table import table
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
+from rackrun.launcher.preflight.replies import Occupancy, checked_reply
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
@@ -114,7 +115,10 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack):
     os.close(leading)
 
 
-STATE = {"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": [], "drained": ""}
+STATE = {
+    **{"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": []},
+    **{"time": 1.0, "lock_problem": "", "drained": ""},
+}
 
 
 @pytest.mark.parametrize("lines", [10, 24, 40])
@@ -125,7 +129,8 @@ def test_more_hosts_than_a_screen_has_lines_are_counted(monkeypatch, lines, widt
     monkeypatch.setenv("COLUMNS", str(width))
     busy = {"part": "", "user": "bob", "run": "b" * 32, "since": time.time() - 60}
     name = "20261122-093000-resnet50-with-a-name-that-takes-a-second-line"
-    uses = {"occupancy": {**STATE, "uses": [{**busy, "name": name}]}}
+    state = {**STATE, "uses": [{**busy, "name": name}]}
+    uses = {Occupancy: checked_reply(state, Occupancy, "gpu")}
     rack = [
         HostFacts(Host(f"gpu{number:02}"), None, uses)
         if number % 3

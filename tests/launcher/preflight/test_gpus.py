@@ -9,7 +9,7 @@ import pytest
 
 from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight import gpus as judge
-from rackrun.launcher.preflight.replies import checked_reply
+from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.remote import gpus as remote
 from rackrun.launcher.transport.local import gpu_count
 from tests.lab import warm
@@ -125,7 +125,7 @@ def test_what_drivers_print_is_read_whatever_their_age(refused, tmp_path, monkey
     smi = program(tmp_path / "bin/nvidia-smi", text)
     monkeypatch.setenv("PATH", f"{smi.parent}:{os.environ['PATH']}")
     result = remote.gpus()
-    checked_reply("gpus", result)
+    found = checked_reply(result, Gpus, "gpu01")
     assert (result["driver"], result["capabilities"]) == (
         "550.54.15",
         ["9.0", "9.0"] if capability else [],
@@ -138,7 +138,7 @@ def test_what_drivers_print_is_read_whatever_their_age(refused, tmp_path, monkey
             "uncorrected": 2, "slowed": "hardware",
         },
     ]  # fmt: skip
-    assert judge.suspects(result) == f"GPU 1: {ECC}, slowed by hardware"
+    assert judge.suspects(found) == f"GPU 1: {ECC}, slowed by hardware"
 
 
 def test_gpus_of_amd_count_where_their_tools_are(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them,
     ({"look": [{"error": 5}]}, "(look.error: "),
     ({"route": {"address": 5}}, "(route.address: "),
     ({"route": {"interface": "eth0 --x"}}, "(route.interface: "),
-    ({"reach": {"error": []}}, "(reach.error: "),
+    ({"route": {"unreached": []}}, "(route.unreached: "),
     ({"gpus": {"gpus": [{"name": "x"}]}}, "(gpus.gpus[0]: "),
     ({"gpus": {"problem": 5}}, "(gpus.problem: "),
     ({"raw": '3\n{"a'}, "(no JSON"),
@@ -93,13 +93,13 @@ def test_no_word_of_a_probe_moves_the_cursor(start_lab):
     args = (
         {"look": {"interpreter": {"error": ESC}}},
         {"look": {"workdir": f"/{ESC}"}},
-        {"look": {"workdir_problem": ESC}},
+        {"look": {"problems": {"workdir": ESC}}},
         {"look": {"holder": ESC}},
         {"look": {"interpreter": {**INTERPRETER, "version": ESC, "torch": ESC, "cuda": ESC}}},
         {"look": {"python": f"/{ESC}"}},
         {"gpus": {"gpus": [{"name": ESC, "total": 1, "used": 1}]}},
         {"look": [{"error": ESC}]},
-        {"reach": {"error": ESC}},
+        {"route": {"unreached": ESC}},
     )
     hosts = host_of_lies(lab, [HONEST, *args])
     code, out, err = lab.result_of("--check", str(hosts), "--", "true")

