@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ COMPLAINT_BYTES = 4096
 START_SECONDS = 60.0  # for Ray to give us the nodes, and to start an actor on one
 KEEP_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else an actor without GPUs hides all
 REPLY_SECONDS = 5.0
-SEND_SECONDS = 10.0  # Ray may be slow; a host that accepts nothing for longer is lost
+SEND_SECONDS = 2.0  # for a write: the thread that sends it serves all nodes
 
 
 class _Program:
@@ -118,34 +117,18 @@ class RayChannel:
         self.broken = ""
         self.reading: Any = None
         """The pending read of the actor's output."""
-        self.awaited: tuple[Any, float] | None = None
-        """A write whose outcome is not known yet, and when it was sent."""
 
     def send(self, data: bytes) -> None:
-        """Have `data` written, without waiting: heartbeats of other hosts are due as well.
-
-        Raises HostLost when an earlier write has failed.
-        """
-        awaited = self.awaited
-        if awaited is not None and self._was_taken(*awaited):
-            awaited = None
-        sent = self.actor.write.options(concurrency_group="write").remote(data)
-        self.awaited = awaited or (sent, time.monotonic())
-
-    def _was_taken(self, sent: Any, at: float) -> bool:
+        """Write all of `data`; raises HostLost when the node does not take it in time."""
         import ray
 
-        if not ray.wait([sent], timeout=0)[0]:
-            if time.monotonic() - at > SEND_SECONDS:
-                raise HostLost(f"Ray: its node has accepted nothing for {SEND_SECONDS:g} s")
-            return False
+        sent = self.actor.write.options(concurrency_group="write").remote(data)
         try:
-            taken = ray.get(sent)
-        except ray.exceptions.RayError as error:
+            taken = ray.get(sent, timeout=SEND_SECONDS)
+        except (ray.exceptions.RayError, TimeoutError) as error:
             raise HostLost(f"Ray: {_first_line(error)}") from error
         if not taken:
             raise HostLost("the connection to the agent is closed")
-        return True
 
     def receive(self, seconds: float | None = None) -> bytes:
         """Wait for bytes; return b"" at the end, or when the node is gone; raise TimeoutError."""

@@ -117,44 +117,6 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(address, tmp_path
     until(lambda: not ranks())
 
 
-FROZEN = """
-import os, signal, sys, time
-from rackrun.launcher.errors import HostLost
-from rackrun.launcher.transport.ray import cluster
-program = "import os\\nos.write(1, b'%d\\\\n' % os.getppid())\\nos.execvp('cat', ['cat'])"
-with cluster(sys.argv[1]) as (hosts, places):
-    frozen, other = [place.open([sys.executable, "-c", program]) for place in places]
-    pid = int(frozen.receive())
-    os.kill(pid, signal.SIGSTOP)
-    for number in range(3):
-        frozen.send(b"%d\\n" % number)
-    other.receive()
-    other.send(b"heard\\n")
-    told = other.receive()
-    assert told == b"heard\\n", (told, other.complaint())
-    os.kill(pid, signal.SIGCONT)
-    heard = b""
-    while heard.split() != [b"0", b"1", b"2"]:
-        heard += frozen.receive()
-    os.kill(pid, signal.SIGKILL)
-    while frozen.receive():
-        pass
-    try:
-        while True:
-            frozen.send(b"nobody takes this")
-            time.sleep(0.1)
-    except HostLost as error:
-        print(error)
-"""
-
-
-def test_a_node_that_is_frozen_holds_up_no_other(address):
-    """What is sent to it waits there, in order; a node that is gone is said at the next word."""
-    output = warm.run("-c", FROZEN, address, start=warm.Launcher, cwd=ROOT)
-    assert output.returncode == 0, output.stderr
-    assert output.stdout.splitlines()[-1].startswith("Ray: ")
-
-
 def test_a_cluster_of_another_version_is_named_with_what_to_install(address, tmp_path):
     """78, both versions, and the command; nothing of Ray's own traceback."""
     ours = {**os.environ, "PYTHONPATH": str(ROOT)}
