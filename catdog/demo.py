@@ -2,17 +2,16 @@
 
 import fcntl
 import shlex
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import track
 
 from rackrun.atomic import atomic_write, partials, translated_os_errors
 from rackrun.catdog.drawing import KINDS, jpeg
@@ -20,6 +19,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
+from rackrun.convert.commands import read
 from rackrun.errors import DataError, UsageError
 
 
@@ -74,8 +74,8 @@ def main(args: list[str]) -> int:
         with _alone(demo):  # what is missing may have been made by another process meanwhile
             if not _has_drawn(demo):
                 _draw(demo)
-            if not demo.manifest.exists() and (code := _convert(demo)):
-                return code
+            if not demo.manifest.exists():
+                _convert(demo)
     _say(f"{demo.shards}: {demo.images:,} drawn cats and dogs")
     return 0
 
@@ -112,60 +112,38 @@ def _has_drawn(demo: Demo) -> bool:
 def _draw(demo: Demo) -> None:
     for left_over in partials(demo.out):  # of one that was killed
         left_over.unlink()
+    what = f"drawing {demo.images:,} cats and dogs"
+    if not sys.stdout.isatty():
+        _say(what)
     start = time.monotonic()
-    with _progress(demo) as advance:
-        write_archive(demo.archive, demo.images, demo.seed, comment=demo.stamp, tell=advance)
+    write_archive(demo.archive, demo.images, demo.seed, comment=demo.stamp, shown_as=what)
     seconds = time.monotonic() - start
     speed = f"{seconds:.0f} s ({demo.images / seconds:,.0f}/s)"
     _say(f"drew {demo.images:,} cats and dogs into {demo.archive} in {speed}")
 
 
 def write_archive(
-    path: Path,
-    images: int,
-    seed: int = 0,
-    comment: str = "",
-    tell: Callable[[], object] = lambda: None,
+    path: Path, images: int, seed: int = 0, comment: str = "", shown_as: str = ""
 ) -> None:
     """Write drawn images, cats and dogs in turn, in an archive as Kaggle's `train.zip`.
 
-    `tell` is called after each image. SaveError if it cannot be written, whole or not at all.
+    SaveError if it cannot be written, whole or not at all. A terminal shows progress, if that is
+    `shown_as` something.
     """
+    is_shown = sys.stdout.isatty() and bool(shown_as)
+    positions = track(range(images), shown_as, transient=True, disable=not is_shown)
     with atomic_write(path) as file, translated_os_errors(path), ZipFile(file, "w") as archive:
         archive.comment = comment.encode()
-        for position in range(images):
+        for position in positions:
             number, kind = divmod(position, len(KINDS))
             name = f"train/{KINDS[kind]}.{number}.jpg"
             archive.writestr(ZipInfo(name), jpeg(KINDS[kind], seed, number))
-            tell()
 
 
-@contextmanager
-def _progress(demo: Demo) -> Iterator[Callable[[], object]]:
-    what = f"drawing {demo.images:,} cats and dogs"
-    if not sys.stdout.isatty():
-        _say(what)
-        yield lambda: None
-        return
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, transient=True) as progress:
-        task = progress.add_task(what, total=demo.images)
-        yield lambda: progress.advance(task)
-
-
-def _convert(demo: Demo) -> int:
-    # By its command line: the command that is shown is the one that runs.
+def _convert(demo: Demo) -> None:
     args = ["catdog", str(demo.archive), str(demo.shards)]
     _say(f"$ {called('convert')} {shlex.join(args)}")
-    with subprocess.Popen([sys.executable, "-m", "rackrun.convert", *args]) as converter:
-        try:
-            return converter.wait()
-        except KeyboardInterrupt:  # reached the converter too: it has its own way to end
-            converter.wait()
-            raise
-        except SystemExit:  # a SIGTERM to this process alone
-            converter.terminate()
-            raise
+    read(args).run()
 
 
 def _say(text: str) -> None:

@@ -11,13 +11,18 @@ TOP5_CLASSES = 5  # with more classes than this, being among the first five coun
 
 
 class Counts(NamedTuple):
-    """Sums over images."""
+    """Sums over images, and over the steps that have trained on them."""
 
     loss: float = 0.0
     top1: int = 0
     top5: int = 0
     samples: int = 0
     skipped: int = 0
+    seconds: float = 0.0
+    data_seconds: float = 0.0
+    """How long ranks waited for data, on average."""
+    skipped_steps: int = 0
+    """As gradients overflowed float16."""
 
     @property
     def mean_loss(self) -> float:
@@ -34,14 +39,19 @@ class Counts(NamedTuple):
         """Return top-5 accuracy, 0 to 1."""
         return self.top5 / max(self.samples, 1)
 
+    @property
+    def images_per_second(self) -> float:
+        """The speed of all ranks."""
+        return self.samples / max(self.seconds, 1e-9)
+
+    @property
+    def data_share(self) -> float:
+        """The part of the time for which ranks waited for data."""
+        return min(self.data_seconds / max(self.seconds, 1e-9), 1.0)
+
     def plus(self, other: Counts) -> Counts:
-        """Return the sums over the images of both."""
-        return as_counts(torch.tensor([self, other], dtype=torch.float64).sum(0))
-
-
-SMALLEST_SCALE = 2.0**-16
-"""At less, a gradient that overflows is of no use: 32 steps in a row were skipped since the start.
-"""
+        """Return the sums over the images and steps of both."""
+        return Counts._make(one + more for one, more in zip(self, other, strict=True))
 
 
 class Scaling(NamedTuple):
@@ -50,41 +60,28 @@ class Scaling(NamedTuple):
     scale: float
     skipped: int
 
-    @property
-    def is_lost(self) -> bool:
-        """Return whether gradients overflow at any scale."""
-        return self.scale < SMALLEST_SCALE
-
 
 class Counter:
     """Adds up on the device, so that no step waits for a number."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(5, dtype=torch.float64, device=device)  # whole up to 2^53
-        self._fields = self._sums.unbind()  # of the same memory
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # whole up to 2^53
+        self._loss, self._right = self._sums.unbind()  # of the same memory
         self._samples = self._skipped = 0
 
-    def add(self, parts: Iterable[Iterable[torch.Tensor]], samples: int, skipped: int) -> None:
+    def add(
+        self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int, skipped: int
+    ) -> None:
         """Count a batch: in parts, the sums of loss and of right answers."""
-        for sums in parts:
-            for field, value in zip(self._fields, sums, strict=False):
-                field.add_(value)
+        for loss, right in parts:
+            self._loss.add_(loss)
+            self._right.add_(right)
         self._samples += samples
         self._skipped += skipped
 
-    @property
-    def sums(self) -> torch.Tensor:
-        """Return the fields of Counts, as sums: float64 (5,)."""
-        self._sums[3], self._sums[4] = self._samples, self._skipped
-        return self._sums
-
-    def clear(self) -> None:
-        """Begin anew."""
+    def take(self) -> list[float]:
+        """Return loss, right answers, samples and skipped ones, and begin anew."""
+        sums = [*self._sums.tolist(), self._samples, self._skipped]  # waits for the device
         self._sums.zero_()
         self._samples = self._skipped = 0
-
-
-def as_counts(sums: torch.Tensor) -> Counts:
-    """Return sums as Python numbers."""
-    loss, top1, top5, samples, skipped = sums.tolist()
-    return Counts(loss, int(top1), int(top5), int(samples), int(skipped))
+        return sums

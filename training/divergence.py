@@ -14,6 +14,10 @@ from rackrun.training.evaluation import MOST_NAMED, answers
 from rackrun.training.state import TrainingState
 from rackrun.units import first_few, plural
 
+SMALLEST_SCALE = 2.0**-16
+"""Of the loss in float16. At less, gradients that overflow are of no use: 32 steps in a row were
+skipped since the start."""
+
 
 class Diverged(Problem):
     """The loss, the outputs or the weights are no finite numbers."""
@@ -25,7 +29,7 @@ def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
     """Raise Diverged unless training can go on."""
     if counts.samples and not math.isfinite(counts.loss):
         symptom = f"the loss is {counts.loss}"
-    elif scaling and scaling.is_lost:
+    elif scaling and scaling.scale < SMALLEST_SCALE:
         symptom = "gradients overflow float16 at any scale of the loss"
     else:
         return

@@ -1,9 +1,9 @@
-"""The lines that rank 0 prints of training, and the sums that they show."""
+"""The lines that rank 0 prints of training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from rackrun.machine import core_count
 from rackrun.training.config import Config
@@ -13,36 +13,6 @@ from rackrun.training.ranks import Ranks
 from rackrun.units import duration, plural
 
 WAITS_LONG = 0.2  # of the time for data: worth a line on what to type
-
-
-class Pace(NamedTuple):
-    """Some steps of all ranks, and the time that they took."""
-
-    counts: Counts = Counts()
-    seconds: float = 0.0
-    data_seconds: float = 0.0
-    """How long ranks waited for data, on average."""
-    skipped_steps: int = 0
-    """As gradients overflowed float16."""
-
-    def plus(self, other: Pace) -> Pace:
-        """Return these steps and others."""
-        return Pace(
-            self.counts.plus(other.counts),
-            self.seconds + other.seconds,
-            self.data_seconds + other.data_seconds,
-            self.skipped_steps + other.skipped_steps,
-        )
-
-    @property
-    def images_per_second(self) -> float:
-        """The speed of all ranks."""
-        return self.counts.samples / max(self.seconds, 1e-9)
-
-    @property
-    def data_share(self) -> float:
-        """The part of the time for which ranks waited for data."""
-        return min(self.data_seconds / max(self.seconds, 1e-9), 1.0)
 
 
 def progress_line(fields: Mapping[str, Any], seconds_left: float) -> str:
@@ -73,14 +43,14 @@ def advice_on_waits(config: Config, ranks: Ranks, share: float) -> str:
 
 
 def epoch_line(
-    config: Config, epoch: int, trained: Pace, judged: Counts | None, has_top5: bool, skipped: int
+    config: Config, epoch: int, trained: Counts, judged: Counts | None, has_top5: bool, skipped: int
 ) -> str:
     """Return the line of an epoch; `judged` are the counts of its evaluation, if it counts."""
     return _joined(
         f"epoch {epoch}/{config.epochs}",
-        *_trained(config, trained.counts),
+        *_trained(config, trained),
         *(_judged(config, judged, has_top5) if judged else ()),
-        f"{trained.images_per_second:,.0f} images/s" if trained.counts.samples else "",
+        f"{trained.images_per_second:,.0f} images/s" if trained.samples else "",
         f"{plural(trained.skipped_steps, 'step')} skipped (float16 overflow)"
         if trained.skipped_steps
         else "",
@@ -102,15 +72,15 @@ def _judged(config: Config, counts: Counts, has_top5: bool) -> Iterable[str]:
         yield f"top 5 {counts.accuracy5:.2%}"
 
 
-def last_line(config: Config, accuracy: float | None, last_epoch: Pace, total: Pace) -> str:
+def last_line(config: Config, accuracy: float | None, last_epoch: Counts, total: Counts) -> str:
     """Return what a run came to; `accuracy` is that of its evaluations, if they count."""
     if accuracy is not None:
         first = f"{config.judged_by} accuracy {accuracy:.2%}"
-    elif last_epoch.counts.samples and not config.synthetic:
-        first = f"training accuracy {last_epoch.counts.accuracy:.2%}"
+    elif last_epoch.samples and not config.synthetic:
+        first = f"training accuracy {last_epoch.accuracy:.2%}"
     else:
         first = ""
-    if not total.counts.samples:
+    if not total.samples:
         return _joined(first, "no step was left to train")
     speed = f"{total.images_per_second:,.0f} images/s"
     return _joined(first, speed, f"training took {duration(total.seconds)}")

@@ -28,7 +28,6 @@ from rackrun.training.data.interface import Data
 from rackrun.training.data.samples import Batch
 from rackrun.training.divergence import check_finite
 from rackrun.training.lines import (
-    Pace,
     advice_on_waits,
     epoch_line,
     last_line,
@@ -65,8 +64,8 @@ class Log:
         self._is_finished = False
         self._result = dict[str, float]()  # the last and the best accuracy
         self._begun = 0  # the step at which the run began or was resumed
-        self._total = Pace()  # since then
-        self._epoch = self._last_epoch = Pace()
+        self._total = Counts()  # since then
+        self._epoch = self._last_epoch = Counts()
         self._clock = time.monotonic()
         self._has_advised = False
 
@@ -172,25 +171,22 @@ class Log:
         step: int,
         counts: Counts,
         lr: float,
-        data_seconds: float,
         scaling: Scaling | None,
     ) -> None:
-        """Record the steps since the last call: counts of all ranks, skipped steps.
+        """Record the steps since the last call, with counts of all ranks.
 
-        `data_seconds`: how long ranks waited for data in these steps, on average. Raise Diverged if
-        no step can be taken any more.
+        Raise Diverged if no step can be taken any more.
         """
-        self.sums.clear()
         seconds = max(time.monotonic() - self._clock, 1e-9)
         self._clock += seconds
         check_finite(step, counts, scaling)
-        interval = Pace(counts, seconds, data_seconds, scaling.skipped if scaling else 0)
-        self._total, self._epoch = self._total.plus(interval), self._epoch.plus(interval)
+        counts = counts._replace(seconds=seconds, skipped_steps=scaling.skipped if scaling else 0)
+        self._total, self._epoch = self._total.plus(counts), self._epoch.plus(counts)
         measured = {
             "loss": round(counts.mean_loss, 6),
             "accuracy": round(counts.accuracy, 6),
-            "images_per_second": round(interval.images_per_second, 1),
-            "data_share": round(interval.data_share, 4),
+            "images_per_second": round(counts.images_per_second, 1),
+            "data_share": round(counts.data_share, 4),
         }
         scaled = {"loss_scale": scaling.scale, "skipped_steps": scaling.skipped} if scaling else {}
         self._write("train", step, **measured, rate=lr, **scaled)
@@ -225,7 +221,7 @@ class Log:
     def epoch(self, state: TrainingState, evaluated: Counts | None) -> None:
         """Record the results of an epoch over all ranks, and begin to count the next one."""
         trained, judged = self._epoch, evaluated if self._judges else None
-        self._last_epoch, self._epoch = trained, Pace()
+        self._last_epoch, self._epoch = trained, Counts()
         has_top5 = self._classes > TOP5_CLASSES
         if judged:
             self._write(
@@ -239,7 +235,7 @@ class Log:
             )
             self._reporter.fields["best"] = round(state.best, 6)
             self._result = {"accuracy": round(judged.accuracy, 6), "best": round(state.best, 6)}
-        skipped = trained.counts.skipped + (evaluated.skipped if evaluated else 0)
+        skipped = trained.skipped + (evaluated.skipped if evaluated else 0)
         self.say(epoch_line(self._config, state.epoch, trained, judged, has_top5, skipped))
 
     def finish(self, accuracy: float, report: str) -> None:
@@ -251,7 +247,7 @@ class Log:
         measured = dict[str, object]({"report": report} if report else {})
         if self._judges:
             measured["accuracy"] = round(accuracy, 6)
-        if self._total.counts.samples:
+        if self._total.samples:
             measured["images_per_second"] = round(self._total.images_per_second, 1)
         self.phase(phases.DONE, **measured, final=str(self.folder.final))
         judged = accuracy if self._judges else None

@@ -20,7 +20,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.runs import final_weights
-from rackrun.tables import require_folder, write_table
+from rackrun.tables import require_folder, table, write_table
 from rackrun.terminal import clean, say
 from rackrun.training.settings.published import PublishedWeights, with_weights_first
 from rackrun.units import first_few, plural
@@ -34,7 +34,6 @@ SUFFIXES = (  # what a folder is searched for
 )
 PNG_DEPTH_AT = 24  # bytes
 BATCH = 64  # images
-BAR = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -81,6 +80,11 @@ class Prediction:
         """The likeliest class and its probability."""
         return next(iter(self.classes.items()))
 
+    def row(self) -> tuple[str, str, str]:
+        """Return it as a table has it."""
+        name, probability = self.best
+        return clean(self.image), clean(name), f"{probability:.1%}"
+
     def plain(self) -> dict[str, object]:
         """Return it as JSON has it."""
         if self.error:
@@ -113,8 +117,9 @@ def show(given: Predict, task: str) -> int:
     elif given.json:
         plain = [result.plain() for result in results]  # one list, in the order of the images
         sys.stdout.write(json.dumps(plain, indent=1, allow_nan=False) + "\n")
-    else:
-        print_table(results)
+    elif rows := [each.row() for each in results if each.classes]:
+        head = ("image", "class", "probability")
+        sys.stdout.write(table(head, rows, wrapped=["image"], numbers=["probability"]))
     failed = [result for result in results if result.error]
     for result in failed:
         say(f"error: {result.image}: {result.error}")
@@ -197,24 +202,3 @@ def _csv_rows(results: Sequence[Prediction]) -> Iterator[tuple[object, ...]]:
     for result in results:
         for rank, (name, share) in enumerate(result.classes.items(), start=1):
             yield result.image, rank, name, share
-
-
-def print_table(results: Sequence[Prediction]) -> None:
-    """Print a line per image: its name, its class and the probability."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("image", overflow="fold")
-    table.add_column("class", style="bold")
-    table.add_column("probability", justify="right")
-    table.add_column("")
-    for result in results:
-        if result.classes:
-            name, share = result.best
-            bar = Text("━" * round(share * BAR), style="green" if share > 0.8 else "yellow")
-            table.add_row(Text(clean(result.image)), Text(clean(name)), f"{share:.1%}", bar)
-    console = Console(width=None if sys.stdout.isatty() else 1000)
-    if table.row_count:
-        console.print(table)

@@ -27,7 +27,7 @@ from rackrun.errors import Problem, UserCodeError
 from rackrun.training.balance import Balance, remedy, why_even
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
-from rackrun.training.counts import as_counts
+from rackrun.training.counts import Counts
 from rackrun.training.data.loader import first_batch, waits_reported
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
@@ -222,7 +222,9 @@ class Trainer:
         # By the step, so that a run that resumes draws what it would have drawn.
         seed_step(config, self.ranks, state.step)
         share = self.ranks.world / self.data.batch  # DDP divides by the world
-        sums: list[tuple[torch.Tensor, ...]] = []  # on the device: no step waits for a number
+        sums: list[
+            tuple[torch.Tensor, torch.Tensor]
+        ] = []  # on the device: no step waits for a number
         parts = self.parts()
         split = batch.split(parts, fewest=min(2, self.images_per_part))
         for number, (images, labels, companions) in enumerate(split, start=1):
@@ -277,12 +279,14 @@ class Trainer:
         # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
         # the rank waits for the device, which is why `logs` is true only now and then.
         state, log, ranks = self.state, self.log, self.ranks
-        sums, times = log.sums.sums.cpu(), self.times.take()
-        waited = torch.tensor([times[:, 0].sum() / ranks.world]).to(sums)
-        *_, data_seconds = total = ranks.all_reduce_sum(torch.cat([sums, waited]))
+        times = self.times.take()
+        own = [*log.sums.take(), times[:, 0].sum() / ranks.world]
+        total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
+        loss, right, samples, skipped, data_seconds = total
+        counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
         lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
         scaling = state.take_scaling()
-        log.interval(state.step, as_counts(total[:-1]), lr, float(data_seconds), scaling)
+        log.interval(state.step, counts, lr, scaling)
         if self.balance:
             costs = ranks.all_gather(np.array([self.balance.cost(state.step, times)]))
             if cut := self.balance.next_cut(state.step, np.concatenate(costs)):

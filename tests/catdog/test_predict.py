@@ -13,7 +13,7 @@ from rackrun.catdog.__main__ import main
 from rackrun.catdog.drawing import draw, jpeg
 from rackrun.cli import dispatch
 from rackrun.errors import Problem
-from rackrun.training import checkpoint, predict
+from rackrun.training import checkpoint
 from tests.lab import warm
 
 PROJECT = Path(__file__).parents[2]
@@ -208,13 +208,3 @@ def test_a_checkpoint_of_another_kind_is_refused(command, final, photos, tmp_pat
     assert refused.stderr.startswith(f"error: {other}: ")
     assert what in refused.stderr
     assert refused.stderr.count("\n") == 1
-
-
-def test_names_cannot_play_with_the_terminal(capsys):
-    """Control characters and undecodable bytes in names of files and classes are made visible."""
-    names = ("kätzchen 1.jpg", "a\x1b[2Kb\n", "bad\udcff.jpg")
-    predict.print_table([predict.Prediction(name, {"cat\x1b[2K": 0.5}) for name in names])
-    lines = capsys.readouterr().out.splitlines()[1:]
-    shown = [line.partition("  ")[0] for line in lines]
-    assert shown == ["kätzchen 1.jpg", "a␛[2Kb␊", "bad\\udcff.jpg"]
-    assert all("cat␛[2K  " in line for line in lines)

@@ -4,12 +4,8 @@ import math
 
 import pytest
 
-from rackrun.training.counts import (
-    SMALLEST_SCALE,
-    Counts,
-    Scaling,
-)
-from rackrun.training.divergence import Diverged, check_finite
+from rackrun.training.counts import Counts, Scaling
+from rackrun.training.divergence import SMALLEST_SCALE, Diverged, check_finite
 
 
 @pytest.mark.parametrize(

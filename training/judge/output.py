@@ -3,10 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from rackrun.tables import table
 from rackrun.terminal import clean
 from rackrun.training.counts import TOP5_CLASSES
 from rackrun.training.evaluation import ClassScore
@@ -19,33 +16,29 @@ MOST_CONFUSIONS = 10
 
 def print_evaluation(evaluation: Evaluation) -> None:
     """Print the sums, the classes, and what was taken for what."""
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
-    console.print(_summary(evaluation))
-    console.print()
-    console.print(_classes(evaluation.classes))
+    parts = [_summary(evaluation), _classes(evaluation.classes)]
     if evaluation.confusion:
-        console.print()
-        small = len(evaluation.classes) <= MOST_COLUMNS
-        console.print(_matrix(evaluation) if small else _confusions(evaluation))
+        is_small = len(evaluation.classes) <= MOST_COLUMNS
+        parts.append(_matrix(evaluation) if is_small else _confusions(evaluation))
+    sys.stdout.write("\n".join(parts))
 
 
-def _summary(evaluation: Evaluation) -> Table:
+def _summary(evaluation: Evaluation) -> str:
     counts = evaluation.scores.counts
-    table = _table(("samples", "right"), ("loss", "right"), ("top-1", "right"))
-    row = [f"{counts.samples:,}", f"{counts.mean_loss:.4f}", f"{counts.accuracy:.2%}"]
+    cells = {
+        "samples": f"{counts.samples:,}",
+        "loss": f"{counts.mean_loss:.4f}",
+        "top-1": f"{counts.accuracy:.2%}",
+    }
     if len(evaluation.classes) > TOP5_CLASSES:
-        table.add_column("top-5", justify="right")
-        row.append(f"{counts.accuracy5:.2%}")
-    table.add_column("calibration error", justify="right")
-    row.append(f"{evaluation.scores.calibration_error:.2%}")
+        cells["top-5"] = f"{counts.accuracy5:.2%}"
+    cells["calibration error"] = f"{evaluation.scores.calibration_error:.2%}"
     if counts.skipped:
-        table.add_column("left out", justify="right")
-        row.append(f"{counts.skipped:,}")
-    table.add_row(*row)
-    return table
+        cells["left out"] = f"{counts.skipped:,}"
+    return table([*cells], [[*cells.values()]], numbers=[*cells])
 
 
-def _classes(classes: Sequence[ClassScore]) -> Table:
+def _classes(classes: Sequence[ClassScore]) -> str:
     shown = [each for each in classes if each.samples or each.predicted]
     name = "class"
     if len(shown) > MOST_CLASSES:
@@ -53,44 +46,27 @@ def _classes(classes: Sequence[ClassScore]) -> Table:
         # A class that is only predicted has no accuracy; it is none of the worst.
         shown.sort(key=lambda each: 1.0 if each.accuracy is None else each.accuracy)
         shown = shown[:MOST_CLASSES]
-    table = _table((name, "left"), ("samples", "right"), ("accuracy", "right"))
-    table.add_column("precision", justify="right")
-    for each in shown:
-        shares = (_share(each.accuracy), _share(each.precision))
-        table.add_row(_name(each.name), f"{each.samples:,}", *shares)
-    return table
+    rows = [
+        (clean(each.name), f"{each.samples:,}", _share(each.accuracy), _share(each.precision))
+        for each in shown
+    ]
+    numbers = ("samples", "accuracy", "precision")
+    return table((name, *numbers), rows, wrapped=[name], numbers=numbers)
 
 
-def _matrix(evaluation: Evaluation) -> Table:
-    names = [_name(each.name) for each in evaluation.classes]
-    table = _table(("label ↓ predicted →", "left"))
-    for name in names:
-        table.add_column(name, justify="right")
-    for label, (name, row) in enumerate(zip(names, evaluation.confusion, strict=True)):
-        cells = (
-            Text(f"{count:,}", style="bold" if label == predicted else "dim" if not count else "")
-            for predicted, count in enumerate(row)
-        )
-        table.add_row(name, *cells)
-    return table
+def _matrix(evaluation: Evaluation) -> str:
+    names = [clean(each.name) for each in evaluation.classes]
+    rows = [
+        (name, *(f"{count:,}" for count in row))
+        for name, row in zip(names, evaluation.confusion, strict=True)
+    ]
+    return table(("label ↓ predicted →", *names), rows, numbers=names)
 
 
-def _confusions(evaluation: Evaluation) -> Table:
-    table = _table(("mistakes", "right"), ("label", "left"), ("predicted", "left"))
-    for count, label, predicted in evaluation.mistakes(MOST_CONFUSIONS):
-        table.add_row(f"{count:,}", _name(label), _name(predicted))
-    return table
-
-
-def _table(*columns: tuple[str, str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, side in columns:
-        table.add_column(name, justify="right" if side == "right" else "left")
-    return table
-
-
-def _name(name: str) -> Text:
-    return Text(clean(name))
+def _confusions(evaluation: Evaluation) -> str:
+    mistakes = evaluation.mistakes(MOST_CONFUSIONS)
+    rows = [(f"{count:,}", clean(label), clean(predicted)) for count, label, predicted in mistakes]
+    return table(("mistakes", "label", "predicted"), rows, numbers=["mistakes"])
 
 
 def _share(share: float | None) -> str:
