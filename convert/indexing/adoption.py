@@ -10,12 +10,12 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
 
 import numpy as np
 
 from rackrun.atomic import translated_os_errors
-from rackrun.convert.indexing.tar_index import TarIndex, classes_of
+from rackrun.convert.indexing.tar_index import ForeignTar, classes_of
 from rackrun.convert.indexing.tar_listing import TarListing
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import ReadRange, SplitRows, copies, leaks_refused, local_files
@@ -37,83 +37,62 @@ NO_SAMPLES = (
 )
 
 
-class EarlierVersion(NamedTuple):
-    """The version that tars are added to; the defaults are for a first version."""
-
-    classes: tuple[str, ...] = ()
-    has_all_classes: bool = False
-    parts: Sequence[SplitRows] = ()
-    number: int = 0
-    """Of the version."""
-    free_numbers: Mapping[str, int] = {}
-    """By split, the first number in the name of a tar that no version has used."""
-
-
 def adopt(
     listing: TarListing,
-    indexed: Sequence[TarIndex],
     folder: Path,
     packing: Packing,
-    earlier: EarlierVersion,
+    version: int = 1,
+    before: Sequence[SplitRows] = (),
+    classes: tuple[str, ...] = (),
+    has_all_classes: bool = False,
+    free_numbers: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[list[SplitRows], tuple[str, ...], list[ImageDefect]]:
     """Make tars the shards of a version; return its splits, its classes, and the findings.
 
     The findings are saved in the folder, too, and printed. DataError where too many images are left
-    out, or one leaks.
+    out, or one leaks. `before`, `classes`, `free_numbers`: the splits and classes of the version
+    that the tars join, and by split the first number that no version has used in a name.
     """
     if packing.val_percent:
-        listing = hold_out(listing, indexed, packing.val_percent)
-    samples = sum(len(each.rows) for each in indexed)
-    findings = sorted(chain.from_iterable(each.findings for each in indexed))
+        listing = replace(listing, tars=_held_out(listing.tars, packing.val_percent))
+    samples = sum(len(tar.rows) for tar in listing.tars)
+    findings = sorted(chain.from_iterable(tar.findings for tar in listing.tars))
     images = samples + sum(finding.is_loss for finding in findings)
     allowed = may_be_lost(images) if packing.allow_left_out is None else packing.allow_left_out
-    report = folder / report_name(earlier.number + 1)
-    again = "" if earlier.number else " --force"  # which replaces this report
-    if lost := losses_refused(
-        findings, images, may_be_lost(images) if allowed is None else allowed
-    ):
+    report = folder / report_name(version)
+    again = " --force" if version == 1 else ""  # which replaces this report
+    if lost := losses_refused(findings, images, allowed):
         conclude(report, findings, samples, lost + again)
     if not samples:
         conclude(report, findings, samples, NO_SAMPLES)
-    classes, numbers = classes_of(indexed, earlier.classes, earlier.has_all_classes)
+    classes, numbers = classes_of(listing.tars, classes, has_all_classes)
     if "similar-classes" not in packing.allow:
         refuse_similar(classes)
-    if not earlier.parts and "unique-labels" not in packing.allow:
-        counts = sum((each.counts() for each in indexed), Counter[Label]())
-        refuse_unique_labels({str(label): count for label, count in counts.items()})
-    tars = named_tars(listing, indexed, folder, earlier.free_numbers)
-    parts = joined(earlier.parts, parts_of(tars, numbers))
+    if not before and "unique-labels" not in packing.allow:
+        refuse_unique_labels(_counts(listing.tars))
+    tars = _named(listing, folder, free_numbers)
+    parts = joined(before, _parts(tars, numbers))
     read: ReadRange
     if listing.url:
         read = HttpSource(listing.url).read
     else:
         paths = {tar.name: tar.path for tar in tars}
         read = local_files(lambda name: paths.get(name, folder / name))
-    findings += copies(parts, classes, read, before=earlier.parts)
+    findings += copies(parts, classes, read, before=before)
     leaks = "" if "leaks" in packing.allow else leaks_refused(findings)
     conclude(report, findings, samples, leaks and leaks + again)
     if not listing.url:
-        link(tars, folder)
+        _link(tars, folder)
     return parts, classes, findings
 
 
-class IndexedTar(NamedTuple):
-    """A tar of a split: where it lies, the name by which it is read, and what is in it."""
+def _held_out(tars: Sequence[ForeignTar], percent: float) -> tuple[ForeignTar, ...]:
+    """Return the tars, some of train as val, drawn by their names and nothing else.
 
-    path: Path
-    name: str
-    split: str
-    contents: TarIndex
-
-
-def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -> TarListing:
-    """Return the listing with some tars of train as val, drawn by their names and nothing else.
-
-    Whole tars, because the rows of an index cover a tar without a gap: thus every byte is verified.
+    Whole tars, because a tar is a shard of one split.
     """
-    contents = dict(zip(listing.tars, indexed, strict=True))
-    train = [tar for tar in listing.tars if tar.split == TRAIN and len(contents[tar].rows)]
-    if any(tar.split == VAL for tar in listing.tars):
+    train = [tar for tar in tars if tar.split == TRAIN and len(tar.rows)]
+    if any(tar.split == VAL for tar in tars):
         raise UsageError("--val-percent: the tars have a split val; leave the option out")
     if len(train) < 2:
         raise UsageError(
@@ -121,13 +100,12 @@ def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -
             "samples; give more tars, or leave the option out"
         )
     train.sort(key=lambda tar: sha256(f"{VAL}:{tar.name}".encode()).digest())
-    totals = list(accumulate(len(contents[tar].rows) for tar in train))
+    totals = list(accumulate(len(tar.rows) for tar in train))
     enough = next(n for n, total in enumerate(totals, 1) if total >= totals[-1] * percent / 100)
     enough = min(enough, len(train) - 1)
-    held_out, rest = train[:enough], train[enough:]
-    remaining = set[Label]().union(*(contents[tar].labels for tar in rest))
-    for tar in held_out:
-        if missing := sorted(map(str, set(contents[tar].labels) - remaining)):
+    remaining = set[Label]().union(*(tar.labels for tar in train[enough:]))
+    for tar in train[:enough]:
+        if missing := sorted(map(str, set(tar.labels) - remaining)):
             raise DataError(
                 f"{tar.path}: would be held out as val, and no tar that stays in train has class "
                 f"{missing[0]}; shuffle the samples over the tars, or leave out --val-percent"
@@ -136,51 +114,51 @@ def hold_out(listing: TarListing, indexed: Sequence[TarIndex], percent: float) -
         f"{enough} of {plural(len(train), 'tar')} with {totals[enough - 1]:,} of "
         f"{plural(totals[-1], 'image')} are held out as val"
     )
-    tars = (tar._replace(split=VAL) if tar in held_out else tar for tar in listing.tars)
-    return replace(listing, tars=tuple(tars))
+    drawn = {tar.path for tar in train[:enough]}
+    return tuple(replace(tar, split=VAL) if tar.path in drawn else tar for tar in tars)
 
 
-def named_tars(
-    listing: TarListing,
-    indexed: Sequence[TarIndex],
-    folder: Path,
-    numbers: Mapping[str, int],
-) -> list[IndexedTar]:
-    """Return the tars that have samples, in order.
+def _counts(tars: Sequence[ForeignTar]) -> Counter[str]:
+    """Return the number of samples of each label."""
+    counts = Counter[str]()
+    for tar in tars:
+        of_tar = np.bincount(tar.rows["label"], minlength=len(tar.labels)).tolist()
+        counts.update(dict(zip(map(str, tar.labels), of_tar, strict=True)))
+    return counts
 
-    Tars elsewhere than in the folder get names for links there; `numbers` has, by split, the first
-    one that is free.
-    """
+
+def _named(listing: TarListing, folder: Path, free_numbers: Mapping[str, int]) -> list[ForeignTar]:
+    """Return the tars that have samples; those elsewhere get names for links in the folder."""
     parents = {tar.path.parent.resolve() for tar in listing.tars}
     keep_names = bool(listing.url) or parents == {folder.resolve()}
-    counts, tars = Counter(numbers), list[IndexedTar]()
-    for tar, contents in zip(listing.tars, indexed, strict=True):
+    counts, tars = Counter(free_numbers), list[ForeignTar]()
+    for tar in listing.tars:
         name = tar.name if keep_names else shard_name(listing.dataset, tar.split, counts[tar.split])
         counts[tar.split] += 1
-        if len(contents.rows):
-            tars.append(IndexedTar(tar.path, name, tar.split, contents))
+        if len(tar.rows):
+            tars.append(replace(tar, name=name))
         else:
             say(f"{tar.name}: no samples in it: left out")
     return tars
 
 
-def parts_of(tars: Sequence[IndexedTar], numbers: Mapping[Label, int]) -> Iterator[SplitRows]:
+def _parts(tars: Sequence[ForeignTar], numbers: Mapping[Label, int]) -> Iterator[SplitRows]:
     """Yield shards and rows of each split; `numbers` are those of the classes."""
-    by_split = defaultdict[str, list[IndexedTar]](list)
+    by_split = defaultdict[str, list[ForeignTar]](list)
     for tar in tars:
         by_split[tar.split].append(tar)
     for split, of_split in by_split.items():
-        shards, tables = [], []
-        for number, (_, name, _, contents) in enumerate(of_split):
-            rows = contents.rows.copy()
-            rows["shard"] = number
-            rows["label"] = np.array([numbers[each] for each in contents.labels])[rows["label"]]
-            tables.append(rows)
-            shards.append(Shard(name, len(rows), contents.size, contents.sha256))
-        yield SplitRows(split, shards, np.concatenate(tables))
+        rows = np.concatenate([tar.rows for tar in of_split])
+        rows["shard"] = np.repeat(range(len(of_split)), [len(tar.rows) for tar in of_split])
+        of_class = [np.array([numbers[each] for each in tar.labels]) for tar in of_split]
+        rows["label"] = np.concatenate(
+            [table[tar.rows["label"]] for table, tar in zip(of_class, of_split, strict=True)]
+        )
+        shards = [Shard(tar.name, len(tar.rows), tar.size, tar.sha256) for tar in of_split]
+        yield SplitRows(split, shards, rows)
 
 
-def link(tars: Sequence[IndexedTar], folder: Path) -> None:
+def _link(tars: Sequence[ForeignTar], folder: Path) -> None:
     """Make links in a folder to the tars of this machine that do not lie there."""
     for tar in tars:
         path = folder.resolve() / tar.name

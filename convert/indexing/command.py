@@ -8,7 +8,7 @@ No byte of the tars is changed. They may lie on a server that is only read.
 
 import os
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -16,8 +16,8 @@ from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.indexing.adoption import EarlierVersion, adopt
-from rackrun.convert.indexing.tar_index import index_tars, refuse_duplicates
+from rackrun.convert.indexing.adoption import adopt
+from rackrun.convert.indexing.tar_index import read_tars, refuse_duplicates
 from rackrun.convert.indexing.tar_listing import list_tars
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.finalize import counted, print_use, say_missing_classes, write_split
@@ -71,12 +71,16 @@ class Index:
         command = f"{called('convert')} index {shlex.join(self.sources)}"
         listing = list_tars(self.sources, self.split, self.name, command)
         folder = self._folder(listing.folder)
-        earlier = EarlierVersion()
-        if self.classes:
-            earlier = EarlierVersion(classes_in(self.classes), has_all_classes=True)
-        indexed = index_tars(listing, folder, self.label_field, packing.processes)
-        refuse_duplicates(listing, indexed)
-        parts, classes, findings = adopt(listing, indexed, folder, packing, earlier)
+        tars = read_tars(listing.tars, listing.url, folder, self.label_field, packing.processes)
+        refuse_duplicates(tars)
+        names = classes_in(self.classes) if self.classes else ()
+        parts, classes, findings = adopt(
+            replace(listing, tars=tuple(tars)),
+            folder,
+            packing,
+            classes=names,
+            has_all_classes=bool(self.classes),
+        )
         say_missing_classes(parts, classes)
         manifest = Manifest(
             listing.dataset,

@@ -6,7 +6,7 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -14,8 +14,8 @@ from pathlib import Path
 
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.convert.indexing.adoption import EarlierVersion, adopt
-from rackrun.convert.indexing.tar_index import TarIndex, index_tars, refuse_duplicates
+from rackrun.convert.indexing.adoption import adopt
+from rackrun.convert.indexing.tar_index import ForeignTar, read_tars, refuse_duplicates
 from rackrun.convert.indexing.tar_listing import TarListing, list_tars
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.stored_samples import StoredShard, shards_of
@@ -55,26 +55,28 @@ def append_tars(
     """
     folder, manifest = newest.target.folder, newest.manifest
     listing = _unlisted(newest, source, split)
-    indexed = index_tars(listing, folder, label_field, packing.processes)
+    tars = read_tars(listing.tars, "", folder, label_field, packing.processes)
     # A tar under another name whose bytes the newest version has.
     stored = {shard.sha256 for split in manifest.splits for shard in split.shards}
-    is_new = [contents.sha256 not in stored for contents in indexed]
-    indexed = [contents for contents, keep in zip(indexed, is_new, strict=True) if keep]
-    listing = _kept(newest, listing, is_new)
+    listing = _kept(
+        newest, replace(listing, tars=tuple(tars)), lambda tar: tar.sha256 not in stored
+    )
     if not listing.tars:
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
-    refuse_duplicates(listing, indexed, _by_key(shards_of(newest.source)))
+    refuse_duplicates(listing.tars, _by_key(shards_of(newest.source)))
     if not takes_dropped:
-        _refuse_dropped(listing, indexed, _by_key(newest.earlier_shards()))
-    earlier = EarlierVersion(
-        manifest.classes,
-        parts=newest.parts(),
-        number=manifest.number,
+        _refuse_dropped(listing.tars, _by_key(newest.earlier_shards()))
+    parts, classes, findings = adopt(
+        listing,
+        folder,
+        packing,
+        version=manifest.number + 1,
+        before=newest.parts(),
+        classes=manifest.classes,
         free_numbers=newest.free_numbers(),
     )
-    parts, classes, findings = adopt(listing, indexed, folder, packing, earlier)
-    samples = sum(len(each.rows) for each in indexed)
+    samples = sum(len(tar.rows) for tar in listing.tars)
     newest.publish(parts, {"adopted": samples}, command, findings, classes=classes)
 
 
@@ -96,14 +98,15 @@ def _unlisted(newest: NewestVersion, source: Path, split: str) -> TarListing:
     listed = {(folder / each.shard.name).resolve() for each in stored}
     command = f"{called('convert')} append {shlex.join(map(str, (source, folder)))}"
     listing = list_tars((str(source),), split, newest.manifest.dataset, command)
-    return _kept(newest, listing, [tar.path.resolve() not in listed for tar in listing.tars])
+    return _kept(newest, listing, lambda tar: tar.path.resolve() not in listed)
 
 
-def _kept(newest: NewestVersion, listing: TarListing, is_new: Sequence[bool]) -> TarListing:
-    if not all(is_new):
-        count = plural(len(is_new) - sum(is_new), "tar")
-        say(f"{newest.target.folder}: {count}: already in a version")
-    tars = tuple(tar for tar, keep in zip(listing.tars, is_new, strict=True) if keep)
+def _kept(
+    newest: NewestVersion, listing: TarListing, is_new: Callable[[ForeignTar], bool]
+) -> TarListing:
+    tars = tuple(filter(is_new, listing.tars))
+    if known := len(listing.tars) - len(tars):
+        say(f"{newest.target.folder}: {plural(known, 'tar')}: already in a version")
     return replace(listing, tars=tars)
 
 
@@ -111,11 +114,9 @@ def _by_key(shards: Iterable[StoredShard]) -> dict[tuple[str, str], str]:
     return {(each.split, key): each.shard.name for each in shards for key in each.sample_keys()}
 
 
-def _refuse_dropped(
-    listing: TarListing, indexed: Sequence[TarIndex], dropped: Container[tuple[str, str]]
-) -> None:
-    for tar, contents in zip(listing.tars, indexed, strict=True):
-        for key in sorted(contents.keys):
+def _refuse_dropped(tars: Iterable[ForeignTar], dropped: Container[tuple[str, str]]) -> None:
+    for tar in tars:
+        for key in sorted(tar.keys):
             if (tar.split, key) in dropped:
                 raise DataError(
                     clean(f"{tar.path}: {key}: was dropped by an earlier version; to add ")
