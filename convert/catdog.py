@@ -19,7 +19,7 @@ from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import safe_key
-from rackrun.convert.readers.records import ImageDefect, Record, RecordListing, images
+from rackrun.convert.readers.records import ImageDefect, Listed, Record, RecordListing, images
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import say
@@ -54,9 +54,8 @@ class Catdog:
 def listing(source: Path, scratch: Path) -> RecordListing:
     """List the images of an archive or a folder; an inner zip may be unpacked into `scratch`."""
     container = _container(source, scratch)
-    findings: list[ImageDefect] = []
-    records = _records(container, findings, source)
-    return RecordListing("catdog", CLASSES, (container,), records, findings, as_published=True)
+    records = _records(container, source)
+    return RecordListing("catdog", CLASSES, (container,), records, as_published=True)
 
 
 def _container(source: Path, scratch: Path) -> Zip | Folder:
@@ -70,27 +69,24 @@ def _container(source: Path, scratch: Path) -> Zip | Folder:
 
 def _archive(path: Path, scratch: Path) -> Zip:
     archive = Zip(path)
-    inner = [member for member in archive.records() if PurePosixPath(member.name).name == INNER]
-    if not inner:
-        return archive
-    say(f"{path}: reading the {INNER} inside it, {data_size(inner[0].size)}")
-    return archive.within(inner[0], scratch)
+    for member in archive.records():
+        if isinstance(member, Record) and PurePosixPath(member.name).name == INNER:
+            say(f"{path}: reading the {INNER} inside it, {data_size(member.size)}")
+            return archive.within(member, scratch)
+    return archive
 
 
-def _records(
-    container: Zip | Folder, findings: list[ImageDefect], source: Path
-) -> Iterator[Record]:
-    labelled = [0] * len(CLASSES)
-    for record in images(container.records(), findings):
-        label = label_of(record.name)
-        if label is None:
-            findings.append(ImageDefect(record.name, "unlabelled"))
+def _records(container: Zip | Folder, source: Path) -> Iterator[Listed]:
+    labels = set[int]()
+    for each in images(container.records()):
+        if isinstance(each, ImageDefect):
+            yield each
+        elif (label := label_of(each.name)) is None:
+            yield ImageDefect(each.name, "unlabelled")
         else:
-            labelled[label] += 1
-            yield record._replace(key=_key_of(record.name, label), label=label)
-    findings += container.findings
-    missing = [name for name, count in zip(CLASSES, labelled, strict=True) if not count]
-    if missing:
+            labels.add(label)
+            yield each._replace(key=_key_of(each.name, label), label=label)
+    if missing := [name for label, name in enumerate(CLASSES) if label not in labels]:
         raise DataError(
             f"{source}: no image of a {' or a '.join(missing)} in it; expected {EXPECTED} "
             "(Kaggle's test1.zip has no labels, train.zip has)"

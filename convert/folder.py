@@ -27,6 +27,7 @@ from rackrun.convert.readers.records import (
     TRAIN,
     VAL,
     ImageDefect,
+    Listed,
     Record,
     RecordListing,
     as_text,
@@ -119,10 +120,9 @@ def listing(
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
-    findings = list[ImageDefect]()
     stem = source.name.removesuffix(source.suffix) if source.is_file() else source.resolve().name
     dataset = dataset_name(name or stem)
-    records = _records(tree, classes, parts, findings)
+    records = _records(tree, classes, parts)
     class_depth = len(PurePosixPath(tree.prefix).parts) + bool(parts)
     no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
@@ -131,7 +131,6 @@ def listing(
         shown,
         (tree.container,),
         records,
-        findings,
         no_val=no_val,
         group_of=_by_folder(class_depth + group_level) if group_level else None,
     )
@@ -205,13 +204,14 @@ def _split_in(name: str) -> str:
     return next((SPLITS[word[1]] for word in words if word), "")
 
 
-def _records(
-    tree: Tree, classes: list[str], parts: dict[str, str], findings: list[ImageDefect]
-) -> Iterator[Record]:
+def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[Listed]:
     labels = {name: label for label, name in enumerate(classes)}
     counts, strays = Counter[str](), Counter[str]()
     taken: set[str] = set()
-    for record in images(tree.records, findings):
+    for record in images(tree.records):
+        if isinstance(record, ImageDefect):
+            yield record
+            continue
         path = PurePosixPath(record.name.removeprefix(tree.prefix))
         top, *inner = path.parts
         if not parts:
@@ -219,7 +219,7 @@ def _records(
         label = labels.get(inner[0]) if len(inner) > 1 and (not parts or top in parts) else None
         if label is None:
             strays[top] += len(inner) > 0 and top not in parts and top.lower() not in SPLITS
-            findings.append(ImageDefect(record.name, "unlabelled"))
+            yield ImageDefect(record.name, "unlabelled")
             continue
         # A key begins with the class, which is not put before a name that already begins with it.
         # Of 1.jpg and 1.png the second key gets the suffix, of sub/a.jpg and sub_a.jpg a hash.
@@ -230,7 +230,6 @@ def _records(
         key = free_key(stems, record.name, taken)
         counts[name] += 1
         yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
-    findings += tree.container.findings
     if len(parts) == 1 and (others := [top for top in strays if top and strays[top]]):
         raise DataError(
             clean(

@@ -8,7 +8,6 @@ number of the row.
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -35,12 +34,12 @@ from rackrun.convert.readers.records import (
     VAL,
     Defect,
     ImageDefect,
+    Listed,
     Record,
     RecordListing,
     as_text,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 
 BATCH = 1000  # rows that are listed at once
@@ -100,13 +99,12 @@ class HuggingFace:
             classes, numbers = tuple(names), {str(number): number for number in range(len(names))}
         else:
             classes, numbers = _classes(tables)
-        findings = list[ImageDefect]()
         records = chain.from_iterable(
-            table.records(splits[name], container, numbers, findings)
+            table.records(splits[name], container, numbers)
             for container, (name, table) in enumerate(tables.items())
         )
         dataset = dataset_name(self.name or Path(self.source).name)
-        return RecordListing(dataset, classes, tuple(tables.values()), records, findings)
+        return RecordListing(dataset, classes, tuple(tables.values()), records)
 
     def _columns(self, features: Mapping[str, Any]) -> tuple[str, str]:
         from datasets import ClassLabel, Image, Value
@@ -248,17 +246,13 @@ class ArrowImages:
         self._rows = rows.select_columns(list(columns)).with_format("arrow")
         self._columns = columns
         self._files = files
-        self._bytes = 0
-        self._listing = sha256()
 
     def labels(self) -> set[str]:
         """Return all labels as text, without those that stand for none."""
         return {str(label) for _, _, label in self._listed() if label not in (None, NO_LABEL)}
 
-    def records(
-        self, split: str, container: int, numbers: Mapping[str, int], findings: list[ImageDefect]
-    ) -> Iterator[Record]:
-        """Yield the images that have a label among `numbers`; note the others in `findings`."""
+    def records(self, split: str, container: int, numbers: Mapping[str, int]) -> Iterator[Listed]:
+        """Yield the images; those that have no label among `numbers` as defects."""
         for row, (path, stored_bytes, label) in enumerate(self._listed()):
             suffix = PurePosixPath(path).suffix.lower()
             if suffix not in (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES):
@@ -266,22 +260,15 @@ class ArrowImages:
             name, size = f"{self.name}/{row}{suffix}", stored_bytes or 0
             if stored_bytes is None and path:
                 name, size = self._find(row, path)
-            self._bytes += size
-            self._listing.update(f"{name}\0{size}\0{label}\n".encode("utf-8", "surrogateescape"))
             number = numbers.get(str(label))
             if stored_bytes is None and not path:
-                findings.append(ImageDefect(f"{self.name}/{row}", "no image"))
+                yield ImageDefect(f"{self.name}/{row}", "no image")
             elif not size or number is None:
-                kind = "unlabelled" if size else "empty"
-                findings.append(ImageDefect(f"{self.name}/{row}", kind))
+                yield ImageDefect(f"{self.name}/{row}", "unlabelled" if size else "empty")
             else:
                 key = f"{safe_key(self.name)}_{row:07d}"
                 place = (container, row, stored_bytes or 0, size)
                 yield Record(key, number, split, name, *place)
-
-    def origin(self) -> Origin:
-        """Return the split's entry of the manifest; all rows must have been listed."""
-        return Origin(self.name, self._bytes, self._listing.hexdigest())
 
     def read(self, record: Record) -> bytes:
         """Return the image of a record."""

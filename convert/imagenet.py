@@ -16,7 +16,7 @@ import heapq
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -33,6 +33,7 @@ from rackrun.convert.readers.names import safe_key
 from rackrun.convert.readers.records import (
     Container,
     Defect,
+    Listed,
     Record,
     RecordListing,
     as_text,
@@ -181,7 +182,8 @@ def _tree(root: Path) -> ImagenetFiles:
 def _kaggle_zip(path: Path) -> ImagenetFiles:
     """Return the images of the archive of Kaggle's competition."""
     archive, wnids, solutions = Zip(path), set[str](), list[Record]()
-    for member in archive.records():
+    members = [each for each in archive.records() if isinstance(each, Record)]
+    for member in members:
         match = IMAGE_PATH.fullmatch(member.name)
         if match and match["split"] == "train" and match["wnid"] and is_image(member.name):
             wnids.add(match["wnid"])
@@ -202,7 +204,7 @@ def _kaggle_zip(path: Path) -> ImagenetFiles:
             why = LEFT_OUT[defect.kind]
             raise DataError(f"{path}: {solutions[0].name}: {why}") from None
 
-    return ImagenetFiles((archive,), wnids, _entries(archive.records()), text)
+    return ImagenetFiles((archive,), wnids, _entries(members), text)
 
 
 def _open(source: Path) -> ImagenetFiles:
@@ -239,10 +241,10 @@ def _key(name: str) -> str:
     return safe_key(PurePosixPath(name).stem)
 
 
-def _entries(records: Iterator[Record]) -> Iterator[Entry]:
-    for record in records:
+def _entries(files: Iterable[Listed]) -> Iterator[Entry]:
+    for record in files:
         match = IMAGE_PATH.fullmatch(record.name)
-        if match and is_image(record.name):
+        if match and is_image(record.name) and isinstance(record, Record):
             named = record._replace(key=_key(record.name), split=match["split"])
             yield match["wnid"] or "", named
 

@@ -11,7 +11,6 @@ import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, ClassVar, cast
@@ -32,7 +31,6 @@ from rackrun.convert.readers.records import (
     reading,
 )
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import Origin
 from rackrun.terminal import say
 
 CLASSES = tuple("0123456789")
@@ -103,7 +101,7 @@ class IdxPair:
 
     def __init__(self, images: Path, labels: Path) -> None:
         """Read both files; DataError unless they are images of 28 x 28 and labels of 10 classes."""
-        self._name = as_text(images.name)
+        self.name = as_text(images.name)
         self._pixels, self._labels = _idx(images, 3), _idx(labels, 1)
         self.count = len(self._pixels)
         if self.count != len(self._labels):
@@ -119,15 +117,10 @@ class IdxPair:
         """Yield a record per image; keys are the prefix and its number."""
         size = math.prod(SIDES)
         for number, label in enumerate(self._labels.tolist()):
-            name = f"{self._name}/{number}.png"
+            name = f"{self.name}/{number}.png"
             yield Record(
                 f"{prefix}_{number:05d}", label, split, name, container, number, size, size
             )
-
-    def origin(self) -> Origin:
-        """Return the entry of the manifest: of both files together."""
-        digest = sha256(self._pixels.tobytes() + self._labels.tobytes()).hexdigest()
-        return Origin(self._name, self._pixels.nbytes + self._labels.nbytes, digest)
 
     def read(self, record: Record) -> bytes:
         """Return the image of a record as a PNG."""

@@ -4,15 +4,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+from rackrun.convert.readers.records import Listed, Record
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 LINE_SECONDS = 5.0
 METERED = 1000  # records between two readings of the clock
-
-_Record = TypeVar("_Record")
 
 
 class Meter:
@@ -85,12 +85,13 @@ def meter(verb: str, total: int | None) -> Iterator[Meter]:
         yield _BarMeter(bar, verb, total)
 
 
-def metered(records: Iterable[_Record], verb: str) -> Iterator[_Record]:
-    """Yield these records, and show a meter of them meanwhile; their number is not known before."""
+def metered(files: Iterable[Listed], verb: str) -> Iterator[Listed]:
+    """Yield these, and show a meter of the images meanwhile; their number is not known before."""
     count = 0
     with meter(verb, None) as shown:
-        for count, record in enumerate(records, start=1):
-            yield record
+        for each in files:
+            yield each
+            count += isinstance(each, Record)
             if not count % METERED:
                 shown.show(count)
         shown.show(count)

@@ -20,7 +20,6 @@ from rackrun.convert.readers.names import free_key
 from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
-from rackrun.shards.index import Origin
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import sample_in_row
 from rackrun.shards.source import Source
@@ -90,13 +89,7 @@ class _StoredImages:
     """The images of a version as a container."""
 
     def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def origin(self) -> Origin:
-        """Return the version as an entry of a manifest."""
-        manifest = self._source.manifest
-        size = sum(stored.shard.bytes for stored in shards_of(self._source))
-        return Origin(manifest.dataset, size, manifest.digest)
+        self._source, self.name = source, source.manifest.dataset
 
     def read(self, record: Record) -> bytes:
         """Return an image; DataError if it is damaged: the new folder would lack it in silence."""

@@ -6,7 +6,6 @@ Paths are relative to the table's folder, or to --root, and must not lead out of
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from glob import escape
-from hashlib import sha256
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar, NamedTuple
@@ -34,13 +33,13 @@ from rackrun.convert.readers.records import (
     TRAIN,
     VAL,
     ImageDefect,
+    Listed,
     Record,
     RecordListing,
     as_text,
     images,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
@@ -94,14 +93,13 @@ class ImageTable:
         rows = [row._replace(label=names[row.label]) for row in rows]
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
-        findings, groups = list[ImageDefect](), dict[str, str]()
-        records = container.records(rows, classes, findings, groups)
+        groups = dict[str, str]()
+        records = images(container.records(rows, classes, groups))
         return RecordListing(
             dataset_name(self.name or self.source.stem),
             tuple(classes),
             (container,),
-            _complete(records, container, findings, self.packing.allow_left_out or 0),
-            findings,
+            _complete(records, container, self.packing.allow_left_out or 0),
             group_of=(lambda record: groups[record.name]) if self.columns.group_column else None,
         )
 
@@ -121,20 +119,11 @@ class TableImages(ListedFiles):
 
     def __init__(self, table: Path, root: Path | None) -> None:
         super().__init__(root or table.parent)
-        self.table = table
-
-    def origin(self) -> Origin:
-        """Return the table's entry of the manifest: the bytes are those of its images."""
-        digest = sha256(self.table.read_bytes()).hexdigest()
-        return Origin(as_text(self.table.name), self.bytes, digest)
+        self.table, self.name = table, as_text(table.name)
 
     def records(
-        self,
-        rows: list[ListedImage],
-        classes: dict[str, int],
-        findings: list[ImageDefect],
-        groups: dict[str, str],
-    ) -> Iterator[Record]:
+        self, rows: list[ListedImage], classes: dict[str, int], groups: dict[str, str]
+    ) -> Iterator[Listed]:
         """Yield the images of the rows; their groups, by name, are added to `groups`."""
         train = TRAIN if any(row.split == VAL for row in rows) else HELD_OUT
         suffix, keys = self._lacking_suffix(rows), set[str]()
@@ -145,7 +134,7 @@ class TableImages(ListedFiles):
             try:
                 name, size = self.find(path, where)
             except MissingFile:
-                findings.append(ImageDefect(row.path, "missing", f"line {row.number}"))
+                yield ImageDefect(row.path, "missing", f"line {row.number}")
                 continue
             if name in groups:
                 raise DataError(f"{where}: is in the table twice; leave one of them out")
@@ -170,12 +159,13 @@ class TableImages(ListedFiles):
         return suffixes[0]
 
 
-def _complete(
-    records: Iterator[Record], container: TableImages, findings: list[ImageDefect], allowed: int
-) -> Iterator[Record]:
+def _complete(records: Iterator[Listed], container: TableImages, allowed: int) -> Iterator[Listed]:
     """Yield the images; DataError after them if more files are missing than allowed."""
-    yield from images(records, findings)
-    missing = [finding for finding in findings if finding.kind == "missing"]
+    missing = list[ImageDefect]()
+    for each in records:
+        if isinstance(each, ImageDefect) and each.kind == "missing":
+            missing.append(each)
+        yield each
     if len(missing) > allowed:
         names = first_few([f"{each.detail}: {each.name}" for each in missing], NAMED)
         raise DataError(

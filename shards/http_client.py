@@ -1,6 +1,6 @@
 """Requests to a server of shards: within limits, and repeated if the response breaks off.
 
-    persist(transfer, seconds)    receives until all is there, or raises Unavailable
+    Transfer.persist(seconds)     receives until all is there, or raises Unavailable
       └── connected(url, ...)     a connection whose answers come within the limits of its socket
 
 If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
@@ -11,18 +11,17 @@ text is short and safe to print.
 
 from __future__ import annotations
 
-import email.utils
 import http.client
 import io
 import logging
 import math
 import random
-import re
 import socket
 import ssl
 import time
 import urllib.parse
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 from rackrun.contract import variables
 from rackrun.data_location import refuse_passwords
@@ -35,7 +34,7 @@ SHOWN = 200  # characters of a field
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 TOLD_TROUBLES = 3  # in a row: a line says why nothing comes
 TRANSIENT = {408, 425, 429, 500, 502, 503, 504}
-SECONDS = re.compile(r"\d{1,9}", re.ASCII)
+REDIRECTS = {301, 302, 303, 307, 308}
 EXAMPLE = "http://HOST:PORT/"
 
 _log = logging.getLogger(__name__)
@@ -56,47 +55,58 @@ class WrongAnswer(Trouble):
     """An answer that cannot be right, unless bits flipped on the way."""
 
 
-class Transfer(Protocol):
+class Transfer(ABC):
     """Bytes of a file that are on their way."""
 
-    place: str  # the URL, for messages
-    position: int  # of the first byte that is missing
+    def __init__(self, place: str, position: int = 0) -> None:
+        """Take the URL, for messages, and the first byte that is missing."""
+        self.place, self.position = place, position
+        self.connection: http.client.HTTPConnection | None = None
 
+    @abstractmethod
     def receive(self, deadline: float) -> None:
         """Receive what is missing; raise Trouble, OSError or HTTPException where it breaks off."""
 
+    def drop(self) -> None:
+        """Close the connection; the next `receive` makes another one."""
+        if self.connection:
+            self.connection.close()
+            self.connection = None
+
+    def persist(self, seconds: float) -> int:
+        """Receive until all is there; return how often that broke off.
+
+        Raises Unavailable after the time.
+        """
+        deadline = time.monotonic() + seconds
+        wrong_answers = breaks = in_a_row = 0
+        while True:
+            held = self.position
+            try:
+                self.receive(deadline)
+                return breaks
+            except ssl.SSLCertVerificationError as error:  # an OSError, but no retry helps
+                hint = f"type: export {variables.AUTHORITY}=FILE"
+                raise self._failure(f"not to be trusted: {error.verify_message}; {hint}") from None
+            except (OSError, http.client.HTTPException, Trouble) as trouble:
+                what = shown(getattr(trouble, "strerror", None) or str(trouble))
+                self.give_up()
+                breaks += 1
+                wrong_answers += isinstance(trouble, WrongAnswer)
+                if wrong_answers > 1:
+                    raise self._failure(what) from None
+                in_a_row = 1 if self.position > held else in_a_row + 1
+                if in_a_row == TOLD_TROUBLES:
+                    _log.warning("%s: byte %d: %s; asking again", self.place, held, what)
+                if not _pause(in_a_row, getattr(trouble, "pause_seconds", 0.0), deadline):
+                    raise self._failure(f"{what}; gave up after {seconds:g} s") from trouble
+
     def give_up(self) -> None:
-        """Close the connection that failed; `receive` makes another one."""
+        """Close the connection that failed."""
+        self.drop()
 
-
-def persist(transfer: Transfer, seconds: float) -> int:
-    """Receive until all is there; return how often that broke off. Unavailable after the time."""
-    deadline = time.monotonic() + seconds
-    wrong_answers = breaks = in_a_row = 0
-    while True:
-        held = transfer.position
-        try:
-            transfer.receive(deadline)
-            return breaks
-        except ssl.SSLCertVerificationError as error:  # an OSError, but no retry helps
-            hint = f"type: export {variables.AUTHORITY}=FILE"
-            raise _failure(transfer, f"not to be trusted: {error.verify_message}; {hint}") from None
-        except (OSError, http.client.HTTPException, Trouble) as trouble:
-            what = shown(getattr(trouble, "strerror", None) or str(trouble))
-            transfer.give_up()
-            breaks += 1
-            wrong_answers += isinstance(trouble, WrongAnswer)
-            if wrong_answers > 1:
-                raise _failure(transfer, what) from None
-            in_a_row = 1 if transfer.position > held else in_a_row + 1
-            if in_a_row == TOLD_TROUBLES:
-                _log.warning("%s: byte %d: %s; asking again", transfer.place, held, what)
-            if not _pause(in_a_row, getattr(trouble, "pause_seconds", 0.0), deadline):
-                raise _failure(transfer, f"{what}; gave up after {seconds:g} s") from trouble
-
-
-def _failure(transfer: Transfer, what: str) -> Unavailable:
-    return Unavailable(f"{transfer.place}: byte {transfer.position}: {what}")
+    def _failure(self, what: str) -> Unavailable:
+        return Unavailable(f"{self.place}: byte {self.position}: {what}")
 
 
 def _pause(troubles: int, asked_seconds: float, deadline: float) -> bool:
@@ -192,16 +202,6 @@ class TimedResponse(http.client.HTTPResponse):
 def field(answer: http.client.HTTPResponse, name: str) -> str:
     """Return a field of the head, without the blanks that may surround it."""
     return answer.getheader(name, "").strip(" \t")
-
-
-def pause_seconds(text: str) -> float:
-    """Return the time in Retry-After, in seconds or as a date; 0 for anything else."""
-    if SECONDS.fullmatch(text):
-        return float(text)
-    try:
-        return max(email.utils.parsedate_to_datetime(text).timestamp() - time.time(), 0.0)
-    except (ValueError, OverflowError, OSError, TypeError, IndexError):
-        return 0.0
 
 
 def shown(text: str) -> str:

@@ -31,19 +31,20 @@ from rackrun.shards.credentials import authorization, tls_context
 from rackrun.shards.host_folder import Bytes, kept_index
 from rackrun.shards.http_client import (
     EXAMPLE,
+    REDIRECTS,
     TRANSIENT,
     TimedResponse,
+    Transfer,
     Trouble,
     WrongAnswer,
     checked,
     connected,
     field,
-    pause_seconds,
-    persist,
     shown,
 )
 from rackrun.shards.index import Manifest, Shard, Split, largest_index
 from rackrun.shards.source import Range, Source, Stored, verified
+from rackrun.units import whole_number
 
 # Ranges in flight wait in the kernel: four of 4 MiB fall out of the CPU's cache before they are
 # read, and cost a fifth more CPU time.
@@ -51,7 +52,7 @@ RANGE_BYTES = 2 << 20
 AHEAD = 2  # ranges requested while the first of them is being used
 PART_BYTES = 1 << 20  # at most so much is fetched twice if an answer breaks off
 PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
-REDIRECTS = {301, 302, 303, 307, 308}
+LONGEST_WISH = 10**9  # seconds that a server may ask us to wait
 CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", re.ASCII)
 HINTS = {
     401: f"; put user:password into a file and type: export {variables.CREDENTIALS}=FILE",
@@ -191,7 +192,7 @@ def _in_turn(fetches: Iterable[Fetch]) -> Iterator[Stored]:
             fetch.drop()
 
 
-class Fetch:
+class Fetch(Transfer):
     """One range of a file: requested ahead of time, and resumed where it breaks off.
 
     A file of unknown size, of `most_bytes` at most, may end before `end`.
@@ -206,12 +207,11 @@ class Fetch:
         total: int | None = None,
         most_bytes: int = 0,
     ) -> None:
+        super().__init__(source.folder + name, start)
         self.total = total
         """Bytes of the whole file, once they are known."""
-        self.place = source.folder + name
-        self.position = self._start = start
-        self._source, self._name, self._end, self._most_bytes = source, name, end, most_bytes
-        self._connection: http.client.HTTPConnection | None = None
+        self._source, self._name, self._most_bytes = source, name, most_bytes
+        self._start, self._end = start, end
         self._data = memoryview(b"")
 
     def begin(self) -> None:
@@ -224,31 +224,25 @@ class Fetch:
     def finish(self) -> memoryview:
         """Return all bytes of the range; raise DataError if they cannot be had."""
         if self.position < self._end:
-            self._source.troubles += persist(self, self._seconds())
+            self._source.troubles += self.persist(self._seconds())
         return self._data
-
-    def drop(self) -> None:
-        """Close the connection, and discard the bytes in flight."""
-        if self._connection:
-            self._connection.close()
-            self._connection = None
-
-    def _ask(self) -> None:
-        # Without If-Range: mirrors have other ETags for equal bytes, and the checksums tell others.
-        headers = {"Range": f"bytes={self.position}-{self._end - 1}", **self._source.headers}
-        self._connection = self._source.connection()
-        self._connection.request("GET", self._source.path(self._name), headers=headers)
 
     def give_up(self) -> None:
         """Close the connection that failed, and those that wait, which are as old."""
         self.drop()
         close_all(self._source.idle)
 
+    def _ask(self) -> None:
+        # Without If-Range: mirrors have other ETags for equal bytes, and the checksums tell others.
+        headers = {"Range": f"bytes={self.position}-{self._end - 1}", **self._source.headers}
+        self.connection = self._source.connection()
+        self.connection.request("GET", self._source.path(self._name), headers=headers)
+
     def receive(self, deadline: float) -> None:
         """Receive what is missing; raise Trouble, OSError or HTTPException where it breaks off."""
-        if not self._connection:
+        if not self.connection:
             self._ask()
-        connection, stall_seconds = self._connection, self._source.timeouts.stall_seconds
+        connection, stall_seconds = self.connection, self._source.timeouts.stall_seconds
         assert connection and connection.sock
         connection.sock.settimeout(min(stall_seconds, max(deadline - time.monotonic(), 0.01)))
         with connection.getresponse() as answer:
@@ -265,7 +259,7 @@ class Fetch:
                 self.position += count
             if answer.isclosed():  # it was read to the end, so the next one can follow it
                 self._source.idle.append(connection)
-                self._connection = None
+                self.connection = None
         self.drop()  # a body without a length may go on behind its range
 
     def _learn_size(self, total: int) -> None:
@@ -293,34 +287,19 @@ def check_answer(
     """
     text = f"status {answer.status} {shown(answer.reason)}".rstrip()
     if answer.status in TRANSIENT:
-        raise Trouble(text, pause_seconds(field(answer, "Retry-After")))
+        seconds = whole_number(field(answer, "Retry-After"), LONGEST_WISH)
+        raise Trouble(text, float(seconds or 0))
     if answer.status in REDIRECTS:
         where = shown(field(answer, "Location")) or "nowhere"
         raise WrongAnswer(
             f"{text} to {where}, which is not followed; to use files there, download them first"
         )
-    if answer.status == 200 and field(answer, "Content-Type").startswith("text/html"):
-        raise WrongAnswer(
-            f"{text}: a web page, not part of a data set; does a portal or another server answer?"
-        )
     if answer.status == 200:
-        raise WrongAnswer(f"{text}: the server sends no ranges; type: {called('serve')} FOLDER")
+        is_page = field(answer, "Content-Type").startswith("text/html")
+        what = "a web page, not part of a data set" if is_page else "the server sends no ranges"
+        raise WrongAnswer(f"{text}: {what}; type: {called('serve')} FOLDER")
     if answer.status != 206:
         raise WrongAnswer(text + HINTS.get(answer.status, ""))
-    encoding = field(answer, "Content-Encoding") or "identity"
-    if encoding != "identity":
-        raise WrongAnswer(f"{text}: sent as {shown(encoding)}, which was not asked for")
-    return _size_of_file(answer, text, start, end, total, most_bytes)
-
-
-def _size_of_file(
-    answer: http.client.HTTPResponse,
-    text: str,
-    start: int,
-    end: int,
-    total: int | None,
-    most_bytes: int,
-) -> int:
     given = field(answer, "Content-Range")
     numbers = CONTENT_RANGE.fullmatch(given)
     if not numbers:

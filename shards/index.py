@@ -101,8 +101,8 @@ class Split:
 class Origin:
     """An archive or folder that the images came from.
 
-    `listing_sha256` is the digest of its table of contents, which is cheap to compute: for a zip
-    the names, sizes and CRC-32 of all members, for others names and sizes.
+    `bytes` are those of its images, `listing_sha256` is the digest of their names, keys, classes,
+    splits, places and sizes, and of their CRC-32s where these are known, as in a zip.
     """
 
     name: str

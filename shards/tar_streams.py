@@ -12,21 +12,28 @@ import http.client
 import subprocess
 import urllib.parse
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
 from rackrun.data_location import PIPE, WEB
 from rackrun.errors import DataError
 from rackrun.shards.credentials import authorization
-from rackrun.shards.http_client import TRANSIENT, Trouble, checked, connected, field, persist
+from rackrun.shards.http_client import (
+    REDIRECTS,
+    TRANSIENT,
+    Transfer,
+    Trouble,
+    checked,
+    connected,
+    field,
+)
 from rackrun.terminal import one_line
 
 STALL_SECONDS = 30.0
 TOTAL_SECONDS = 60.0  # for some bytes, including all retries
 END_SECONDS = 1.0  # for a command to end after its output
 REST_BYTES = 1 << 20  # at once, of what a command prints and nobody needs
-REDIRECTS = {301, 302, 303, 307, 308}
 MOST_REDIRECTS = 5
 
 
@@ -44,8 +51,11 @@ def opened(tar: str) -> Iterator[Stream]:
         with _printed(tar) as output:
             yield output
     elif tar.startswith(WEB):
-        with closing(_Download(tar)) as download:
+        download = _Download(tar)
+        try:
             yield download
+        finally:
+            download.drop()
     else:
         try:
             with Path(tar).open("rb") as file:
@@ -76,13 +86,12 @@ def _printed(tar: str) -> Iterator[IO[bytes]]:
             process.kill()
 
 
-class _Download:
+class _Download(Transfer):
     """A tar on a server; reads go on where its answer broke off."""
 
     def __init__(self, url: str) -> None:
-        self.place, self.position = url, 0
+        super().__init__(url)
         self._url = checked(url)
-        self._connection: http.client.HTTPConnection | None = None
         self._answer: http.client.HTTPResponse | None = None
         self._length = 0  # of the tar; 0: not known
         self._validator = ""  # of the file whose first bytes are here
@@ -91,7 +100,7 @@ class _Download:
     def read(self, size: int) -> bytes:
         """Return up to so many bytes; none at the end."""
         self._wanted_bytes = size
-        persist(self, TOTAL_SECONDS)
+        self.persist(TOTAL_SECONDS)
         return self._data
 
     def receive(self, deadline: float) -> None:
@@ -102,15 +111,10 @@ class _Download:
             raise Trouble("the response broke off")
         self.position += len(self._data)
 
-    def give_up(self) -> None:
-        """Close the connection that failed."""
-        self.close()
-
-    def close(self) -> None:
+    def drop(self) -> None:
         """Close the connection."""
-        if self._connection:
-            self._connection.close()
-        self._connection = self._answer = None
+        super().drop()
+        self._answer = None
 
     def _asked(self) -> http.client.HTTPResponse:
         url = self._url
@@ -137,11 +141,11 @@ class _Download:
             headers |= authorization(url.hostname or "", url.scheme == "https")
         if self.position:
             headers |= {"Range": f"bytes={self.position}-", "If-Range": self._validator}
-        self.close()
-        self._connection = connected(url, STALL_SECONDS)
+        self.drop()
+        self.connection = connected(url, STALL_SECONDS)
         path = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
-        self._connection.request("GET", path, headers=headers)
-        return self._connection.getresponse()
+        self.connection.request("GET", path, headers=headers)
+        return self.connection.getresponse()
 
     def _place_after(self, url: urllib.parse.SplitResult, to: str) -> urllib.parse.SplitResult:
         following = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), to))

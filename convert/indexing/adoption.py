@@ -18,15 +18,17 @@ from rackrun.atomic import translated_os_errors
 from rackrun.convert.indexing.tar_index import ForeignTar, classes_of
 from rackrun.convert.indexing.tar_listing import TarListing
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.copies import ReadRange, SplitRows, copies, leaks_refused, local_files
+from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused
 from rackrun.convert.packing.finalize import conclude, joined, losses_refused, may_be_lost
 from rackrun.convert.packing.output_folder import report_name
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
 from rackrun.convert.readers.records import TRAIN, VAL, ImageDefect
 from rackrun.convert.readers.webdataset_tars import Label
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.folder import FolderSource
 from rackrun.shards.http_source import HttpSource
 from rackrun.shards.index import Shard, shard_name
+from rackrun.shards.source import Stored
 from rackrun.terminal import say
 from rackrun.units import plural
 
@@ -72,12 +74,14 @@ def adopt(
         refuse_unique_labels(_counts(listing.tars))
     tars = _named(listing, folder, free_numbers)
     parts = joined(before, _parts(tars, numbers))
-    read: ReadRange
-    if listing.url:
-        read = HttpSource(listing.url).read
-    else:
-        paths = {tar.name: tar.path for tar in tars}
-        read = local_files(lambda name: paths.get(name, folder / name))
+    paths, server = {tar.name: tar.path for tar in tars}, listing.url and HttpSource(listing.url)
+
+    def read(shard: Shard, offset: int, length: int) -> Stored:
+        if server:
+            return server.read(shard, offset, length)
+        path = paths.get(shard.name, folder / shard.name)
+        return FolderSource.part(path, shard, offset, length)
+
     findings += copies(parts, classes, read, before=before)
     leaks = "" if "leaks" in packing.allow else leaks_refused(findings)
     conclude(report, findings, samples, leaks and leaks + again)

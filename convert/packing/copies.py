@@ -8,12 +8,11 @@ that two images whose checksums collide by chance are never taken for copies.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from rackrun.convert.readers.records import TRAIN, ImageDefect, pread_exactly, reading
+from rackrun.convert.readers.records import TRAIN, ImageDefect
 from rackrun.shards.index import Shard
 from rackrun.shards.samples import NAME_BYTES, key_of
 from rackrun.shards.source import Stored
@@ -39,8 +38,6 @@ class NamedImage(NamedTuple):
     split: str
     shard: int
     """Number of its shard."""
-    row: int
-    """Number of its row among those given of its split."""
     label: int
 
 
@@ -64,14 +61,10 @@ def copies(
     """
     old = {part.split: len(part.shards) for part in before}
     found = list[ImageDefect]()
-
-    def is_new(image: NamedImage) -> bool:
-        return image.shard >= old.get(image.split, 0)
-
-    for group in groups_of_copies(splits, read, name_image):
+    for group in _groups(splits, read, name_image):
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
         for image in others:
-            if not (is_new(image) or is_new(first)):
+            if not any(each.shard >= old.get(each.split, 0) for each in (image, first)):
                 continue
             if image.split != first.split:
                 found.append(ImageDefect(image.name, LEAK, f"{first.name} in {first.split}"))
@@ -83,37 +76,24 @@ def copies(
     return found
 
 
-def groups_of_copies(
-    splits: Sequence[SplitRows],
-    read: ReadRange,
-    name_image: NameImage = lambda shard, key: f"{shard.name}/{key}",
+def _groups(
+    splits: Sequence[SplitRows], read: ReadRange, name_image: NameImage
 ) -> Iterator[list[NamedImage]]:
     """Yield the images that have the same bytes, in the order of the rows."""
     marks = np.sort(np.concatenate([image_marks(each.rows) for each in splits]))
     repeated = np.unique(marks[1:][marks[1:] == marks[:-1]])
     groups = defaultdict[bytes, list[NamedImage]](list)
     for split, shards, rows in splits:
-        for number in np.flatnonzero(np.isin(image_marks(rows), repeated)).tolist():
-            row, shard = rows[number], shards[rows[number]["shard"]]
+        for row in rows[np.isin(image_marks(rows), repeated)]:
+            shard = shards[row["shard"]]
             # The header in front of the image has its key.
             start, length = int(row["image_offset"]), int(row["image_length"])
             data = memoryview(read(shard, start - BLOCK, BLOCK + length))
             header = bytes(data[:NAME_BYTES]).rstrip(b"\0")
             name = name_image(shard, key_of(header.decode("utf-8", "backslashreplace")))
-            image = NamedImage(name, split, int(row["shard"]), number, int(row["label"]))
+            image = NamedImage(name, split, int(row["shard"]), int(row["label"]))
             groups[sha256(data[BLOCK:]).digest()].append(image)
     return (group for group in groups.values() if len(group) > 1)
-
-
-def local_files(path_of: Callable[[str], Path]) -> ReadRange:
-    """Return how to read tars of this machine, by the path of a shard's name."""
-
-    def read(shard: Shard, offset: int, length: int) -> bytes:
-        path = path_of(shard.name)
-        with reading(path), path.open("rb") as file:
-            return pread_exactly(file.fileno(), length, offset, path)
-
-    return read
 
 
 def leaks_refused(findings: Iterable[ImageDefect]) -> str:

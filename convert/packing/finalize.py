@@ -21,13 +21,13 @@ from rackrun.convert.packing.copies import (
     SplitRows,
     copies,
     leaks_refused,
-    local_files,
 )
 from rackrun.convert.packing.output_folder import ShardResult, Target, report_name
 from rackrun.convert.packing.plan import ShardPlan
 from rackrun.convert.packing.quality_report import print_report, save_report
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError
+from rackrun.shards.folder import FolderSource
 from rackrun.shards.index import (
     Manifest,
     Shard,
@@ -91,11 +91,17 @@ def checked_parts(
         results.append(result)
     found = [*plan.findings, *(finding for each in results for finding in each.findings)]
     stored = sum(each.shard.samples for each in results)
-    wrong = objection(target, plan, results, packing.allow_left_out)
     parts = joined(before, _parts(target, plan, results))
-    if not wrong:
-        names = _names(plan)
-        found += copies(parts, plan.listing.classes, local_files(target.tar), names, before)
+    if wrong := _objection(target, plan, found, packing.allow_left_out):
+        for each in results:  # the source may be complete by the next run, which makes these again
+            if any(finding.is_loss for finding in each.findings):
+                target.done(each.shard.name).unlink(missing_ok=True)
+    else:
+
+        def read(shard: Shard, offset: int, length: int) -> bytes:
+            return FolderSource.part(target.tar(shard.name), shard, offset, length)
+
+        found += copies(parts, plan.listing.classes, read, _names(plan), before)
         # Nobody can repair a published data set, and its accuracy is compared as it is.
         if "leaks" not in packing.allow and not plan.listing.as_published:
             wrong = leaks_refused(found)
@@ -143,15 +149,13 @@ def print_use(folder: Path, dataset: str) -> None:
     say(f"to train on it, type: {called('local')} {task} --data {shlex.quote(str(folder))}")
 
 
-def objection(
-    target: Target, plan: ShardPlan, results: Sequence[ShardResult], allowed: int | None
+def _objection(
+    target: Target, plan: ShardPlan, found: Sequence[ImageDefect], allowed: int | None
 ) -> str:
     """Return why the finished shards may not become a data set; empty if they may.
 
-    So much is missing that the source has failed rather than a few images, or all of a class is:
-    then the shards that are short are made again by the next run, unless it allows for the loss.
+    So much is missing that the source has failed rather than a few images, or all of a class is.
     """
-    found = [*plan.findings, *(finding for each in results for finding in each.findings)]
     images = len(plan.table)
     if allowed is None:
         allowed = 0 if plan.listing.needs_all else may_be_lost(images)

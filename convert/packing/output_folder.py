@@ -62,11 +62,6 @@ class ShardResult(Shape, frozen=True):
     shard: Shard
     findings: tuple[ImageDefect, ...]
 
-    @property
-    def is_short(self) -> bool:
-        """Whether an image is missing that should have been there."""
-        return any(finding.is_loss for finding in self.findings)
-
 
 @dataclass(frozen=True)
 class Target:
@@ -158,7 +153,8 @@ class Target:
             hint = "its files may not be rackrun's: name another folder, or move this one away"
             raise DataError(f"{error}; {hint}") from None
         planned = set(begun.files) if begun else set()
-        is_published = bool(planned & listed)  # it was killed before it had tidied up
+        if planned & listed:  # it was killed before it had tidied up
+            begun = None
         if force and version == 1:
             self._remove(planned | listed)
         elif listed and version == 1:
@@ -168,9 +164,9 @@ class Target:
             )
         elif begun and begun.plan == plan.digest:
             return
-        elif force and not is_published:
+        elif force and begun:
             self._remove(planned)
-        elif begun and not is_published:
+        elif begun:
             raise UsageError(
                 f"{self.folder}: holds an unfinished conversion of different input or options; type"
                 " that command again, or add --force to give it up"

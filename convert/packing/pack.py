@@ -15,7 +15,7 @@ import numpy as np
 from rackrun.commandline.program import Stopped
 from rackrun.convert.images.info import LEFT_OUT, findings
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.finalize import close_folder, objection, print_use
+from rackrun.convert.packing.finalize import close_folder, print_use
 from rackrun.convert.packing.output_folder import ShardResult, Target
 from rackrun.convert.packing.plan import PlannedShard, ShardPlan, make_plan
 from rackrun.convert.packing.workers import in_parallel, working_on
@@ -82,7 +82,7 @@ def write_shards(target: Target, plan: ShardPlan, packing: Packing) -> None:
     """Write those of this task's shards that are not there yet."""
     # Every n-th shard: each task of an array job gets a part of every split.
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
-    jobs = _unfinished(target, plan, mine, packing.allow_left_out)
+    jobs = [shard for shard in mine if not target.result(plan, shard)]
     if len(jobs) < len(mine):
         say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are already there")
 
@@ -99,23 +99,6 @@ def write_shards(target: Target, plan: ShardPlan, packing: Packing) -> None:
         ) from None
     finally:
         target.clear_partials({shard.name for shard in jobs})
-
-
-def _unfinished(
-    target: Target, plan: ShardPlan, mine: Sequence[PlannedShard], allowed: int | None
-) -> list[PlannedShard]:
-    results = {shard.name: target.result(plan, shard) for shard in plan.shards}
-    existing = [result for result in results.values() if result]
-    if len(existing) < len(plan.shards) or not objection(target, plan, existing, allowed):
-        return [shard for shard in mine if not results[shard.name]]
-    # Too many images are missing: a source that had failed may be complete by now, so the shards
-    # that lack some are made again.
-    short = {result.shard.name for result in existing if result.is_short}
-    for shard in mine:
-        if shard.name in short:
-            # Without its result the shard counts as missing, and is written again.
-            target.done(shard.name).unlink(missing_ok=True)
-    return [shard for shard in mine if shard.name in short]
 
 
 def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:

@@ -75,19 +75,21 @@ class ShardPlan:
             "origins": [asdict(origin) for origin in self.origins],
             "findings": self.findings,
             "shards": [asdict(shard) for shard in self.shards],
-            "records": self.table.sha256,
         }
         return sha256(json.dumps(facts).encode()).hexdigest()
 
     @cached_property
     def origins(self) -> tuple[Origin, ...]:
-        """What the images come from."""
-        return tuple(container.origin() for container in self.listing.containers)
+        """What the images come from; as a digest covers all records, equal ones are equal sets."""
+        return tuple(
+            Origin(container.name, *self.table.size_and_digest(number))
+            for number, container in enumerate(self.listing.containers)
+        )
 
     @cached_property
     def findings(self) -> list[ImageDefect]:
         """What was found while the source was listed."""
-        return sorted(self.listing.findings)
+        return sorted(self.table.findings)
 
     def records(self, shard: PlannedShard) -> Iterator[Record]:
         """Yield the records of a shard in order."""
@@ -112,7 +114,7 @@ def make_plan(
         refuse_similar(listing.classes)
     table = RecordTable(listing.records)
     if not len(table):
-        raise DataError(f"{listing.containers[0].origin().name}: no images in it")
+        raise DataError(f"{listing.containers[0].name}: no images in it")
     hashes = table.hashes(packing.seed)
     _refuse_duplicates(table, hashes)
     if numbers is None and not listing.as_published and "unique-labels" not in packing.allow:

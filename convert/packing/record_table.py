@@ -5,7 +5,7 @@ from hashlib import blake2b, sha256
 
 import numpy as np
 
-from rackrun.convert.readers.records import HELD_OUT, TEST, TRAIN, VAL, Record
+from rackrun.convert.readers.records import HELD_OUT, TEST, TRAIN, VAL, ImageDefect, Listed, Record
 
 SPLIT_NAMES = (HELD_OUT, TEST, TRAIN, VAL)  # a column has the place in here
 NO_CRC = -1
@@ -28,9 +28,17 @@ COLUMNS = np.dtype(
 class RecordTable:
     """Records by number; their order and their splits can be changed."""
 
-    def __init__(self, records: Iterable[Record]) -> None:
+    def __init__(self, files: Iterable[Listed]) -> None:
         self._text = bytearray()
-        self.rows = np.fromiter(map(self._row, records), COLUMNS)
+        self.findings: list[ImageDefect] = []
+        self.rows = np.fromiter(self._rows(files), COLUMNS)
+
+    def _rows(self, files: Iterable[Listed]) -> Iterator[tuple[int, ...]]:
+        for each in files:
+            if isinstance(each, ImageDefect):
+                self.findings.append(each)
+            else:
+                yield self._row(each)
 
     def _row(self, record: Record) -> tuple[int, ...]:
         key, name = record.key.encode(), record.name.encode("utf-8", "surrogateescape")
@@ -70,28 +78,30 @@ class RecordTable:
 
     def hashes(self, salt: object) -> np.ndarray:
         """Return a number of 64 bits for each record, by its key and the salt alone."""
-        hashes = (hash_of(f"{salt}:{key.decode()}") for key in self._texts(self.rows["key"]))
+        hashes = (
+            hash_of(f"{salt}:{key.decode()}")
+            for key in self._texts(self.rows["text"], self.rows["key"])
+        )
         return np.fromiter(hashes, np.uint64, len(self))
 
     def reorder(self, order: np.ndarray) -> None:
         """Give the records another order."""
         self.rows = self.rows[order]
 
-    @property
-    def sha256(self) -> str:
-        """The digest of all records in their order."""
-        rows = self.rows.copy()
+    def size_and_digest(self, container: int) -> tuple[int, str]:
+        """Return the bytes of a container's images, and the digest of its records in order."""
+        rows = self.rows[self.rows["container"] == container]
+        texts = self._texts(rows["text"], rows["key"] + rows["name"])
         rows["text"] = 0  # which depends on the order in which they were listed
         digest = sha256(rows.tobytes())
-        for text in self._texts(self.rows["key"] + self.rows["name"]):
+        for text in texts:
             digest.update(text)
-        return digest.hexdigest()
+        return int(rows["size"].sum()), digest.hexdigest()
 
-    def _texts(self, lengths: np.ndarray) -> Iterator[bytearray]:
-        """Yield so many of the first bytes of each record's text."""
-        starts = self.rows["text"].tolist()
-        for start, length in zip(starts, lengths.tolist(), strict=True):
-            yield self._text[start : start + length]
+    def _texts(self, starts: np.ndarray, lengths: np.ndarray) -> Iterator[bytearray]:
+        """Return so many of the first bytes of each record's text."""
+        pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return (self._text[start : start + length] for start, length in pairs)
 
 
 def hash_of(text: str) -> int:

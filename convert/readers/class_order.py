@@ -1,9 +1,10 @@
 """The classes that a file chooses, in its order: one name per line."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from rackrun.convert.readers.records import RecordListing
+from rackrun.convert.readers.records import ImageDefect, Listed, RecordListing
 from rackrun.errors import UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import first_few
@@ -39,9 +40,12 @@ def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
         )
     if left_out:
         say(clean(f"--classes {path}: {count} are left out: {first_few(left_out, NAMED)}"))
-    records = (
-        record._replace(label=number)
-        for record in listing.records
-        if (number := number_of[record.label]) is not None
-    )
-    return replace(listing, classes=names, records=records)
+
+    def numbered() -> Iterator[Listed]:
+        for each in listing.records:
+            if isinstance(each, ImageDefect):
+                yield each
+            elif (number := number_of[each.label]) is not None:
+                yield each._replace(label=number)
+
+    return replace(listing, classes=names, records=numbered())

@@ -7,13 +7,13 @@ and counted.
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
     ImageDefect,
+    Listed,
     Record,
     as_text,
     excluded,
@@ -22,7 +22,6 @@ from rackrun.convert.readers.records import (
     system_folder,
 )
 from rackrun.errors import DataError
-from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
@@ -35,16 +34,13 @@ class Folder:
     def __init__(self, root: Path, exclude: Sequence[str] = ()) -> None:
         self.root = root
         self._exclude = exclude
-        self._bytes = 0
-        self._listing = sha256()
         self._links = list[str]()
-        self.findings: list[ImageDefect] = []
-        """Files that are no records; complete once the records are exhausted."""
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Listed]:
         """Yield every file below as a record that lacks key and label, sorted by name.
 
-        DataError for a device or the like, and for links that lead nowhere or in a circle.
+        What is left out is yielded as defects. DataError for a device or the like, and for links
+        that lead nowhere or in a circle.
         """
         with reading(self.root):
             above = [self.root.stat()]
@@ -53,9 +49,10 @@ class Folder:
             links, names = plural(len(self._links), "symbolic link"), first_few(self._links, NAMED)
             say(clean(f"{self.root}: {links} followed: {names}"))
 
-    def origin(self) -> Origin:
-        """Return the folder's entry of the manifest; the listing must be complete."""
-        return Origin(as_text(self.root.resolve().name), self._bytes, self._listing.hexdigest())
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return as_text(self.root.resolve().name)
 
     def read(self, record: Record) -> bytes:
         """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
@@ -71,16 +68,18 @@ class Folder:
             )
         return data
 
-    def _below(self, folder: str, above: list[os.stat_result]) -> Iterator[Record]:
+    def _below(self, folder: str, above: list[os.stat_result]) -> Iterator[Listed]:
         """Yield the files below a folder, whose name ends with a slash; `above` lead to it."""
         with reading(self.root / folder), os.scandir(self.root / folder) as entries:
-            kept = [each for each in entries if not self._is_left_out(f"{folder}{each.name}")]
-            listed = [(self._named(folder, entry), entry.stat()) for entry in kept]
+            listed = list[tuple[str, os.stat_result]]()
+            for entry in entries:
+                # Folders are not entered: lost+found is root's, and its content is nobody's image.
+                if kind := self._left_out_as(f"{folder}{entry.name}"):
+                    yield ImageDefect(f"{folder}{entry.name}", kind)
+                else:
+                    listed.append((self._named(folder, entry), entry.stat()))
         for name, status in sorted(listed):
             if not name.endswith("/"):
-                self._bytes += status.st_size
-                line = f"{name}\0{status.st_size}\n"
-                self._listing.update(line.encode("utf-8", "surrogateescape"))
                 yield Record("", 0, "", name, 0, 0, status.st_size, status.st_size)
             elif any(os.path.samestat(status, each) for each in above):
                 raise DataError(
@@ -90,12 +89,11 @@ class Folder:
             else:
                 yield from self._below(name, [*above, status])
 
-    def _is_left_out(self, name: str) -> bool:
-        # Folders are not entered: lost+found is root's, and its content is nobody's image.
-        kinds = {"system": system_folder(name), "excluded": excluded(name, self._exclude)}
-        applying = [kind for kind, applies in kinds.items() if applies]
-        self.findings += (ImageDefect(name, kind) for kind in applying[:1])
-        return bool(applying)
+    def _left_out_as(self, name: str) -> str:
+        """Return why a file or folder is left out; empty if it is not."""
+        if system_folder(name):
+            return "system"
+        return "excluded" if excluded(name, self._exclude) else ""
 
     def _named(self, folder: str, entry: "os.DirEntry[str]") -> str:
         """Return the name of a file, or that of a folder and a slash."""
@@ -124,7 +122,6 @@ class ListedFiles:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
-        self.bytes = 0  # of all files that were found
         self._folder = Folder(self.root)
 
     def find(self, path: str, where: str) -> tuple[str, int]:
@@ -142,9 +139,7 @@ class ListedFiles:
             raise MissingFile(
                 f"{where}: there is no such file in {self.root}; correct it, or --root"
             )
-        size = real.stat().st_size
-        self.bytes += size
-        return str(real.relative_to(self.root)), size
+        return str(real.relative_to(self.root)), real.stat().st_size
 
     def read(self, record: Record) -> bytes:
         """Return the image of a record."""

@@ -5,15 +5,15 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
-from rackrun.shards.index import Manifest, Origin
+from rackrun.shards.index import Manifest
 
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",
@@ -95,11 +95,16 @@ class Record(NamedTuple):
     crc: int | None = None  # CRC-32 of the image, if the container knows it
 
 
+Listed = Record | ImageDefect
+"""A file of a raw data set: an image, or why it is none."""
+
+
 class Container(Protocol):
     """An archive or a folder: where the bytes of records come from."""
 
-    def origin(self) -> Origin:
-        """Return the container's entry of the manifest."""
+    @property
+    def name(self) -> str:
+        """Its name in the manifest."""
 
     def read(self, record: Record) -> bytes:
         """Read the image of a record; Defect if it alone is damaged, a Problem if all is lost."""
@@ -112,9 +117,7 @@ class RecordListing:
     dataset: str
     classes: tuple[str, ...]
     containers: tuple[Container, ...]
-    records: Iterator[Record]
-    findings: list[ImageDefect] = field(default_factory=list)
-    """Files that are no records; complete once `records` are exhausted."""
+    records: Iterator[Listed]
     needs_all: bool = False
     """True for a published set, of which no image may be missing."""
     as_published: bool = False
@@ -134,26 +137,25 @@ def is_image(name: str) -> bool:
     return name.lower().endswith((*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)) and not HIDDEN.search(name)
 
 
-def images(records: Iterator[Record], findings: list[ImageDefect]) -> Iterator[Record]:
-    """Yield those that are images by name and have content; note the others in `findings`.
+def images(files: Iterable[Listed]) -> Iterator[Listed]:
+    """Yield the files, as defects those that are no images by name or have no content.
 
-    Folders of the system are noted once each, whatever is in them.
+    Folders of the system are named once each, whatever is in them.
     """
     systems = set[str]()
-    for record in records:
-        if system := system_folder(record.name):
+    for file in files:
+        if isinstance(file, ImageDefect):
+            yield file
+        elif system := system_folder(file.name):
             if system not in systems:
-                findings.append(ImageDefect(system, "system"))
+                yield ImageDefect(system, "system")
             systems.add(system)
-            continue
-        if record.name.lower().endswith(HEIC_SUFFIXES) and not READS_HEIC:
-            findings.append(ImageDefect(record.name, "heic"))
-        elif not is_image(record.name):
-            findings.append(ImageDefect(record.name, "ignored"))
-        elif not record.size:
-            findings.append(ImageDefect(record.name, "empty"))
+        elif file.name.lower().endswith(HEIC_SUFFIXES) and not READS_HEIC:
+            yield ImageDefect(file.name, "heic")
+        elif not is_image(file.name):
+            yield ImageDefect(file.name, "ignored")
         else:
-            yield record
+            yield file if file.size else ImageDefect(file.name, "empty")
 
 
 def excluded(path: str, patterns: Sequence[str]) -> bool:

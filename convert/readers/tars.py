@@ -7,7 +7,6 @@ of zeros and at a damaged header alike, and says nothing.
 
 import bz2
 import gzip
-import hashlib
 import lzma
 import shlex
 import tarfile
@@ -20,13 +19,13 @@ from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
     Defect,
     ImageDefect,
+    Listed,
     Record,
     as_text,
     open_archive,
     reading,
 )
 from rackrun.errors import DataError, UsageError
-from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 
 BLOCK = tarfile.BLOCKSIZE
@@ -46,26 +45,20 @@ class Tar:
     """A tar archive: the file at `path`, or what a descriptor holds of it, unpacked."""
 
     def __init__(self, path: Path, descriptor: int | None = None) -> None:
-        self.path = path
+        self.path, self.name = path, as_text(path.name)
         descriptor = open_archive(path) if descriptor is None else descriptor
         self._file = Extent(path, descriptor, MAX_EXTENSION_BYTES)
-        self._listing = hashlib.sha256()
-        self.findings: list[ImageDefect] = []
-        """Members that a later one replaces; complete once the records are exhausted."""
 
-    def origin(self) -> Origin:
-        """Return the tar's entry of the manifest; complete once its members have been listed."""
-        return Origin(as_text(self.path.name), self._file.length, self._listing.hexdigest())
-
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Listed]:
         """Yield every file, also of tars in the tar, as a record that lacks key and label.
 
         Of members with the same name the last one counts, as when a tar is unpacked.
         """
-        self.findings.clear()
-        for member in self._latest(self.members()):
-            is_tar = member.name.endswith(".tar")
-            yield from self._latest(self.members(member)) if is_tar else (member,)
+        for member in _latest(self.members()):
+            if isinstance(member, Record) and member.name.endswith(".tar"):
+                yield from _latest(self.members(member))
+            else:
+                yield member
 
     def members(self, within: Record | None = None) -> Iterator[Record]:
         """Yield the regular files of the archive, or of the tar that is its member `within`.
@@ -89,7 +82,8 @@ class Tar:
                     if at > part.length:
                         raise DataError(f"{part.path}: cut off in {info.name}; download it again")
                     if info.isreg():
-                        yield self._record(info.name, part.start + info.offset_data, info.size)
+                        start = part.start + info.offset_data
+                        yield Record("", 0, "", info.name, 0, start, info.size, info.size)
         except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
             refuse_packed(self.path, part.at(part.start, min(BLOCK, part.length)))
             raise DataError(
@@ -106,17 +100,14 @@ class Tar:
             raise Defect("too large", f"{record.size:,} bytes")
         return self._file.at(record.offset, record.size)
 
-    def _record(self, name: str, offset: int, size: int) -> Record:
-        self._listing.update(f"{name}\0{offset}\0{size}\n".encode("utf-8", "surrogateescape"))
-        return Record("", 0, "", name, 0, offset, size, size)
 
-    def _latest(self, members: Iterator[Record]) -> list[Record]:
-        by_name = dict[str, Record]()
-        for member in members:
-            if by_name.pop(member.name, None):
-                self.findings.append(ImageDefect(member.name, "replaced"))
-            by_name[member.name] = member
-        return list(by_name.values())
+def _latest(members: Iterator[Record]) -> Iterator[Listed]:
+    by_name = dict[str, Record]()
+    for member in members:
+        if by_name.pop(member.name, None):
+            yield ImageDefect(member.name, "replaced")
+        by_name[member.name] = member
+    yield from by_name.values()
 
 
 def opened_tar(path: Path, head: bytes, scratch: Path) -> Tar:

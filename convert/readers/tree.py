@@ -9,6 +9,7 @@ from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import (
     HIDDEN,
     ImageDefect,
+    Listed,
     Record,
     excluded,
     open_archive,
@@ -28,7 +29,7 @@ class Tree:
 
     source: Path
     container: Folder | Zip | Tar
-    records: Iterator[Record]
+    records: Iterator[Listed]
     prefix: str = ""
     """The folder of an archive that all else is in, with a slash."""
     names: frozenset[PurePosixPath] | None = None
@@ -65,17 +66,16 @@ def tree_of(source: Path, exclude: Sequence[str], scratch: Path) -> Tree:
     if not source.exists():
         raise UsageError(f"{source}: there is no such file or folder")
     container = _archive(source, scratch)
-    records = [each for each in container.records() if not HIDDEN.search(each.name)]
-    if exclude:
-        left_out = {each.name for each in records if _is_excluded(each.name, exclude)}
-        records = [each for each in records if each.name not in left_out]
-        container.findings += (ImageDefect(name, "excluded") for name in sorted(left_out))
-    folders = {
-        above for each in records for above in PurePosixPath(each.name).parents if above.name
-    }
+    records = [
+        ImageDefect(each.name, "excluded") if _is_excluded(each.name, exclude) else each
+        for each in container.records()
+        if not HIDDEN.search(each.name)
+    ]
+    names = [each.name for each in records if isinstance(each, Record)]
+    folders = {above for name in names for above in PurePosixPath(name).parents if above.name}
     tree = Tree(source, container, iter(records), names=frozenset(folders))
     tops = tree.folders()
-    if len(tops) == 1 and all("/" in each.name for each in records) and tree.folders(*tops):
+    if len(tops) == 1 and all("/" in name for name in names) and tree.folders(*tops):
         return replace(tree, prefix=f"{tops[0]}/")
     return tree
 

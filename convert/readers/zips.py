@@ -6,7 +6,6 @@ in the comments are those of PKWARE's APPNOTE 6.3.10.
 
 from __future__ import annotations
 
-import hashlib
 import stat
 import struct
 import zipfile
@@ -21,12 +20,12 @@ from rackrun.convert.readers.records import (
     MAX_RATIO,
     Defect,
     ImageDefect,
+    Listed,
     Record,
     as_text,
     open_archive,
 )
 from rackrun.errors import DataError
-from rackrun.shards.index import Origin
 from rackrun.terminal import clean, say
 from rackrun.units import plural
 
@@ -48,25 +47,16 @@ class Zip:
     """A zip archive: a file, or an extent of one. A record's offset is that of its local header."""
 
     def __init__(self, path: Path, extent: Extent | None = None) -> None:
-        self.path = path
+        self.path, self.name = path, as_text(path.name)
         self._file = extent or Extent(path, open_archive(path), MAX_TABLE_BYTES)
-        self._listing = hashlib.sha256()
         self._has_warned = False
-        self.findings: list[ImageDefect] = []
-        """Members that a later one replaces; complete once the records are exhausted."""
 
-    def origin(self) -> Origin:
-        """Return the archive's entry of the manifest; its members must have been listed."""
-        return Origin(as_text(self.path.name), self._file.length, self._listing.hexdigest())
-
-    def records(self) -> Iterator[Record]:
+    def records(self) -> Iterator[Listed]:
         """Yield every file of the archive as a record that lacks key and label.
 
         Of members with the same name the last one counts, as when an archive is unpacked. DataError
         for an archive that is damaged or hostile.
         """
-        self._listing = hashlib.sha256()
-        self.findings.clear()
         guessed = list[str]()
         self._file.seek(0)
         try:
@@ -78,7 +68,7 @@ class Zip:
                     guessed += [name] * is_guessed
                     self._refuse_hostile(name, info)
                     if archive.getinfo(info.filename) is not info:
-                        self.findings.append(ImageDefect(name, "replaced"))
+                        yield ImageDefect(name, "replaced")
                     elif name and not name.endswith("/"):
                         yield self._record(name, info)
         except UNREADABLE as error:
@@ -125,9 +115,7 @@ class Zip:
 
     def _record(self, name: str, info: zipfile.ZipInfo) -> Record:
         place = self._file.start + info.header_offset, info.compress_size, info.file_size, info.CRC
-        record = Record("", 0, "", name, 0, *place)
-        self._listing.update(f"{record}\n".encode("utf-8", "surrogateescape"))
-        return record
+        return Record("", 0, "", name, 0, *place)
 
     def _refuse_hostile(self, name: str, info: zipfile.ZipInfo) -> None:
         if info.flag_bits & ENCRYPTED:

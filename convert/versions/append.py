@@ -30,6 +30,8 @@ from rackrun.convert.readers.records import (
     VAL,
     Container,
     Defect,
+    ImageDefect,
+    Listed,
     Record,
     RecordListing,
 )
@@ -152,7 +154,9 @@ def append_images(
     refuse_inside(folder, listing.containers)
     (container,) = listing.containers
     say(f"{folder}: listing the images of {listing.dataset}")
-    records = list(metered(listing.records, "listed"))
+    files = list(metered(listing.records, "listed"))
+    records = [each for each in files if isinstance(each, Record)]
+    found = [each for each in files if isinstance(each, ImageDefect)]
     kept, counts = _new_records(newest, records, container, packing, takes_dropped)
     for status, count in counts.items():
         if status is not ImageStatus.NEW:
@@ -161,7 +165,7 @@ def append_images(
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
     version = manifest.number + 1
-    merged = _with_classes_of(manifest, listing, kept)
+    merged = _with_classes_of(manifest, listing, kept, found)
     plan = make_plan(merged, packing, newest.free_numbers())
     target.begin(plan, packing.force, version)
     write_shards(target, plan, packing)
@@ -260,7 +264,10 @@ def _marks_of(records: Sequence[Record], container: Container, packing: Packing)
 
 
 def _with_classes_of(
-    manifest: Manifest, listing: RecordListing, records: Sequence[Record]
+    manifest: Manifest,
+    listing: RecordListing,
+    records: Sequence[Record],
+    found: Sequence[ImageDefect],
 ) -> RecordListing:
     # New classes get numbers after those that are there, and a class without new images gets none.
     used = {record.label for record in records}
@@ -268,4 +275,5 @@ def _with_classes_of(
     merged = tuple(dict.fromkeys((*manifest.classes, *new)))
     numbers = {name: number for number, name in enumerate(merged)}
     labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
-    return replace(listing, dataset=manifest.dataset, classes=merged, records=labelled)
+    files = chain[Listed](found, labelled)
+    return replace(listing, dataset=manifest.dataset, classes=merged, records=files)

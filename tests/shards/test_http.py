@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from dataclasses import replace
-from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import Site
-from rackrun.shards.http_client import pause_seconds
 from rackrun.shards.http_source import AHEAD, HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions
@@ -194,19 +192,17 @@ def test_the_next_ranges_are_on_their_way_before_the_first_is_used(proxy):
 
 
 def test_the_wish_of_a_busy_server_is_respected(tiny, proxy):
-    """Retry-After in seconds or as a date is a lower bound, and beyond our limit an error."""
+    """Retry-After in seconds is a lower bound, beyond our limit an error, and else nothing."""
     source = HttpSource(proxy.url, SHORT)
     proxy.fault = once(status("503 Service Unavailable", "Retry-After: 1"))
     begun = time.monotonic()
     assert everything(source) == tiny.all
     assert time.monotonic() - begun >= 1
-    date = formatdate(time.time() + 100, usegmt=True)
-    assert 98 < pause_seconds(date) <= 100
-    for nonsense in ("soon", "9" * 5000, "\u0661", "Mon, 99 Foo 99999 99:99:99 GMT", ",", "-1"):
-        assert pause_seconds(nonsense) == 0
-    for edge in ("Fri, 31 Dec 9999 23:59:59 -2359", "Mon, 01 Jan 0001 00:00:00 +2359"):
-        assert pause_seconds(edge) >= 0
-    proxy.fault = always(status("503 Service Unavailable", f"Retry-After: {date}"))
+    for nonsense in ("soon", "9" * 5000, "\u0661", "Mon, 01 Jan 2999 00:00:00 GMT", ",", "-1"):
+        proxy.fault = once(status("503 Service Unavailable", f"Retry-After: {nonsense}"), 0)
+        proxy.requests.clear()
+        assert everything(HttpSource(proxy.url, SHORT)) == tiny.all
+    proxy.fault = always(status("503 Service Unavailable", "Retry-After: 100"))
     with pytest.raises(DataError, match=r"status 503 Service Unavailable; gave up after 5 s"):
         everything(source)
 
@@ -245,7 +241,7 @@ def field(name: str, value: str) -> Fault:
 
 WRONG = {
     "a head that is cut": (cut_in_the_head, "but of no range (no Content-Range)"),
-    "a page of a portal": (page, "status 200 OK: a web page, not part of a data set; does"),
+    "a page of a portal": (page, "status 200 OK: a web page, not part of a data set; type: "),
     "the whole file": (whole, "status 200 OK: the server sends no ranges"),
     "not found": (status("404 Not Found"), "status 404 Not Found"),
     "gone": (status("410 Gone"), "status 410 Gone"),
@@ -254,7 +250,6 @@ WRONG = {
     "shorter there": (status("416 Range Not Satisfiable"), "status 416"),
     "another place": (field("Content-Range", "bytes 512-1023/9999"), "9999 bytes long there"),
     "no place": (field("Content-Range", "bytes */9999"), "but of no range"),
-    "compressed": (field("Content-Encoding", "gzip"), "sent as gzip, which was not"),
     "to another host": (
         status("302 Found", "Location: http://evil.example/x.tar"),
         "status 302 Found to http://evil.example/x.tar, which is not followed",
