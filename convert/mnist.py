@@ -4,7 +4,6 @@ They are small enough to keep in memory. Each image becomes a PNG when its turn 
 stays as it is. Sets of the same form, such as Fashion MNIST, are read as well.
 """
 
-import gzip
 import io
 import math
 import os
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, ClassVar, cast
+from typing import ClassVar
 
 import rackrun  # isort: skip # noqa: F401 - a script goes on as ./run-local, and lacks numpy
 import numpy as np
@@ -137,12 +136,15 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     It begins with a magic number and the dimensions, each of 32 bits, big-endian.
     """
     with reading(path), os.fdopen(open_archive(path), "rb") as file:
-        is_packed = file.peek(2).startswith(GZIP)
+        data = file.read(LARGEST + 1)
+    if data.startswith(GZIP):
+        unpack = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
         try:
-            packed = cast(BinaryIO, gzip.GzipFile(fileobj=file)) if is_packed else file
-            data = packed.read(LARGEST + 1)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            data = unpack.decompress(data, LARGEST + 1)
+        except zlib.error as error:
             raise DataError(f"{path}: damaged: {error}; {ANEW}") from None
+        if not (unpack.eof or len(data) > LARGEST):
+            raise DataError(f"{path}: damaged: cut off; {ANEW}")
     if len(data) > LARGEST:
         raise DataError(f"{path}: over {LARGEST:,} bytes: not a file of MNIST")
     magic, head_bytes = OF_BYTES + dimensions, 4 * (1 + dimensions)

@@ -2,96 +2,76 @@
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rackrun.convert.readers.records import Listed, Record
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
 
 LINE_SECONDS = 5.0
 METERED = 1000  # records between two readings of the clock
 
-
-class Meter:
-    """Writes a line every few seconds about the images that are done."""
-
-    def __init__(self, verb: str, total: int | None) -> None:
-        self._verb, self._total, self._images = verb, total, 0
-        self._start = self._shown = time.monotonic()
-
-    def show(self, images: int) -> None:
-        """Show that so many are done by now."""
-        self._images = images
-        now = time.monotonic()
-        if now - self._shown < LINE_SECONDS:
-            return
-        self._shown = now
-        count, left = f"{images:,}", ""
-        if self._total is not None:
-            seconds = (self._total - images) * (now - self._start) / max(1, images)
-            count, left = f"{count} of {self._total:,}", f", {seconds:,.0f} s left"
-        self._write(count, left)
-
-    def end(self) -> None:
-        """Write the last line."""
-        self._write(f"{self._images:,}", f" in {time.monotonic() - self._start:.1f} s")
-
-    @property
-    def rate(self) -> str:
-        """Images per second."""
-        return f"{self._images / max(time.monotonic() - self._start, 1e-3):,.0f}/s"
-
-    def _write(self, count: str, end: str) -> None:
-        sys.stderr.write(f"{self._verb} {count} images, {self.rate}{end}\n")
-        sys.stderr.flush()
-
-
-class _BarMeter(Meter):
-    """Moves a bar of rich instead, which redraws itself."""
-
-    def __init__(self, bar: "Bar", verb: str, total: int | None) -> None:
-        super().__init__(verb, total)
-        self._bar, self._task = bar, bar.add_task(verb, total=total, rate="")
-
-    def show(self, images: int) -> None:
-        """Move the bar."""
-        self._images = images
-        self._bar.update(self._task, completed=images, rate=self.rate)
+Show = Callable[[int], None]
+"""Shows that so many images are done by now."""
 
 
 @contextmanager
-def meter(verb: str, total: int | None) -> Iterator[Meter]:
-    """Show a meter for `total` images, None if it is not known; `verb` is what happens to them."""
-    if not sys.stderr.isatty():
-        lines = Meter(verb, total)
-        yield lines
-        lines.end()
+def meter(verb: str, total: int | None) -> Iterator[Show]:
+    """Show progress to `total` images, None if it is not known; `verb` is what happens to them."""
+    if sys.stderr.isatty():
+        with _bar(verb, total) as show:
+            yield show
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    start = shown = time.monotonic()
+    done = 0
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(compact=True),
-    )
-    with Bar(*columns, console=Console(stderr=True), expand=True) as bar:
-        yield _BarMeter(bar, verb, total)
+    def write(count: str, end: str) -> None:
+        rate = f"{done / max(time.monotonic() - start, 1e-3):,.0f}/s"
+        sys.stderr.write(f"{verb} {count} images, {rate}{end}\n")
+        sys.stderr.flush()
+
+    def show_lines(images: int) -> None:
+        nonlocal done, shown
+        done, now = images, time.monotonic()
+        if now - shown < LINE_SECONDS:
+            return
+        shown = now
+        if total is None:
+            write(f"{done:,}", "")
+        else:
+            seconds = (total - done) * (now - start) / max(1, done)
+            write(f"{done:,} of {total:,}", f", {seconds:,.0f} s left")
+
+    yield show_lines
+    write(f"{done:,}", f" in {time.monotonic() - start:.1f} s")
+
+
+@contextmanager
+def _bar(verb: str, total: int | None) -> Iterator[Show]:
+    """Show a bar, which rich redraws by itself."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
+    columns = (*columns, TextColumn("{task.fields[rate]}"), Remaining(compact=True))
+    start = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
+        task = bar.add_task(verb, total=total, rate="")
+
+        def show(images: int) -> None:
+            rate = f"{images / max(time.monotonic() - start, 1e-3):,.0f}/s"
+            bar.update(task, completed=images, rate=rate)
+
+        yield show
 
 
 def metered(files: Iterable[Listed], verb: str) -> Iterator[Listed]:
     """Yield these, and show a meter of the images meanwhile; their number is not known before."""
     count = 0
-    with meter(verb, None) as shown:
+    with meter(verb, None) as show:
         for each in files:
             yield each
             count += isinstance(each, Record)
             if not count % METERED:
-                shown.show(count)
-        shown.show(count)
+                show(count)
+        show(count)

@@ -293,25 +293,16 @@ def brace_name(split: Split) -> str:
 
     Of more than 1,000 names that do not count up, the first and the last.
     """
-    series = list[list[re.Match[str]]]()  # names that count up
-    following = ""
-    for match in (NUMBERED.fullmatch(shard.name) for shard in split.shards):
-        assert match
-        if match[0] == following:
-            series[-1].append(match)
-        else:
-            series.append([match])
-        following = f"{match[1]}{int(match[2]) + 1:0{len(match[2])}}{match[3]}" if match[2] else ""
-    names = [_series_name(each[0], each[-1]) for each in series]
-    if len(names) > MOST_PARTS:
-        return f"{series[0][0][0]} … {series[-1][-1][0]}"
-    return names[0] if len(names) == 1 else f"{{{','.join(names)}}}"
-
-
-def _series_name(first: re.Match[str], last: re.Match[str]) -> str:
-    if first is last:
-        return first[0]
-    return f"{first[1]}{{{first[2]}..{last[2]}}}{first[3]}"
+    names = [shard.name for shard in split.shards]
+    first, last = NUMBERED.fullmatch(names[0]), NUMBERED.fullmatch(names[-1])
+    assert first and last
+    if len(names) == 1:
+        return names[0]
+    head, digits, tail = first.groups()
+    start, width = int(digits or 0), len(digits)
+    if names == [f"{head}{number:0{width}}{tail}" for number in range(start, start + len(names))]:
+        return f"{head}{{{digits}..{last[2]}}}{tail}"
+    return f"{{{','.join(names)}}}" if len(names) <= MOST_PARTS else f"{names[0]} … {names[-1]}"
 
 
 def serialise_index(rows: Sequence[Row] | np.ndarray) -> bytes:

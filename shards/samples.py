@@ -112,43 +112,20 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
     """
     shard = source.manifest.split(split).shards[number]
     rows = source.index(split)
-    blocks, block, position = source.stream(shard), memoryview(b""), 0
+    blocks, data, start = source.stream(shard), memoryview(b""), 0  # where `data` begins in the tar
     for row in rows[rows["shard"] == number]:
-        offset, length = int(row["offset"]), int(row["length"])
-        block = _skipped(block, blocks, offset - position)
-        if len(block) >= length:
-            data, block = block[:length], block[length:]
-        else:
-            data, block = _across(block, blocks, length)
-        position = offset + length
-        yield row, data
+        offset, end = int(row["offset"]), int(row["offset"]) + int(row["length"])
+        while start + len(data) < end:
+            kept = data[max(offset - start, 0) :]  # without what no row names
+            start += len(data) - len(kept)
+            data = memoryview(b"".join((kept, next(blocks))))  # DataError where it is too short
+        yield row, data[offset - start : end - start]
     try:
         deque(blocks, maxlen=0)  # the rest, so that length and digest are verified
     except Unavailable:
         raise
     except DataError:
         deque(source.stream(shard), maxlen=0)
-
-
-def _skipped(block: memoryview, blocks: Iterator[Stored], length: int) -> memoryview:
-    """Return what is left of a block, or of a later one, behind members that no row names."""
-    while length > len(block):
-        length -= len(block)
-        block = memoryview(next(blocks))  # DataError where the shard is too short
-    return block[length:]
-
-
-def _across(
-    rest: memoryview, blocks: Iterator[Stored], length: int
-) -> tuple[memoryview, memoryview]:
-    """Return `length` bytes from the rest of a block and the next ones, and the new rest."""
-    parts, missing = [rest], length - len(rest)
-    while missing:
-        block = memoryview(next(blocks))  # DataError where the shard is too short
-        parts.append(block[:missing])
-        rest = block[missing:]
-        missing -= len(parts[-1])
-    return memoryview(b"".join(parts)), rest
 
 
 def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rackrun.convert.progress import Meter, meter
+from rackrun.convert.progress import Show, meter
 from rackrun.errors import Problem
 from rackrun.signals import end_with
 from rackrun.terminal import one_line
@@ -68,8 +68,8 @@ def in_parallel(
             crew |= set(multiprocessing.active_children()) - others
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        with meter(verb, total) as shown:
-            _wait(futures, notes, shown)
+        with meter(verb, total) as show:
+            _wait(futures, notes, show)
         pool.shutdown()
         return [future.result() for future in futures]
     except BrokenProcessPool:
@@ -89,12 +89,12 @@ def working_on(item: str, images: int = 1) -> None:
         _note["images"] += images
 
 
-def _wait(futures: Sequence[Future[Any]], notes: Any, shown: Meter) -> None:
+def _wait(futures: Sequence[Future[Any]], notes: Any, show: Show) -> None:
     """Show progress until all jobs are done; raise the Problem of the first that fails."""
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, SHOWN_SECONDS, FIRST_COMPLETED)
-        shown.show(int(notes["images"].sum()))
+        show(int(notes["images"].sum()))
         for future in done:
             future.result()
 

@@ -43,9 +43,9 @@ def _read(terminal: int) -> bytes:
 def test_a_log_gets_plain_lines(capsys, monkeypatch):
     """Without a terminal: a line now and then with rate and time left, and one at the end."""
     monkeypatch.setattr("rackrun.convert.progress.LINE_SECONDS", 0.0)
-    with meter("converted", 1000) as shown:
-        shown.show(400)
-        shown.show(1000)
+    with meter("converted", 1000) as show:
+        show(400)
+        show(1000)
     lines = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"converted 400 of 1,000 images, [\d,]+/s, 0 s left", lines[0])
     assert re.fullmatch(r"converted 1,000 images, [\d,]+/s in 0.\d s", lines[2])
