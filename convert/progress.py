@@ -52,8 +52,13 @@ def _bar(verb: str, total: int | None) -> Iterator[Show]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining
 
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn())
-    columns = (*columns, TextColumn("{task.fields[rate]}"), Remaining(compact=True))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        Remaining(compact=True),
+    )
     start = time.monotonic()
     with Progress(*columns, console=Console(stderr=True), expand=True) as bar:
         task = bar.add_task(verb, total=total, rate="")

@@ -63,7 +63,7 @@ class CachedSource(Source):
             yield from self.origin.stream(shard)
             return
         try:
-            yield from FolderSource.blocks(self.path(shard), shard)
+            yield from super().stream(shard)
         except DataError:
             self._forget(shard)
             raise

@@ -16,11 +16,11 @@ from pathlib import Path
 from rackrun.atomic import atomic_write, partials, translated_os_errors
 from rackrun.errors import Problem
 from rackrun.shards.cache import CachedSource
+from rackrun.shards.host_folder import alone, locked
 from rackrun.shards.index import Shard
 from rackrun.shards.source import Source
 
 FREE_PART = 10  # without a limit, a tenth of the disk is left free
-POLL_SECONDS = 1.0
 END_SECONDS = 5.0  # for the thread to notice that the run has ended
 
 _log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class CacheFiller:
     def _fill_one(self, source: CachedSource) -> None:
         folder = source.shard_folder
         folder.mkdir(mode=0o700, exist_ok=True)
-        with self._alone(folder) as is_alone:
+        with alone(folder, self._ends.is_set) as is_alone:
             if not is_alone:  # the run has ended meanwhile
                 return
             for path in partials(folder):
@@ -120,18 +120,6 @@ class CacheFiller:
                 self.fetched_bytes += len(block)
             return True
         return False
-
-    @contextmanager
-    def _alone(self, folder: Path) -> Iterator[bool]:
-        """Wait until no other process fetches this data set; yield False if the run has ended."""
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            while not (is_alone := _locked(file, fcntl.LOCK_EX)):
-                if self._ends.wait(POLL_SECONDS):
-                    break
-            yield is_alone
-        finally:
-            os.close(file)
 
 
 def _warn(why: object, source: CachedSource) -> None:
@@ -184,7 +172,7 @@ def _remove_longest_unused(own_folder: Path) -> bool:
     for folder in sorted(last, key=last.__getitem__):
         file = _lock_file(folder)
         try:
-            if _locked(file, fcntl.LOCK_EX):
+            if locked(file, fcntl.LOCK_EX):
                 shutil.rmtree(folder)
                 used[folder].unlink(missing_ok=True)
                 return True
@@ -200,11 +188,3 @@ def _lock_path(folder: Path) -> Path:
 def _lock_file(folder: Path) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.open(_lock_path(folder), flags, 0o600)
-
-
-def _locked(file: int, kind: int) -> bool:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -16,12 +16,10 @@ from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
 from rackrun.shards.host_folder import mapped_file
 from rackrun.shards.index import Shard, Split, largest_index
-from rackrun.shards.source import Range, Source, Stored, verified
+from rackrun.shards.source import Range, Source, Stored
 
 if TYPE_CHECKING:
     from rackrun.shards.http_source import HttpSource
-
-_READ_BYTES = 4 << 20  # at once
 
 
 class FolderSource(Source):
@@ -40,17 +38,14 @@ class FolderSource(Source):
         return HttpSource(self.manifest.tars)
 
     def stream(self, shard: Shard) -> Iterator[Stored]:
-        """Yield the bytes of a shard in blocks; DataError at the end if size or digest is wrong."""
-        if self._tars:
-            yield from self._tars.stream(shard)
-            return
-        yield from self.blocks(self._folder / shard.name, shard)
-
-    @staticmethod
-    def blocks(path: Path, shard: Shard) -> Iterator[Stored]:
-        """Yield the bytes of a shard in a file; DataError at the end if size or digest differ."""
-        with _opened(path) as file:
-            yield from verified(_blocks(file, path, shard.bytes + 1), shard, str(path))
+        """Yield the bytes of a shard in blocks; DataError if its size or its digest is wrong."""
+        if not self._tars:
+            path = self._folder / shard.name
+            with _opened(path) as file:
+                size = os.fstat(file).st_size
+            if size != shard.bytes:
+                raise DataError(f"{path}: {size} bytes long, not the {shard.bytes} in the manifest")
+        yield from super().stream(shard)
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
@@ -68,10 +63,8 @@ class FolderSource(Source):
         return data
 
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Yield each range in turn; the kernel reads ahead."""
-        if self._tars:
-            return iter(self._tars.reads(ranges))
-        return (self.read(*byte_range) for byte_range in ranges)
+        """Yield each range in turn; the kernel, or a server's reader, reads ahead."""
+        return self._tars.reads(ranges) if self._tars else super().reads(ranges)
 
     def index_data(self, part: Split, again: bool) -> bytes | mmap.mmap:
         """Return the bytes of an index, mapped from its file."""
@@ -86,8 +79,8 @@ class FolderSource(Source):
         path = self._folder / name
         if name == MANIFEST_NAME and (reason := why_no_shards(str(self._folder))):
             raise UsageError(reason)
-        with _opened(path) as file:
-            data = b"".join(_blocks(file, path, most_bytes + 1))
+        with _opened(path) as file, _reading(path):
+            data = os.pread(file, most_bytes + 1, 0)
         if len(data) > most_bytes:
             raise _too_long(path, most_bytes)
         return data
@@ -108,16 +101,6 @@ def _opened(path: Path) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def _blocks(descriptor: int, path: Path, most_bytes: int) -> Iterator[bytes]:
-    while most_bytes > 0:
-        with _reading(path):
-            block = os.read(descriptor, min(_READ_BYTES, most_bytes))
-        if not block:
-            return
-        most_bytes -= len(block)
-        yield block
 
 
 @contextlib.contextmanager

@@ -48,7 +48,9 @@ def kept_index(name: str, fetch: Callable[[], bytes], again: bool) -> Bytes:
         path = own_folder(Path(tempfile.gettempdir())) / name
     except UsageError:
         return fetch()
-    with _turn(path, again):
+    # The lock only spares the server: two that fetch the same index both have a whole one.
+    deadline = time.monotonic() + WAIT_SECONDS
+    with alone(path.parent, lambda: path.exists() and not again or time.monotonic() > deadline):
         if not again:
             with suppress(OSError):  # it is not there
                 return mapped(path)
@@ -80,22 +82,29 @@ def _remove_old(folder: Path) -> None:
 
 
 @contextmanager
-def _turn(path: Path, again: bool) -> Iterator[None]:
-    """Wait until the index is there, or no other process fetches one; its lock ends with it.
+def alone(folder: Path, gives_up: Callable[[], bool]) -> Iterator[bool]:
+    """Wait until no other process does the same in a folder; yield False if it gives up.
 
-    The lock only spares the server: two that fetch the same index both have a whole one.
+    The lock ends with the process that holds it.
     """
-    file = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    deadline = time.monotonic() + WAIT_SECONDS
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        while (again or not path.exists()) and time.monotonic() < deadline:
+        is_alone = False
+        while not (is_alone or gives_up()):
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(POLL_SECONDS)
+                is_alone = locked(file, fcntl.LOCK_EX)
             except OSError:  # a file system without locks
                 break
-        yield
+            time.sleep(0 if is_alone else POLL_SECONDS)
+        yield is_alone
     finally:
         os.close(file)
+
+
+def locked(file: int, kind: int) -> bool:
+    """Take a lock; return False if another process has it."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

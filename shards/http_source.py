@@ -43,12 +43,9 @@ from rackrun.shards.http_client import (
     shown,
 )
 from rackrun.shards.index import Manifest, Shard, Split, largest_index
-from rackrun.shards.source import Range, Source, Stored, verified
+from rackrun.shards.source import BLOCK_BYTES, Range, Source, Stored
 from rackrun.units import whole_number
 
-# Ranges in flight wait in the kernel: four of 4 MiB fall out of the CPU's cache before they are
-# read, and cost a fifth more CPU time.
-RANGE_BYTES = 2 << 20
 AHEAD = 2  # ranges requested while the first of them is being used
 PART_BYTES = 1 << 20  # at most so much is fetched twice if an answer breaks off
 PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
@@ -107,12 +104,6 @@ class HttpSource(Source):
             )
         return manifest
 
-    def stream(self, shard: Shard) -> Iterator[Stored]:
-        """Yield the bytes of a shard in blocks; DataError at the end if its digest is wrong."""
-        starts = range(0, shard.bytes, RANGE_BYTES)
-        blocks = ((shard, start, min(RANGE_BYTES, shard.bytes - start)) for start in starts)
-        yield from verified(self.reads(blocks), shard, self.folder + shard.name)
-
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn, while the next ones are being fetched."""
         fetches = (
@@ -136,12 +127,12 @@ class HttpSource(Source):
 
     def file(self, name: str, most_bytes: int) -> Iterator[Stored]:
         """Yield a file of unknown size in blocks."""
-        first = Fetch(self, name, 0, RANGE_BYTES, most_bytes=most_bytes)
+        first = Fetch(self, name, 0, BLOCK_BYTES, most_bytes=most_bytes)
         yield first.finish()
         total = first.total or 0
-        starts = range(RANGE_BYTES, total, RANGE_BYTES)
+        starts = range(BLOCK_BYTES, total, BLOCK_BYTES)
         yield from _in_turn(
-            Fetch(self, name, start, min(start + RANGE_BYTES, total), total) for start in starts
+            Fetch(self, name, start, min(start + BLOCK_BYTES, total), total) for start in starts
         )
 
     def path(self, name: str) -> str:
@@ -274,7 +265,7 @@ class Fetch(Transfer):
         timeouts = self._source.timeouts
         if self._name == MANIFEST_NAME:
             return timeouts.first_seconds
-        return timeouts.total_seconds * max(1.0, (self._end - self._start) / RANGE_BYTES)
+        return timeouts.total_seconds * max(1.0, (self._end - self._start) / BLOCK_BYTES)
 
 
 def check_answer(

@@ -27,11 +27,12 @@ import numpy as np
 from rackrun.atomic import partials, translated_os_errors, write_whole, written_for
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.convert.packing.plan import PlannedShard, ShardPlan
-from rackrun.convert.readers.records import ImageDefect
+from rackrun.convert.readers.records import TEST, TRAIN, VAL, ImageDefect
 from rackrun.errors import DataError, UsageError
 from rackrun.shapes import Misshapen, Shape, matches, parsed, parsed_file
 from rackrun.shards.folder import FolderSource
-from rackrun.shards.index import INDEX_FIELDS, Manifest, Sha256, Shard, manifest_name
+from rackrun.shards.host_folder import POLL_SECONDS, locked
+from rackrun.shards.index import INDEX_FIELDS, Manifest, Sha256, Shard, index_name, manifest_name
 from rackrun.shards.open import sources_of
 
 REPORT_NAME = "report.json"
@@ -128,7 +129,12 @@ class Target:
             path = self.folder / ".lock"
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         with os.fdopen(descriptor, "r+") as file:
-            if not _locked_in_time(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            deadline = time.monotonic() + LOCK_SECONDS
+            while not (is_held := locked(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(POLL_SECONDS)
+            if not is_held:
                 yield file.read().strip() or "another converter"
                 return
             # The name is for the message of whoever is refused; the lock itself is the kernel's.
@@ -220,15 +226,17 @@ class Target:
 
     def _listed(self) -> set[str]:
         """Return the files of all versions that are ours; none without a manifest."""
-        names = set[str]()
-        for source in sources_of(str(self.folder)) if self.manifest.exists() else ():
-            manifest = source.manifest
-            names |= {MANIFEST_NAME, manifest_name(manifest.number), report_name(manifest.number)}
-            files = manifest.files()
-            if manifest.adopted:  # the tars are other programs', only links to them are ours
-                links = {name for name in files if (self.folder / name).is_symlink()}
-                files = links | {split.index for split in manifest.splits}
-            names |= files
+        if not self.manifest.exists():
+            return set()
+        newest, names = self.read(), {MANIFEST_NAME}
+        for version in range(1, newest.number + 1):  # also where its manifest is gone
+            names |= {manifest_name(version), report_name(version)}
+            names |= {index_name(newest.dataset, split, version) for split in (TRAIN, VAL, TEST)}
+        for source in sources_of(str(self.folder)):
+            shards = {shard.name for split in source.manifest.splits for shard in split.shards}
+            if newest.adopted:  # the tars are other programs', only links to them are ours
+                shards = {name for name in shards if (self.folder / name).is_symlink()}
+            names |= shards
         return {name for name in names if OURS.fullmatch(name)}
 
     def _remove(self, names: set[str]) -> None:
@@ -243,15 +251,3 @@ def shard_files(folder: Path, dataset: str) -> set[str]:
     """Return the names of the shards and indexes of a data set that lie in a folder."""
     pattern = re.compile(f"{re.escape(dataset)}{SHARD_FILE}")
     return {path.name for path in folder.iterdir() if pattern.fullmatch(path.name)}
-
-
-def _locked_in_time(descriptor: int, kind: int) -> bool:
-    deadline = time.monotonic() + LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)

@@ -203,33 +203,27 @@ def _new_records(
     current = _marks(shards_of(newest.source))
     marks = _marks(newest.earlier_shards()) | current
     doubtful = [record for record in records if record.key.lower() in marks]
-    compared = _marks_of(doubtful, container, packing)
-    to_store = dict(zip(doubtful, compared, strict=True))
-    taken = set(marks)
-    kept, counts = list[Record](), Counter[ImageStatus]()
+    to_store = dict(zip(doubtful, _marks_of(doubtful, container, packing), strict=True))
+    taken, kept, counts = set(marks), list[Record](), Counter[ImageStatus]()
     for record in records:
-        status, key = _status(record, to_store.get(record), marks, current)
+        status, key = ImageStatus.NEW, record.key
+        if record in to_store:
+            mark = to_store[record]
+            # The same images get the same key when they are appended again.
+            marked = f"{key[: MAX_KEY_BYTES - 9]}-{mark >> 32:08x}"
+            same = [each for each in (key, marked) if marks.get(each.lower()) == mark]
+            if not same:
+                status, key = ImageStatus.OTHER, free_key((marked,), record.name, taken)
+            elif same[0].lower() in current:
+                status = ImageStatus.PRESENT
+            else:
+                status, key = ImageStatus.DROPPED, same[0]
         counts[status] += 1
         if status is ImageStatus.PRESENT or (status is ImageStatus.DROPPED and not takes_dropped):
             continue
-        if status is ImageStatus.OTHER:
-            key = free_key((key,), record.name, taken)
         taken.add(key.lower())
         kept.append(record._replace(key=key))
     return kept, counts
-
-
-def _status(
-    record: Record, mark: int | None, marks: dict[str, int], current: dict[str, int]
-) -> tuple[ImageStatus, str]:
-    if mark is None:
-        return ImageStatus.NEW, record.key
-    # The same images get the same key when they are appended again.
-    marked = f"{record.key[: MAX_KEY_BYTES - 9]}-{mark >> 32:08x}"
-    for key in (record.key, marked):
-        if marks.get(key.lower()) == mark:
-            return (ImageStatus.PRESENT if key.lower() in current else ImageStatus.DROPPED), key
-    return ImageStatus.OTHER, marked
 
 
 def _marks(shards: Sequence[StoredShard]) -> dict[str, int]:

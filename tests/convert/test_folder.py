@@ -206,22 +206,6 @@ def test_own_images_stand_upright_and_other_formats_become_jpegs(tmp_path, conve
     assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
 
 
-def test_litter_of_macos_is_no_class(tmp_path, convert):
-    """A zip unpacked elsewhere leaves __MACOSX beside the classes, or beside train and val."""
-    files = classes(4, "a", "b") | {"__MACOSX/a/._0.jpg": b"x"}
-    assert manifest_of(convert("folder", write(tmp_path / "set", files))).classes == (
-        "a",
-        "b",
-    )
-    files = {
-        f"{part}/{n}.jpg": drawn(f"{part} {n}")
-        for part in ("train/a", "train/b", "val/b")
-        for n in range(4)
-    } | {"__MACOSX/train/._a": b"x", "train/__MACOSX/a/._0.jpg": b"x"}
-    out = convert("folder", write(tmp_path / "parts", files), out="parts-out")
-    assert manifest_of(out).classes == ("a", "b")
-
-
 def test_a_class_that_is_called_like_a_split_among_others(tmp_path, convert):
     """A train station and a test tube are classes among others, with no word about it."""
     names = ("bridge", "test_tube", "train_station", "river", "street")

@@ -3,20 +3,15 @@
 import errno
 import faulthandler
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from rackrun.convert.__main__ import main
-from rackrun.convert.packing.output_folder import Target
-from rackrun.convert.packing.workers import in_parallel
-from rackrun.errors import DataError, Problem, UsageError
+from rackrun.errors import Problem
 from tests.convert.conftest import (
     KILLED_AT,
     assert_only_whole_files,
@@ -118,31 +113,6 @@ def test_an_interrupt_leaves_nothing_half_written(number, code, slow, command, t
     assert command(*slow).end()[0] == 0
 
 
-def kill_within_a_shard(worker: psutil.Process) -> None:
-    """Kill a worker that has a tar open: between two shards it has none to name."""
-    while True:
-        worker.suspend()
-        if any(file.path.endswith(".partial") for file in worker.open_files()):
-            worker.kill()
-            return
-        worker.resume()
-        time.sleep(0.001)
-
-
-def test_a_killed_worker_is_named(slow, command, tmp_path):
-    """The kernel may kill a worker for want of memory: one line says at which shard."""
-    running = command(*slow)
-    wait_for_a_shard(tmp_path / "out")
-    kill_within_a_shard(psutil.Process(running.process.pid).children()[0])
-    code, errors = running.end()
-    assert code == 70
-    line = (
-        r"[a-z_]+-(train|val)-\d{6}\.tar: .*a worker process died \(exit code -9, SIGKILL: out of"
-    )
-    assert re.search(line, errors) and "Traceback" not in errors
-    assert_only_whole_files(tmp_path / "out")
-
-
 KILLED = (signal.SIGKILL, "-9, SIGKILL: out of memory", "with a smaller --workers")
 CRASHED = (
     signal.SIGSEGV,
@@ -206,20 +176,6 @@ def test_two_converters_on_one_target(slow, command, tmp_path):
     assert command("verify", tmp_path / "out").end()[0] == 0
 
 
-def test_tasks_share_the_target_but_not_with_a_whole_conversion(tmp_path):
-    """Tasks of an array job run side by side; what completes the folder is alone."""
-    target = Target(tmp_path / "out")
-    with (
-        target.locked(shared=True),
-        target.locked(shared=True),
-        pytest.raises(UsageError, match="is writing to it"),
-        target.locked(),
-    ):
-        pass
-    with target.locked(), pytest.raises(UsageError), target.locked(shared=True):
-        pass
-
-
 def test_a_full_disk(command, train_zip, tmp_path):
     """On a file system of 300 kB: exit 74, one line with the room that is left, nothing half."""
     mount = tmp_path / "small"
@@ -241,32 +197,3 @@ def test_a_full_disk(command, train_zip, tmp_path):
     assert "Traceback" not in errors
     left = [Path(name) for name in output.split()]
     assert not [path for path in left if path.suffix in (".partial", ".json")]
-
-
-def test_the_first_problem_ends_all_workers(tmp_path):
-    """A worker's problem reaches the caller as it was raised, and no worker stays."""
-
-    def work(job: int) -> None:
-        (tmp_path / str(os.getpid())).touch()
-        if job == 3:
-            raise DataError("three")
-        time.sleep(0 if job < 3 else 60)
-
-    with pytest.raises(DataError, match="three"):
-        in_parallel(range(9), work, 3, "slept", 9)
-    pids = [int(path.name) for path in tmp_path.iterdir()]
-    assert pids
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
-def test_a_worker_that_dies_between_two_jobs_is_named():
-    """It has no image to name, and its end is told by its signal all the same."""
-
-    def work(job: int) -> None:
-        if job == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(Problem, match="^a worker process died .exit code -9, SIGKILL"):
-        in_parallel(range(9), work, 1, "killed", 9)

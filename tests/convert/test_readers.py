@@ -3,7 +3,6 @@
 import io
 import json
 import subprocess
-import tarfile
 from pathlib import Path
 from zlib import crc32
 
@@ -14,7 +13,6 @@ from PIL import Image
 
 from rackrun.shards.images import FORMATS
 from rackrun.shards.index import Manifest, brace_name
-from rackrun.shards.writer import MTIME
 from tests.convert.conftest import Convert, everything
 from tests.lab import warm
 from tests.lab.data import drawn, kaggle, textured, write_zip
@@ -69,29 +67,6 @@ def test_stock_webdataset_reads_them_by_their_brace_name(folder):
         key: [label, extension, crc32(image), *Image.open(io.BytesIO(image)).size]
         for key, (label, extension, image) in expected(folder).items()
     }
-
-
-def test_python_reads_them(folder):
-    """tarfile sees regular files in pairs, without owner and date."""
-    result: Expected = {}
-    for path in sorted(folder.glob("*.tar")):
-        with tarfile.open(path, "r:") as tar:
-            members = tar.getmembers()
-            for label, image in zip(members[::2], members[1::2], strict=True):
-                key, extension = image.name.split(".")
-                assert label.name == f"{key}.cls"
-                result[key] = (int(content(tar, label)), extension, content(tar, image))
-        for member in members:
-            assert member.isreg() and not member.pax_headers
-            assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "", "")
-            assert (member.mode, member.mtime) == (0o444, MTIME)
-    assert result == expected(folder)
-
-
-def content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    file = tar.extractfile(member)
-    assert file
-    return file.read()
 
 
 def test_gnu_tar_lists_and_unpacks_them(folder, tmp_path):

@@ -41,13 +41,6 @@ def test_sides_are_as_asked(preset, size, expected):
     assert applied(preset, drawn(2, size)).size == expected
 
 
-def test_jpegs_are_baseline_with_halved_colour():
-    """What is stored is the kind that every decoder reads fastest: baseline, 4:2:0."""
-    image = applied(Preset(short_side=60), drawn(3, (200, 100), progressive=True, subsampling=0))
-    assert "progressive" not in image.info
-    assert [layer[1:3] for layer in image.layer] == [(2, 2), (1, 1), (1, 1)]
-
-
 def test_small_jpegs_keep_their_bytes():
     """An image that need not shrink is not packed again; with a quality given, it is."""
     data = drawn(4, (50, 40))
@@ -55,16 +48,6 @@ def test_small_jpegs_keep_their_bytes():
     for quality, is_kept in ((None, True), (50, False)):
         treatment = Treatment(Preset(short_side=40, quality=quality), upright=False)
         assert (treatment.encoded(data, info)[0] is data) == is_kept
-
-
-def test_shrinking_is_antialiased():
-    """Fine stripes become an even gray, as an area average does; nearest pixels would not."""
-    stripes = np.zeros((512, 512, 3), np.uint8)
-    stripes[:, ::2] = 255
-    stored = io.BytesIO()
-    Image.fromarray(stripes).save(stored, "PNG")
-    result = np.asarray(applied(Preset(size=64, quality=95), stored.getvalue()))
-    assert np.abs(result.astype(int) - 127).max() < 12
 
 
 def test_decoding_at_a_lower_resolution_costs_no_quality():

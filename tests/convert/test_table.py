@@ -46,17 +46,6 @@ def test_rows_become_samples(tmp_path, convert, write_table):
     assert samples == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
 
 
-def test_numbers_are_classes_in_their_order(tmp_path, convert):
-    """10 comes after 9; without a split parts of each class are held out; --root and columns."""
-    write(tmp_path / "data", FILES)
-    table = tmp_path / "labels.csv"
-    table.write_text("file,y\n" + "".join(f"img/{n}.jpg,{9 + n % 2}\n" for n in range(12)))
-    options = ("--root", tmp_path / "data", "--path-column", "file", "--label-column", "y")
-    manifest = Manifest.parse((convert("csv", table, *options) / "dataset.json").read_bytes(), "")
-    assert manifest.classes == ("9", "10")
-    assert [(each.name, each.samples) for each in manifest.splits] == [("train", 10), ("val", 2)]
-
-
 def test_parquet_without_pyarrow_names_the_extra(tmp_path, convert, monkeypatch):
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)

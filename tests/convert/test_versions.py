@@ -213,8 +213,9 @@ def test_tasks_of_an_array_job_make_a_plain_folder_like_one_process(data, tmp_pa
 
 
 def test_force_replaces_all_versions(tmp_path, data):
-    """A conversion with --force leaves nothing of earlier versions."""
+    """A conversion with --force leaves nothing of earlier versions, also of one that is damaged."""
     run("drop", data, "cat_1")
+    (data / "dataset.v1.json").unlink()
     main(["folder", str(tmp_path / "photos"), str(data), *map(str, FEW), "--force"])
     assert manifest_of(data).number == 1
     main(["verify", str(data)])

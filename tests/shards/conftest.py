@@ -96,11 +96,6 @@ def asked_for(proxy: Proxy) -> Counter[str]:
     return Counter(f"{each[1]} {each[2]}" for each in result if each and "json" not in each[1])
 
 
-def files(folder: Path) -> list[Path]:
-    """Return the blocks in a cache."""
-    return sorted(path for path in folder.glob("rackrun-cache-*/??/*"))
-
-
 SHORT = Timeouts(connect_seconds=1, stall_seconds=0.4, total_seconds=5, first_seconds=2)
 
 

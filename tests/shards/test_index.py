@@ -136,28 +136,6 @@ def test_an_index_bomb_costs_no_memory(number, tiny):
     tracemalloc.stop()
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "[" * 5000,
-        "{'descr': [",
-        "lambda: 1",
-        repr({"descr": INDEX_FIELDS, "fortran_order": False, "shape": (10**12,)}),
-        repr({"descr": INDEX_FIELDS, "fortran_order": False, "shape": (int("9" * 15),) * 4}),
-        repr({"descr": "|O", "fortran_order": False, "shape": (1,)}),
-    ],
-    ids=["deep", "open", "code", "huge", "huger", "objects"],
-)
-def test_the_header_of_an_index_is_no_python(header):
-    """It is not evaluated, and no memory is taken for what it promises."""
-    data = (
-        b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + b"\n" + bytes(44)
-    )
-    split = Split("train", 1, "tiny-train.index.npy", sha256(data).hexdigest(), ())
-    with pytest.raises(DataError, match="not a sample index"):
-        parse_index(data, Manifest("tiny", ("a",), (split,)), split, "here")
-
-
 def test_numpy_may_have_written_an_index(tiny, tmp_path):
     """`np.save` spells the header with one comma more."""
     manifest = open_source(str(tiny.folder)).manifest

@@ -14,7 +14,7 @@ from rackrun.errors import DataError, Problem, UsageError
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from rackrun.shard_folder import folder_and_version
-from rackrun.shards.index import Manifest, MissingVersion, index_name, manifest_name
+from rackrun.shards.index import Manifest, MissingVersion, manifest_name
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from tests.lab.data import drawn
@@ -149,15 +149,6 @@ def test_a_manifest_that_is_missing_endless_or_no_file_is_refused(data):
             keys(f"{data}@2")
 
 
-def test_a_chain_cannot_be_a_circle(data):
-    """A version that names the newest one, itself, or others than those before it: refused."""
-    newest = Manifest.parse((data / "dataset.json").read_bytes(), "")
-    for parents in ((newest.digest,), (newest.parents[1],), (newest.parents[0], newest.digest)):
-        rewritten(data, 2, parents=parents)
-        with pytest.raises(DataError, match="not the version 2 from which"):
-            keys(f"{data}@2")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -183,12 +174,3 @@ def test_hostile_versions_are_refused(data, change, message):
     path.write_text(json.dumps(fields))
     with pytest.raises(DataError, match=message or "not a data set manifest"):
         keys(str(data))
-
-
-def test_indexes_keep_their_names_while_they_stay_the_same(data):
-    """What a version does not change is written once: the index of a split, and every tar."""
-    newest, first = open_source(str(data)).manifest, open_source(f"{data}@1").manifest
-    untouched = [s for s in newest.splits if s.shards == first.split(s.name).shards]
-    for split in untouched:
-        assert split.index == index_name(newest.dataset, split.name)
-    assert newest.split("train").index == index_name(newest.dataset, "train", 3)

@@ -1,18 +1,13 @@
 """One tar, whole or absent, the same bytes for the same samples."""
 
 import io
-import os
-import resource
-import signal
 import tarfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.atomic import partials, write_whole
-from rackrun.errors import SaveError
+from rackrun.atomic import write_whole
 from rackrun.shards.writer import write_shard
 
 KEYS = st.from_regex(r"[A-Za-z0-9_-]{1,90}", fullmatch=True)
@@ -39,50 +34,6 @@ def test_samples_come_back_through_tarfile(samples, tmp_path_factory):
         assert members[f"{key}.cls"].offset == position.offset
         assert data[position.image_offset :][: len(image)] == image
         assert data[position.offset + 512 :][: len(str(label))] == str(label).encode()
-
-
-def test_an_error_inside_leaves_nothing(tmp_path):
-    """Whatever ends the writing, there is no file, neither half nor hidden."""
-    for error in (ValueError, KeyboardInterrupt, SystemExit):
-        with pytest.raises(error), write_shard(tmp_path / "a.tar") as writer:
-            writer.add("a", 0, b"x" * 5_000_000)
-            raise error
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_name_appears_at_the_end(tmp_path):
-    """Until it is whole a shard has a hidden name; an older file keeps its bytes until then."""
-    path = tmp_path / "a.tar"
-    path.write_bytes(b"old")
-    with write_shard(path) as writer:
-        writer.add("a", 0, b"x" * 5_000_000)
-        assert path.read_bytes() == b"old"
-        assert len(partials(tmp_path)) == 1
-        writer.close()
-    assert path.stat().st_size > 5_000_000 and not partials(tmp_path)
-
-
-def test_a_full_disk_is_a_save_error(tmp_path):
-    """The limit strikes in the middle of a shard or at its end: exit code 74, nothing is left."""
-    for size in (50_000, 5_000_000):
-        child = os.fork()
-        if not child:
-            os._exit(_write_limited(tmp_path / "a.tar", size))
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == SaveError.exit_code
-        assert not list(tmp_path.iterdir())
-
-
-def _write_limited(path: Path, size: int) -> int:
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-    try:
-        with write_shard(path) as writer:
-            writer.add("a", 0, bytes(size))
-            writer.close()
-    except SaveError as error:
-        return error.exit_code if str(path) in str(error) else 1
-    return 0
 
 
 def test_small_files_are_whole_too(tmp_path):
