@@ -182,12 +182,11 @@ def _tree(root: Path) -> ImagenetFiles:
 def _kaggle_zip(path: Path) -> ImagenetFiles:
     """Return the images of the archive of Kaggle's competition."""
     archive, wnids, solutions = Zip(path), set[str](), list[Record]()
-    members = [each for each in archive.records() if isinstance(each, Record)]
-    for member in members:
+    for member in archive.records():
         match = IMAGE_PATH.fullmatch(member.name)
         if match and match["split"] == "train" and match["wnid"] and is_image(member.name):
             wnids.add(match["wnid"])
-        elif PurePosixPath(member.name).name == SOLUTION:
+        elif PurePosixPath(member.name).name == SOLUTION and isinstance(member, Record):
             solutions = [member]
 
     def text(name: str) -> bytes | None:
@@ -204,7 +203,7 @@ def _kaggle_zip(path: Path) -> ImagenetFiles:
             why = LEFT_OUT[defect.kind]
             raise DataError(f"{path}: {solutions[0].name}: {why}") from None
 
-    return ImagenetFiles((archive,), wnids, _entries(members), text)
+    return ImagenetFiles((archive,), wnids, _entries(archive.records()), text)
 
 
 def _open(source: Path) -> ImagenetFiles:

@@ -74,7 +74,8 @@ def adopt(
         refuse_unique_labels(_counts(listing.tars))
     tars = _named(listing, folder, free_numbers)
     parts = joined(before, _parts(tars, numbers))
-    paths, server = {tar.name: tar.path for tar in tars}, listing.url and HttpSource(listing.url)
+    paths = {tar.name: tar.path for tar in tars}
+    server = HttpSource(listing.url) if listing.url else None
 
     def read(shard: Shard, offset: int, length: int) -> Stored:
         if server:
