@@ -3,16 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rackrun.convert.images.treatment import Preset
 from rackrun.errors import UsageError
 from rackrun.machine import core_count
+from rackrun.shards.resize import Resize
 
 
 @dataclass(frozen=True)
 class Packing:
     """Shards, splits and damaged images."""
 
-    preset: Preset = field(default_factory=Preset)
+    preset: Resize = field(default_factory=Resize)
     shards: int = 0
     """Number of training shards; 0: about 64 MiB each (as in other splits), and at least 16 if
     there are enough images."""

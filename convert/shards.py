@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
-from rackrun.convert.images.treatment import Preset
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.packing.stored_samples import shards_of
@@ -21,6 +20,7 @@ from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.open import open_source
+from rackrun.shards.resize import Resize
 from rackrun.shards.samples import sample_in_row
 from rackrun.shards.source import Source
 from rackrun.terminal import say
@@ -52,7 +52,7 @@ class Shards:
         if folder.is_dir() and self.out.resolve().is_relative_to(folder.resolve()):
             raise UsageError(f"{self.out}: lies inside {folder}; choose a folder outside it")
         manifest = source.manifest
-        stored = replace(manifest, preset=asdict(Preset.of(manifest)))
+        stored = replace(manifest, preset=asdict(Resize.of(manifest)))
         if manifest.adopted:
             say(f"{self.location}: members other than images and classes are not copied")
         listing = RecordListing(

@@ -3,8 +3,13 @@
 decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0
 """
 
+import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from rackrun.errors import DataError, UsageError
+from rackrun.shapes import Misshapen, shaped
+from rackrun.shards.index import Manifest
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -25,6 +30,27 @@ class Resize:
     """Length of the shorter side in pixels; smaller JPEGs keep their bytes."""
     quality: int | None = None
     """JPEG quality, 1 to 95; 90 if images are resized or made gray."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.short_side is not None:
+            raise UsageError("--size and --short-side exclude each other")
+        for name, side in (("--size", self.size), ("--short-side", self.short_side)):
+            if side is not None and not 1 <= side <= 4096:
+                raise UsageError(f"{name} {side}: 1 to 4096 pixels are possible")
+        if self.quality is not None and not 1 <= self.quality <= 95:
+            raise UsageError(f"--quality {self.quality}: 1 to 95 is possible")
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Resize":
+        """Return what the conversion of a data set changed in its images.
+
+        DataError for what no conversion has written.
+        """
+        try:
+            made: Resize = shaped(manifest.preset, cls, "preset")
+        except (Misshapen, UsageError) as error:
+            raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
+        return made
 
     @property
     def passes_through(self) -> bool:
@@ -59,6 +85,20 @@ class Resize:
             return self.size, self.size
         scale = min(1.0, self.short_side / min(width, height)) if self.short_side else 1.0
         return max(1, round(width * scale)), max(1, round(height * scale))
+
+    def keeps(self, size: tuple[int, int], is_jpeg: bool) -> bool:
+        """Return True if an image of that size, once upright, keeps its bytes.
+
+        A JPEG of gray or colours that need not shrink does: encoding it again would cost quality.
+        """
+        fits = is_jpeg and self.target(*size) == size and not self.encodes_all
+        return self.passes_through or fits
+
+    def encoded(self, image: "Image.Image") -> bytes:
+        """Return an upright image, resized, as a JPEG."""
+        stored = io.BytesIO()
+        self.resized(image).save(stored, "JPEG", quality=self.jpeg_quality, subsampling="4:2:0")
+        return stored.getvalue()
 
     def resized(self, image: "Image.Image") -> "Image.Image":
         """Return an upright image, resized."""

@@ -43,20 +43,15 @@ def as_stored(data: bytes, conversion: Resize) -> bytes:
     try:
         image = Image.open(io.BytesIO(data), formats=tuple(FORMATS))
         check_size(*image.size)
-        target = conversion.target(*image.size)
-        is_usual = image.format == "JPEG" and image.mode != "CMYK"
-        if is_usual and target == image.size and not conversion.encodes_all:
+        if conversion.keeps(image.size, image.format == "JPEG" and image.mode != "CMYK"):
             return data
-        side = FINE * min(target)
+        side = FINE * min(conversion.target(*image.size))
         image.draft(None, (side, side))
-        stored = io.BytesIO()
-        quality = conversion.jpeg_quality
-        conversion.resized(image).save(stored, "JPEG", quality=quality, subsampling="4:2:0")
+        return conversion.encoded(image)
     except UnidentifiedImageError as error:
         raise DataError(f"not an image ({', '.join(FORMATS)})") from error
     except PILLOW_ERRORS as error:
         raise DataError(f"not a whole image: {error}") from error
-    return stored.getvalue()
 
 
 def as_png(data: bytes) -> bytes:

@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.folder import listing as listing_of_folder
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import image_marks
 from rackrun.convert.packing.finalize import checked_parts
@@ -41,6 +41,7 @@ from rackrun.convert.versions.append_tars import append_tars, holds_tars
 from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import UsageError
 from rackrun.shards.index import Manifest
+from rackrun.shards.resize import Resize
 from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import say
 from rackrun.units import plural
@@ -115,7 +116,7 @@ class Append:
         holds_out = any(split.name == VAL for split in manifest.splits)
         default = min(DEFAULT_VAL_PERCENT, 90 - self.test_percent) if holds_out else 0.0
         return Packing(
-            preset=Preset.of(manifest),
+            preset=Resize.of(manifest),
             seed=manifest.seed,
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,

@@ -7,11 +7,12 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
+from rackrun.shards.resize import Resize
 from tests.lab.data import drawn
 
 
-def applied(preset: Preset, data: bytes) -> Image.Image:
+def applied(preset: Resize, data: bytes) -> Image.Image:
     stored, info = Treatment(preset, upright=False).encoded(data, inspect(data, ".jpg"))
     image = Image.open(io.BytesIO(stored))
     assert (info.width, info.height) == image.size
@@ -21,19 +22,19 @@ def applied(preset: Preset, data: bytes) -> Image.Image:
 
 def test_the_reference_preparation():
     """--gray --size 128: one channel, 128 by 128, whatever the ratio was."""
-    image = applied(Preset(gray=True, size=128), drawn(1, (300, 100)))
+    image = applied(Resize(gray=True, size=128), drawn(1, (300, 100)))
     assert image.mode == "L" and image.size == (128, 128)
 
 
 @pytest.mark.parametrize(
     ("preset", "size", "expected"),
     [
-        (Preset(short_side=60), (200, 100), (120, 60)),
-        (Preset(short_side=60), (100, 200), (60, 120)),
-        (Preset(size=20), (200, 100), (20, 20)),
-        (Preset(size=200), (20, 10), (200, 200)),
-        (Preset(short_side=60), (40, 30), (40, 30)),
-        (Preset(gray=True), (40, 30), (40, 30)),
+        (Resize(short_side=60), (200, 100), (120, 60)),
+        (Resize(short_side=60), (100, 200), (60, 120)),
+        (Resize(size=20), (200, 100), (20, 20)),
+        (Resize(size=200), (20, 10), (200, 200)),
+        (Resize(short_side=60), (40, 30), (40, 30)),
+        (Resize(gray=True), (40, 30), (40, 30)),
     ],
 )
 def test_sides_are_as_asked(preset, size, expected):
@@ -46,7 +47,7 @@ def test_small_jpegs_keep_their_bytes():
     data = drawn(4, (50, 40))
     info = inspect(data, ".jpg")
     for quality, is_kept in ((None, True), (50, False)):
-        treatment = Treatment(Preset(short_side=40, quality=quality), upright=False)
+        treatment = Treatment(Resize(short_side=40, quality=quality), upright=False)
         assert (treatment.encoded(data, info)[0] is data) == is_kept
 
 
@@ -54,5 +55,5 @@ def test_decoding_at_a_lower_resolution_costs_no_quality():
     """A large JPEG is decoded at a quarter first: the result is that of decoding it in full."""
     data = drawn(5, (2400, 1800), quality=92)
     whole = Image.open(io.BytesIO(data)).resize((133, 100), Image.Resampling.BICUBIC)
-    result = np.asarray(applied(Preset(short_side=100, quality=95), data)).astype(int)
+    result = np.asarray(applied(Resize(short_side=100, quality=95), data)).astype(int)
     assert np.abs(result - np.asarray(whole)).mean() < 2

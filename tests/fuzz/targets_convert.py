@@ -14,16 +14,17 @@ from pathlib import Path
 from rackrun.convert import devkit
 from rackrun.convert.imagenet import ImagenetPart, listing
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.readers.records import Defect, Record
 from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, Problem
 from rackrun.shards.pillow import foreign_formats
+from rackrun.shards.resize import Resize
 from tests.fuzz.decoders import decoder
 from tests.lab.data import drawn, rotated, tar
 
-TREATMENT = Treatment(Preset(size=8), upright=True)
+TREATMENT = Treatment(Resize(size=8), upright=True)
 HEADERS = (b"", b"\xff\xd8", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF....WEBP")
 EXIF = (
     b"\xff\xd8\xff\xe1%sExif\0\0%s\xff\xc0\0\x11\x08\0\x10\0\x10\3"

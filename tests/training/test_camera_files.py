@@ -5,9 +5,10 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
+from rackrun.shards.resize import Resize
 from rackrun.training.camera_files import for_prediction
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
@@ -18,7 +19,7 @@ WHOLE = Transforms(40)
 
 
 @pytest.mark.parametrize(
-    "preset", [Preset(gray=True), Preset(size=30), Preset(short_side=20), Preset(quality=5)]
+    "preset", [Resize(gray=True), Resize(size=30), Resize(short_side=20), Resize(quality=5)]
 )
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
 def test_what_a_conversion_changed_is_done_again(preset, form):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from rackrun.convert.images.info import inspect
-from rackrun.convert.images.treatment import Preset, Treatment
+from rackrun.convert.images.treatment import Treatment
 from rackrun.errors import DataError
 from rackrun.shards.pillow import foreign_formats
+from rackrun.shards.resize import Resize
 from rackrun.training.camera_files import for_prediction
 from rackrun.training.data.decode import decode
 from rackrun.training.data.transforms import Transforms
@@ -22,7 +23,7 @@ def test_a_file_is_shown_upright(name):
     """To prediction the file itself, to training what the conversion has stored of it."""
     data, shown = ZOO[name]
     source = inspect(data, "", foreign_formats())
-    stored, _ = Treatment(Preset(), upright=True).encoded(data, source)
+    stored, _ = Treatment(Resize(), upright=True).encoded(data, source)
     assert is_alike(decode(stored), shown)
     predicted = for_prediction(WHOLE, data)
     assert np.array_equal(predicted, shown) if name.endswith(EXACT) else is_alike(predicted, shown)

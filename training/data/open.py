@@ -19,6 +19,7 @@ import torch
 from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
 from rackrun.shards.cache_filler import CacheFiller
+from rackrun.shards.resize import Resize
 from rackrun.training.data.choice import chosen
 from rackrun.training.data.exact import Steps
 from rackrun.training.data.interface import Data
@@ -27,7 +28,6 @@ from rackrun.training.data.plain import PlainData
 from rackrun.training.data.pool import (
     TRAIN,
     SamplePool,
-    conversion_of,
     digest_of,
     sources_of,
 )
@@ -85,7 +85,7 @@ class StoredData(Data):
         self.cache = CacheFiller(fetched, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
         manifests = [source.manifest for source in sources]
         self.classes, self.dataset = manifests[0].classes, manifests[0].dataset
-        self.conversion, self.upright = conversion_of(manifests[0]), manifests[0].upright
+        self.conversion, self.upright = Resize.of(manifests[0]), manifests[0].upright
         self.digest = digest_of(config, sources)
         self.versions = {source.location: source.manifest.digest for source in sources}
         self.rows = self._pool.size

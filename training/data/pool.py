@@ -11,10 +11,8 @@ import numpy.typing as npt
 
 from rackrun.data_location import parts_of
 from rackrun.errors import DataError
-from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
-from rackrun.shards.resize import Resize
 from rackrun.shards.source import Source
 from rackrun.training.data.samples import StoredSample, stored_samples
 from rackrun.training.settings.data import DataSettings
@@ -98,12 +96,3 @@ def digest_of(config: DataSettings, sources: tuple[Source, ...]) -> str:
         return folders[0]
     chosen = [config.only_classes, config.class_weights, config.max_train_samples]
     return hashlib.sha256(json.dumps([folders, *chosen]).encode()).hexdigest()
-
-
-def conversion_of(manifest: Manifest) -> Resize:
-    """Return what the conversion of a data set changed in its images."""
-    try:
-        conversion: Resize = shaped(manifest.preset, Resize, "preset")
-    except Misshapen as error:
-        raise DataError(f"data set {manifest.dataset}: its manifest: {error}") from None
-    return conversion

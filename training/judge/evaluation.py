@@ -18,12 +18,12 @@ from rackrun.data_location import are_plain_tars
 from rackrun.errors import UsageError
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
+from rackrun.shards.resize import Resize
 from rackrun.tables import as_csv
 from rackrun.terminal import clean, say
 from rackrun.training.config import Config
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.plain import PlainValidation
-from rackrun.training.data.pool import conversion_of
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.tars import NOT_VERIFIED, Labels
 from rackrun.training.data.transforms import Transforms
@@ -151,7 +151,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
 
 
 def _other_conversion(trained: Trained, manifest: Manifest, data: str) -> str:
-    theirs, ours = conversion_of(manifest).described(), trained.transforms.conversion.described()
+    theirs, ours = Resize.of(manifest).described(), trained.transforms.conversion.described()
     if theirs == ours:
         return ""
     return (
