@@ -86,7 +86,7 @@ def checked_parts(
     """
     results = list[ShardResult]()
     for shard in plan.shards:
-        if not (result := target.result(plan, shard)):
+        if not (result := target.result(shard)):
             raise DataError(f"{target.folder}: {shard.name} has disappeared; convert again")
         results.append(result)
     found = [*plan.findings, *(finding for each in results for finding in each.findings)]

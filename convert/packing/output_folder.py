@@ -59,7 +59,6 @@ class Unfinished(Shape, frozen=True):
 class ShardResult(Shape, frozen=True):
     """A written shard, and its lines of the quality report."""
 
-    plan: Sha256
     shard: Shard
     findings: tuple[ImageDefect, ...]
 
@@ -98,15 +97,15 @@ class Target:
         data = msgspec.json.encode(result) + b"\n" + rows.tobytes()
         write_whole(self.done(result.shard.name), data)
 
-    def result(self, plan: ShardPlan, shard: PlannedShard) -> ShardResult | None:
-        """Read the result of a shard; None unless it was written whole, for this very plan."""
+    def result(self, shard: PlannedShard) -> ShardResult | None:
+        """Read the result of a shard; None unless it was written whole."""
         try:
             with self.done(shard.name).open("rb") as file:
                 result = parsed(file.readline(), ShardResult, LARGEST_DONE)
             size = self.tar(shard.name).stat().st_size
         except (FileNotFoundError, Misshapen):
             return None
-        return result if (result.plan, result.shard.bytes) == (plan.digest, size) else None
+        return result if result.shard.bytes == size else None
 
     def rows(self, shard: PlannedShard) -> np.ndarray:
         """Read the rows of a finished shard."""
@@ -160,6 +159,7 @@ class Target:
             raise DataError(f"{error}; {hint}") from None
         planned = set(begun.files) if begun else set()
         if planned & listed:  # it was killed before it had tidied up
+            shutil.rmtree(self.work)
             begun = None
         if force and version == 1:
             self._remove(planned | listed)

@@ -61,7 +61,7 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
 
 def _close_after_all(target: Target, plan: ShardPlan, packing: Packing) -> None:
     """Complete the folder if no other task has shards to write."""
-    if missing := sum(not target.result(plan, shard) for shard in plan.shards):
+    if missing := sum(not target.result(shard) for shard in plan.shards):
         of = f"{missing} of {len(plan.shards)} shards are missing"
         say(f"{target.folder}: {of}; the last task that ends completes the folder")
         return
@@ -82,7 +82,7 @@ def write_shards(target: Target, plan: ShardPlan, packing: Packing) -> None:
     """Write those of this task's shards that are not there yet."""
     # Every n-th shard: each task of an array job gets a part of every split.
     mine = plan.shards[packing.task_index or 0 :: packing.task_count]
-    jobs = [shard for shard in mine if not target.result(plan, shard)]
+    jobs = [shard for shard in mine if not target.result(shard)]
     if len(jobs) < len(mine):
         say(f"{target.folder}: {len(mine) - len(jobs)} of {len(mine)} shards are already there")
 
@@ -141,5 +141,5 @@ def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
             )
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.
-    result = ShardResult(plan.digest, written, tuple(found))
+    result = ShardResult(written, tuple(found))
     target.save_result(result, np.array(rows, INDEX_FIELDS))

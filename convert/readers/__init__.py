@@ -1,1 +1,1 @@
-"""Readers of raw data: archives, folders, MAT-files."""
+"""Readers of raw data: folders, archives, tables."""

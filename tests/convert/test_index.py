@@ -1,10 +1,8 @@
 """Tars of other programs get an index and a manifest, keep every byte, and train exactly."""
 
 import json
-import os
 import re
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +17,7 @@ from rackrun.nginx.site import FolderError, Site
 from rackrun.shards.http_source import HttpSource
 from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything
-from tests.lab import warm
 from tests.lab.data import as_hugging_face, by_name, by_webdataset, drawn, tars_in, write_tar
-from tests.lab.oracles import NOTED, exact_epochs
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,31 +130,6 @@ def test_tars_on_a_server(served, tmp_path):
             _ = HttpSource(server.url).manifest
 
 
-def test_exact_epochs_hold_for_them(tmp_path):
-    """Two exact epochs on adopted tars: each has every sample once."""
-    (tmp_path / "tars").mkdir()
-    by_webdataset(tmp_path / "tars")
-    main(["index", str(tmp_path / "tars"), "--workers", "1"])
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= NOTED
-    run = tmp_path / "run"
-    args = (
-        "-m",
-        "rackrun.catdog",
-        "--data",
-        tmp_path / "tars",
-        "--run-folder",
-        run,
-        "--image-size",
-        32,
-    )
-    args += ("--width", 4, "--epochs", 2, "--batch-size", 5, "--device", "cpu", "--workers", 0)
-    options = ("--no-tensorboard", "--exact-epochs")
-    done = warm.run(*args, *options, cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert exact_epochs(run) == [[1], [1]]
-
-
 def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:
     """Write a tar named for training per pair of labels, of two samples each."""
     for number, pair in enumerate(labels):
@@ -182,21 +153,6 @@ def test_val_percent_holds_out_whole_tars(tmp_path, capsys):
     assert [(split.name, split.samples) for split in first.splits] == [("train", 16), ("val", 4)]
     assert first.splits == second.splits
     main(["verify", str(folders[0]), "--workers", "1"])
-
-
-@pytest.mark.parametrize(("which", "says"), [("image", "is damaged"), ("label", "SHA-256")])
-def test_damage_afterwards_is_found(tmp_path, which, says):
-    """A changed image by its checksum in the index, a changed label by the digest of the tar."""
-    by_webdataset(tmp_path)
-    main(["index", str(tmp_path), "--workers", "1"])
-    path = tmp_path / "imagenet-train-000000.tar"
-    data = bytearray(path.read_bytes())
-    with tarfile.open(path) as tar:
-        member = next(m for m in tar if m.name.endswith("jpg" if which == "image" else "cls"))
-    data[member.offset_data] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(DataError, match=says):
-        everything(tmp_path)
 
 
 IMAGE = drawn("x")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from rackrun.convert.readers.directories import Folder
-from rackrun.convert.readers.records import pread_exactly
 from rackrun.errors import DataError, ReadError
 from tests.convert.conftest import shown, wait_for_a_shard
 from tests.lab.data import drawn, kaggle, write_zip
@@ -68,14 +67,6 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(tmp_path, conver
     source.write_bytes(whole)
     out = convert("catdog", source, *options)
     assert shown(out) == shown(convert("catdog", source, *options, out="fresh"))
-
-
-def test_an_archive_on_a_failing_disk_is_no_archive_of_broken_images(tmp_path):
-    """EIO under a zip is exit 74, unlike bytes that were read and are wrong."""
-    memory = os.open("/proc/self/mem", os.O_RDONLY)  # nothing lies at address 0: reading it is EIO
-    with pytest.raises(ReadError, match="Input/output error; what is finished is kept"):
-        pread_exactly(memory, 10, 0, tmp_path / "train.zip")
-    os.close(memory)
 
 
 def test_a_file_that_grew_or_shrank_is_not_read(tmp_path, command):
