@@ -9,7 +9,6 @@ its first step.
 import hashlib
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -21,12 +20,15 @@ import numpy as np
 import torch.distributed as dist
 
 from rackrun.contract import variables
+from rackrun.contract.tasks import TASKS
 from rackrun.errors import Problem
 from rackrun.training.device import rank_device
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.settings.ranks import DeviceSettings
 
 ROOT = Path(__file__).parents[1]
+PROGRAM = ("training", "shards", *TASKS)
+"""The packages whose code all ranks need to have alike."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=20)  # a launcher notices hangs earlier
 OF_A_HOST = {"cache", "cache_size", "data", "resume", "run_folder", "weights", "workers"}
 """Settings that name a place or a number on a host, and may differ between hosts."""
@@ -112,13 +114,8 @@ def _number(name: str, default: int) -> int:
 
 @cache
 def _code_digest() -> bytes:
-    # The program: training, shards, and the package that was started, as `rackrun.catdog`.
-    started = sys.modules["__main__"].__spec__
-    names = {"training", "shards"}
-    if started and started.name.startswith("rackrun."):
-        names.add(started.name.split(".")[1])
     digest = hashlib.sha256()
-    for path in sorted(path for name in names for path in (ROOT / name).rglob("*.py")):
+    for path in sorted(path for name in PROGRAM for path in (ROOT / name).rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT)}\0{len(content)}\0".encode())
         digest.update(content)

@@ -11,6 +11,7 @@ import pytest
 from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
+PACKAGES = ("rackrun", "training", "shards", "catdog", "imagenet", "mnist")
 MEET = """
 import os
 from rackrun.training.config import Config
@@ -55,21 +56,21 @@ def test_a_rank_with_another_option_ends_them_all():
 
 def test_ranks_of_one_run_and_one_code_train(tmp_path):
     """The same code in another folder, as on another host, is the same code."""
-    for package in ("rackrun", "training", "shards"):
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
     for code, message in met({}, tmp_path):
         assert (code, message.splitlines()[-1]) == (0, "trains"), message
 
 
-@pytest.mark.parametrize("what", ["run", "code"])
+@pytest.mark.parametrize("what", ["run", "training", "imagenet"])
 def test_a_stranger_among_the_ranks_ends_them_all(tmp_path, what):
-    """A rank of another run: 75 on every rank; one line of another code: 78; both name the rank."""
-    for package in ("rackrun", "training", "shards"):
+    """A rank of another run: 75 on every rank; other code, of a task, too: 78; both named."""
+    for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True)
-    if what == "code":
-        with (tmp_path / "training" / "loop.py").open("a") as file:
+    if what != "run":
+        with (tmp_path / what / "model.py").open("a") as file:
             file.write("# yesterday's\n")
     ended = met({"RACKRUN_RUN_ID": "other"} if what == "run" else {}, tmp_path)
-    assert [code for code, _ in ended] == [{"run": 75, "code": 78}[what]] * 2
-    options = {"run": "rank 1 belongs to another run", "code": "the code of rank 1 is not that"}
-    assert all(options[what] in message for _, message in ended)
+    assert [code for code, _ in ended] == [75 if what == "run" else 78] * 2
+    says = "belongs to another run" if what == "run" else "the code of rank 1 is not that"
+    assert all(says in message for _, message in ended)
