@@ -1,7 +1,6 @@
 """Where training cannot go on: a loss, outputs or weights that are no finite numbers."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 
@@ -33,31 +32,12 @@ def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
         symptom = "gradients overflow float16 at any scale of the loss"
     else:
         return
-    raise _diverged(symptom, step, ", or --precision fp32" if scaling else "")
+    raise diverged(symptom, step, ", or --precision fp32" if scaling else "")
 
 
-def check_weights(step: int, are_finite: bool) -> None:
-    """Raise Diverged unless a run could go on from the weights after this step."""
-    if not are_finite:
-        raise _diverged("weights are not finite", step)
-
-
-def _diverged(symptom: str, step: int, other: str = "") -> Diverged:
+def diverged(symptom: str, step: int, other: str = "") -> Diverged:
+    """Return the error for a symptom of a rate that is too high."""
     return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
-
-
-def not_finite(step: int, keys: Sequence[str], images: int) -> Diverged:
-    """Return the error for a step whose loss is not finite before any weight changes by it.
-
-    `keys` are those of its images that alone have no finite output.
-    """
-    if not keys:
-        return _diverged(f"the loss of {plural(images, 'image')} is not finite", step)
-    return Diverged(
-        f"the model's output is not finite for {first_few([*map(short, keys)], MOST_NAMED)} (step"
-        f" {step}): fix the model, or remove these images; a model that standardizes each image"
-        " divides by 0 for an image of a single color"
-    )
 
 
 def require_finite(
@@ -84,6 +64,11 @@ def require_finite(
             for (shard, key), image in zip(batch.keys, torch.split(batch.images, 1), strict=False)
             if not answers(compute.logits(model, normalise, image)).are_finite.all()
         ]
-    if len(bad) == len(batch.labels) > 1:  # it is the weights
-        bad = []
-    raise not_finite(state.step + 1, bad, len(batch.labels))
+    step, images = state.step + 1, len(batch.labels)
+    if not bad or len(bad) == images > 1:  # it is the weights
+        raise diverged(f"the loss of {plural(images, 'image')} is not finite", step)
+    raise Diverged(
+        f"the model's output is not finite for {first_few([*map(short, bad)], MOST_NAMED)} (step"
+        f" {step}): fix the model, or remove these images; a model that standardizes each image"
+        " divides by 0 for an image of a single color"
+    )

@@ -35,7 +35,6 @@ from rackrun.training.setup import TrainingRun
 from rackrun.units import first_few, plural
 from rackrun.user_code.revision import git_commit
 
-WIDTH = 68  # of 80 columns: the launcher puts host and rank before a line
 Facts = dict[str, Any]
 
 
@@ -100,27 +99,26 @@ def lines_of(run: TrainingRun, facts: Facts) -> Iterator[str]:
 
 
 def lines(facts: Facts, folder: Path) -> list[str]:
-    """Return the facts as the first lines of a run, broken between facts only."""
+    """Return the facts as the first lines of a run."""
     run_id = os.environ.get(variables.RUN_ID, "")[:8]
     count = facts["parameters"]
     millions = f"{count / 1e6:,.1f}" if count >= 50_000 else f"{count / 1e6:.2g}"
     relative = os.path.relpath(folder)  # as one would type it here
-    return packed(
-        [
-            list(_machines(facts)),
-            images(facts),
-            [
-                facts["model"],
-                f"{millions} M parameters",
-                facts["precision"],
-                f"batch {facts['batch']:,}",
-            ],
-            [
-                f"run {run_id}" if run_id else "",
-                os.fspath(folder) if relative.startswith("..") else relative,
-            ],
-        ]
+    groups = (
+        _machines(facts),
+        images(facts),
+        (
+            facts["model"],
+            f"{millions} M parameters",
+            facts["precision"],
+            f"batch {facts['batch']:,}",
+        ),
+        (
+            f"run {run_id}" if run_id else "",
+            os.fspath(folder) if relative.startswith("..") else relative,
+        ),
     )
+    return [one_line(", ".join(filter(None, group))) for group in groups]
 
 
 def stage_lines(config: Config, stages: Sequence[Stage], head: str, weights: str) -> Iterator[str]:
@@ -224,21 +222,6 @@ def images(facts: Facts) -> list[str]:
         ]
     version = f", version {facts['data_version']}" if facts.get("data_version", 0) > 1 else ""
     return [f"{facts['dataset']}{version}", f"{plural(facts['images'], 'image')} {of_classes}"]
-
-
-def packed(groups: Sequence[Sequence[str]], width: int = WIDTH) -> list[str]:
-    """Return groups of facts in lines; a group is broken only where it is wider than a line."""
-    rows: list[str] = []
-    for group in groups:
-        facts = [one_line(fact) for fact in group if fact]
-        whole = ", ".join(facts)
-        for number, fact in enumerate([whole] if 0 < len(whole) <= width else facts):
-            mark = "," if number else ";"
-            if rows and len(rows[-1]) + len(mark) + 1 + len(fact) <= width:
-                rows[-1] += f"{mark} {fact}"
-            else:
-                rows.append(fact)
-    return rows
 
 
 def _machines(facts: Facts) -> Iterator[str]:

@@ -138,26 +138,23 @@ def most_ranks(config: Config) -> tuple[int, str]:
     if config.global_batch:
         text = f"--global-batch {config.global_batch} has fewer samples than that"
         return config.global_batch, text
+    return _largest_scale(config)
+
+
+def refuse_scale(config: Config, batch: int) -> None:
+    """Raise UsageError where --scale-lr has more images per step than it is known to hold for."""
+    scale, why = _largest_scale(config)
+    if scale and batch > scale * config.batch_size:
+        raise UsageError(f"{batch:,} images per step: {why}")
+
+
+def _largest_scale(config: Config) -> tuple[int, str]:
+    # How many times --batch-size and --lr may be taken, 0 for any number, and why not more.
     if not config.scale_lr or config.optimizer != "sgd" or config.synthetic:
         return 0, ""
-    by_rate = int(SCALED_LR * 1.001 / config.lr) if config.lr else SCALED_BATCH
+    by_rate = int(SCALED_LR * 1.001 / config.lr) if config.lr else SCALED_BATCH  # rounding
     return max(1, min(SCALED_BATCH // config.batch_size, by_rate)), (
         f"--scale-lr is known to hold up to lr {SCALED_LR:g} and {SCALED_BATCH:,} images per step;"
         " type a smaller --batch-size and --lr, or --no-scale-lr --lr"
         f" {SCALED_LR:g}, or what you have tried"
     )
-
-
-def check_scaled_lr(config: Config, peak: float, batch: int) -> None:
-    """Raise UsageError where --scale-lr gives SGD a rate that is known to cost accuracy.
-
-    `peak` is the highest learning rate, for this many images per step over all ranks.
-    """
-    scales = config.scale_lr and batch > config.batch_size and not config.synthetic
-    too_far = batch > SCALED_BATCH or peak > SCALED_LR * 1.001  # rounding
-    if scales and config.optimizer == "sgd" and too_far:
-        raise UsageError(
-            f"--scale-lr: lr {peak:g} for {batch:,} images per step; such scaling is known to hold"
-            f" up to {SCALED_LR:g} for {SCALED_BATCH:,}; type a smaller --batch-size and --lr, or"
-            f" --no-scale-lr --lr {SCALED_LR:g}, or what you have tried"
-        )

@@ -183,7 +183,6 @@ class TrainingState:
         self.epoch = state["epoch"]
         self.accuracy = state["accuracy"]
         self.improvement = Improvement(**state["improvement"])
-        self.is_whole = True
 
 
 class Average:

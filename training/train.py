@@ -40,7 +40,7 @@ from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.save_while_hung import saves_while_hung
-from rackrun.training.schedule import Stage, check_scaled_lr, due
+from rackrun.training.schedule import Stage, due, refuse_scale
 from rackrun.training.setup import TrainingRun, started
 from rackrun.training.step_times import StepTimes
 from rackrun.training.stop_requests import SAVE, StepExchange
@@ -58,7 +58,7 @@ def run(task: Task, config: Config) -> int:
 
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
-    check_scaled_lr(run.config, run.schedule.peak, run.data.batch)
+    refuse_scale(run.config, run.data.batch)
     with run.log, run.checkpoints:
         begin(run)
         try:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rackrun.training.config import Config
-from rackrun.training.first_lines import Facts, class_lines, lines, packed
+from rackrun.training.first_lines import Facts, class_lines, lines
 
 H100 = "NVIDIA H100 80GB HBM3"
 CLUSTER: Facts = {
@@ -47,8 +47,8 @@ LAPTOP = {
         (
             CLUSTER,
             [
-                "64 ranks on 8 hosts, 8x H100 80GB HBM3 each, torch 2.15.0+cu132",
-                "driver 570; imagenet, 1,281,167 images in 1,000 classes",
+                "64 ranks on 8 hosts, 8x H100 80GB HBM3 each, torch 2.15.0+cu132, driver 570",
+                "imagenet, 1,281,167 images in 1,000 classes",
                 "resnet50, 25.6 M parameters, bf16, batch 16,384",
                 "run 3fa81c02, /runs/20260101-000000-imagenet",
             ],
@@ -77,21 +77,11 @@ LAPTOP = {
     ids=["cluster", "laptop", "synthetic", "mixed"],
 )
 def test_a_run_says_what_runs_where(facts, expected, monkeypatch):
-    """Ranks, hosts, GPUs, versions, data, model and folder come first, and fit a terminal."""
+    """Ranks, hosts, GPUs, versions, data, model and folder come first."""
     monkeypatch.setenv("RACKRUN_RUN_ID", "3fa81c02" + 24 * "0")
     message = lines(facts, Path("/runs/20260101-000000-imagenet"))
-    text = "; ".join(message)
     for line in expected:
-        assert line in text
-    assert all(len(line) <= 68 for line in message), message
-
-
-def test_a_line_breaks_between_facts_only():
-    """What is wider than a line stands alone and is never cut."""
-    path = "runs/" + 80 * "x"
-    groups = [["aaaa", "bbbb"], ["cc"], ["run 1", path], [""]]
-    assert packed(groups, 14) == ["aaaa, bbbb; cc", "run 1", path]
-    assert packed(groups, 9) == ["aaaa", "bbbb; cc", "run 1", path]
+        assert any(each.startswith(line) for each in message), message
 
 
 def test_classes_that_training_or_validation_lacks_are_named():

@@ -1,10 +1,8 @@
 """Weights in the layouts in which they are published, made by torchvision's own models."""
 
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -56,8 +54,6 @@ def below(prefix: str, weights: Tensors) -> Tensors:
         (lambda w: {"model": below("module.", w), "optimizer": {}}, ""),
         (lambda w: {"model": {}, "model_ema": below("module.", w) | COUNT}, ""),
         (lambda w: {"state_dict": {}, "state_dict_ema": w}, ""),
-        (lambda w: {"model_state_dict": w, "optimizer_state_dict": {"state": {}}}, ""),
-        (lambda w: {"net": w, "args": Namespace(lr=0.1), "top1": np.float64(76.1)}, ""),
         (lambda w: {"state_dict": below("model.", w)}, "; found below model."),
         (
             lambda w: {"state_dict": below("module.encoder_q.", w) | {"queue": torch.ones(2)}},
@@ -69,8 +65,7 @@ def below(prefix: str, weights: Tensors) -> Tensors:
             "; the last layer (fc.weight, fc.bias) is not there and starts afresh",
         ),
     ],
-    ids=["timm", "DDP", "EMA", "timm's EMA", "recipe of torch", "arguments", "Lightning",
-         "MoCo", "no counts", "no head"],
+    ids=["timm", "DDP", "EMA", "timm's EMA", "Lightning", "MoCo", "no counts", "no head"],
 )  # fmt: skip
 def test_wrappers_are_opened(tmp_path, wrapped, message):
     """Whatever stands around the weights or before their names; averages go before weights."""

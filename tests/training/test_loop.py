@@ -7,9 +7,7 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,6 @@ from rackrun.training import train as loop
 from rackrun.training.checkpoint import pack
 from rackrun.training.data.open import Exact
 from rackrun.training.data.samples import Batch
-from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.state import TrainingState
 from tests.training.conftest import same_weights, settings
 
@@ -143,69 +140,28 @@ def test_an_epoch_that_was_trained_before_a_resume_shows_no_numbers(
 
 
 @pytest.mark.parametrize(
-    ("call", "signals", "code", "newest"),
-    [
-        ("fsync", (signal.SIGINT,), 130, 8),
-        ("fsync", (signal.SIGTERM, signal.SIGTERM), 143, 8),
-        ("open", (signal.SIGINT, signal.SIGINT), None, 4),
-        ("fsync", (signal.SIGINT, signal.SIGINT), None, 4),
-        ("rename", (signal.SIGINT, signal.SIGINT), None, 8),
-        ("link", (signal.SIGINT, signal.SIGINT), None, 8),
-    ],
+    ("signals", "code"), [((signal.SIGINT,), 130), ((signal.SIGTERM, signal.SIGTERM), 143)]
 )
-def test_a_signal_in_the_midst_of_a_save_leaves_the_old_or_the_new_checkpoint(
-    shapes, tmp_path, monkeypatch, call, signals, code, newest
+def test_a_signal_in_the_midst_of_a_save_waits_for_the_new_checkpoint(
+    shapes, tmp_path, monkeypatch, signals, code
 ):
-    """After one Ctrl-C or any TERM the save is finished; the second Ctrl-C does not wait for it.
-    What loads is whole, and nothing else is left."""
-    save, abandon = checkpoint.save, RunCheckpoints.abandon
-    abandoned = threading.Event()
+    """After one Ctrl-C or any TERM the save is finished; nothing else is left."""
+    real = os.fsync
 
-    def abandons(saves: RunCheckpoints) -> None:
-        abandon(saves)
-        abandoned.set()
-        with suppress(SaveError):
-            saves.wait()  # else the asserts would come before the thread is through
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        if threading.current_thread() is not threading.main_thread():  # the one that saves
+            monkeypatch.setattr(os, "fsync", real)
+            for number in signals:
+                os.kill(os.getpid(), number)
 
-    def interrupted(folder: RunFolder, content: checkpoint.Content, keep: int, best: bool) -> Path:
-        if content["state"]["step"] == 8:
-            signal_after(call, signals, abandoned, monkeypatch)
-        return save(folder, content, keep, best=True)
-
-    monkeypatch.setattr(checkpoint, "save", interrupted)
-    monkeypatch.setattr(RunCheckpoints, "abandon", abandons)
+    monkeypatch.setattr(os, "fsync", fsync)
     config = settings(shapes, tmp_path, epochs=1, save_steps=4)
-    with pytest.raises(KeyboardInterrupt) if code is None else nullcontext():
-        assert loop.run(TASK, config) == code
-    folder = RunFolder(tmp_path)
-    path, _ = checkpoint.newest_valid(folder.checkpoints)
-    step = checkpoint.read(path)["state"]["step"]
+    assert loop.run(TASK, config) == code
+    path, _ = checkpoint.newest_valid(RunFolder(tmp_path).checkpoints)
     # Steps more, where training went on while the thread saved.
-    assert step >= newest if code else step == newest
-    assert checkpoint.read(folder.best)["state"]["step"] <= step
-    assert not partials(folder.checkpoints)
-
-
-def signal_after(
-    call: str, signals: tuple[int, ...], abandoned: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Send ourselves signals as soon as the thread that saves has made such a system call; of two
-    Ctrl-C, the thread waits until the main thread has gone."""
-    real = getattr(os, call)
-
-    def called(*args: Any, **more: Any) -> Any:
-        done = real(*args, **more)
-        if threading.current_thread() is threading.main_thread():
-            return done
-        monkeypatch.setattr(os, call, real)
-        for number in signals:
-            os.kill(os.getpid(), number)
-            while signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-                time.sleep(0.001)
-        assert signals != (signal.SIGINT, signal.SIGINT) or abandoned.wait(30)
-        return done
-
-    monkeypatch.setattr(os, call, called)
+    assert checkpoint.read(path)["state"]["step"] >= 4
+    assert not partials(RunFolder(tmp_path).checkpoints)
 
 
 def test_a_checkpoint_is_of_its_step_though_training_goes_on(shapes, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ import copy
 import os
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -13,39 +12,10 @@ from rackrun.training import checkpoint
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
-from rackrun.training.schedule import make_schedule
 from rackrun.training.state import TrainingState
 from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
-PARTS = """
-import torch
-
-def number(params, lr): return lr
-def bare(params): return torch.optim.SGD(params, lr=1)
-def falling(step, steps): return 1 - step / steps
-def negative(step, steps): return -1
-def words(step, steps): return "a half"
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with a user's own modules."""
-    (tmp_path / "own_parts_here.py").write_text(PARTS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def test_an_own_schedule_has_the_warm_up_and_the_peak_of_the_others(folder):
-    """It is asked for the steps after the warm-up of each stage, and gives a share of the rate."""
-    options = {"epochs": 3, "head_epochs": 1, "head_lr": 8.0, "lr": 2.0, "warmup_epochs": 0.5}
-    config = Config(lr_schedule="own_parts_here:falling", **options)
-    schedule = make_schedule(config, 4, 1)
-    rates = [schedule.lr(step) for step in range(12)]
-    falls = [2 * share / 6 for share in (6, 5, 4, 3, 2, 1)]
-    assert rates == pytest.approx([4, 8, 8, 4, 1, 2, *falls])
 
 
 def test_an_own_optimizer_gets_the_groups_of_weights():
@@ -78,33 +48,6 @@ def test_lamb_goes_on_bit_for_bit_from_a_checkpoint():
             state.advance()
         states.append(state.model.state_dict())
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-FAILING_NET = """
-import torch
-
-
-class Net(torch.nn.Module):
-    def __init__(self, num_classes=2):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(1))
-
-    def forward(self, images):
-        return torch.zeros(2, 3) @ images  # does not fit
-"""
-
-
-def test_an_exception_in_an_own_model_names_its_line_and_is_no_error_of_ours(tmp_path):
-    """Exit code 1, the traceback, then file, line and exception in one line."""
-    (tmp_path / "failing_net.py").write_text(FAILING_NET)
-    options = "--weights= --synthetic --epochs 1 --steps-per-epoch 1 --batch-size 2 --device cpu"
-    args = ("-m", "rackrun.training", "catdog", "--model", "failing_net:Net", *options.split())
-    ended = warm.run(*args, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert ended.returncode == 1, ended.stderr
-    assert "Traceback (most recent call last):" in ended.stderr
-    path = f"error: {tmp_path / 'failing_net.py'}:11 in forward: RuntimeError: "
-    assert ended.stderr.splitlines()[-1].startswith(path), ended.stderr
-    assert "internal error" not in ended.stderr
 
 
 def test_the_example_trains_and_resumes_bit_for_bit(tmp_path):

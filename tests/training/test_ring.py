@@ -4,7 +4,6 @@ import os
 import subprocess
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, islice
 
@@ -63,29 +62,17 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
         before = batch.images, batch.images.clone()
 
 
-@dataclass(frozen=True)
-class Ahead(BatchStream):
-    """Workers that write the number of each batch into its place, as fast as they may."""
-
-    begun: torch.Tensor
-    last: int
-
-    def seed(self, worker: int) -> None:
-        return None
-
-    def transforms_of(self, number: int) -> Transforms:
-        return self.transforms(0)
-
-    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
-        for number in count(worker, workers):
-            if number > self.last:
-                raise DataError("no more")
-            self.begun[worker] = number
-            image = encoded(Image.new("RGB", (1, 1), (number,) * 3), "PNG")
-            yield StoredSample("a.tar", Sample(str(number), image, "png", number))
+def numbered(begun: torch.Tensor, last: int, worker: int, workers: int) -> Iterator[StoredSample]:
+    """Yield the number of each batch as an image, as fast as a worker may."""
+    for number in count(worker, workers):
+        if number > last:
+            raise DataError("no more")
+        begun[worker] = number
+        image = encoded(Image.new("RGB", (1, 1), (number,) * 3), "PNG")
+        yield StoredSample("a.tar", Sample(str(number), image, "png", number))
 
 
-def one_pixel(epoch: int) -> Transforms:
+def one_pixel(number: int) -> Transforms:
     return Transforms(1)
 
 
@@ -93,7 +80,8 @@ def test_no_batch_that_is_held_is_overwritten():
     """However far ahead workers are, and when one has failed: the last three batches are whole."""
     config, ring = CatDog(batch_size=1), Ring(WORKERS, 1, 3)
     begun, last = torch.zeros(WORKERS, dtype=torch.int64).share_memory_(), 40
-    ahead = Ahead(config, ring, Quarantine(config), one_pixel, begun, last)
+    samples = partial(numbered, begun, last)
+    ahead = BatchStream(samples, 1, ring, Quarantine(config), one_pixel)
     made, held = loaded(ahead, WORKERS), deque(maxlen=HELD)
     for number in range(last):
         held.append(ring.batch(next(made)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rackrun.catdog.model import TASK
-from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.errors import DataError
 from rackrun.training import train as loop
 from rackrun.training.track import tracker
 from rackrun.training.track.tracker import Sent, Tracker, read_sent
@@ -228,11 +228,3 @@ def test_a_tracker_that_fails_is_one_line(shapes, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert loop.run(TASK, settings(shapes, tmp_path, epochs=1, track="mlflow")) == 0
     assert capfd.readouterr().out.count("--track mlflow: ") == 1
-
-
-def test_what_is_not_installed_or_no_tracker_is_one_line():
-    """A name has to be known; a known one that is missing names its extra."""
-    with pytest.raises(UsageError, match=r"--track wandbb: no such tracker; did you mean wandb\?"):
-        settings(Path(), Path(), track="mlflow,wandbb")
-    with pytest.raises(MissingPackage, match=r"comet is not installed; type: .*\[comet\]'"):
-        tracker.check_trackers(["comet"])

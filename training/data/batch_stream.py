@@ -3,8 +3,7 @@
 Each loader worker has samples of its own, and the workers make batches in turn.
 """
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count, repeat
 
@@ -13,30 +12,23 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rackrun.errors import Problem
 from rackrun.training.data.ring import Filled, Ring
 from rackrun.training.data.samples import Batch, Quarantine, Seed, StoredSample, decoded
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
-from rackrun.training.settings.data import DataSettings
+from rackrun.training.data.transforms import Transforms
 
 
 @dataclass(frozen=True)
 class BatchStream(IterableDataset[Filled | Problem]):
     """The batches of a rank; without end, though samples may end (see `until_empty`)."""
 
-    config: DataSettings
+    samples: Callable[[int, int], Iterator[StoredSample]]
+    """(worker, workers) -> the samples of one of several loader workers."""
+    size: int
+    """Samples of a batch."""
     ring: Ring
     quarantine: Quarantine
-    transforms: TransformsOfEpoch
-
-    @abstractmethod
-    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
-        """Yield the samples of one of several loader workers."""
-
-    @abstractmethod
-    def seed(self, worker: int) -> Seed | None:
-        """Return the seed of what a loader worker draws; None: images are for evaluation."""
-
-    @abstractmethod
-    def transforms_of(self, number: int) -> Transforms:
-        """Return the transforms of a batch."""
+    transforms: Callable[[int], Transforms]
+    """Those of a batch by its number; picklable, since loader workers call it."""
+    seed: Seed | None = None
+    """Of what is drawn, before the number of the worker; None: images are for evaluation."""
 
     def __iter__(self) -> Iterator[Filled | Problem]:
         # A Problem is yielded as a value: it reaches the rank without a worker's traceback. And
@@ -50,14 +42,14 @@ class BatchStream(IterableDataset[Filled | Problem]):
             yield from repeat(problem)
 
     def _filled(self, worker: int, workers: int) -> Iterator[Filled]:
-        samples, seed = enumerate(self.samples(worker, workers)), self.seed(worker)
-        size = self.config.batch_size
+        samples = enumerate(self.samples(worker, workers))
+        seed = None if self.seed is None else (*self.seed, worker)
         for number in count(worker, workers):
-            transforms = self.transforms_of(number)
+            transforms = self.transforms(number)
             shape = transforms.evaluation_shape if seed is None else transforms.training_shape
-            images, labels = (each.numpy() for each in self.ring.place(number, size, shape))
+            images, labels = (each.numpy() for each in self.ring.place(number, self.size, shape))
             keys = list[tuple[str, str]]()
-            for _, stored, image in decoded(samples, size, transforms, seed, self.quarantine):
+            for _, stored, image in decoded(samples, self.size, transforms, seed, self.quarantine):
                 transforms.write(images[len(keys)], image)
                 labels[len(keys)] = stored.sample.label
                 keys.append((stored.shard, stored.sample.key))

@@ -31,7 +31,7 @@ from rackrun.training.data.pool import (
     digest_of,
     sources_of,
 )
-from rackrun.training.data.resampled import IndexedShards, resampled_batches
+from rackrun.training.data.resampled import resampled_batches, samples_of_shard
 from rackrun.training.data.ring import AHEAD, HELD
 from rackrun.training.data.row_reader import RowReader
 from rackrun.training.data.samples import Batch
@@ -117,8 +117,11 @@ class Resampled(StoredData):
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
         source = self._pool.sources[0]
         source.index(TRAIN)  # read here, once: workers get it with the source
-        shards = IndexedShards(source)
-        return resampled_batches(self._loader, shards, self._transforms, self.epoch_steps, start)
+        names = [shard.name for shard in source.manifest.split(TRAIN).shards]
+        samples = partial(samples_of_shard, source)
+        return resampled_batches(
+            self._loader, names, samples, self._transforms, self.epoch_steps, start
+        )
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the training set."""

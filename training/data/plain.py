@@ -3,9 +3,8 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 from rackrun.data_location import expanded
 from rackrun.errors import UsageError
@@ -21,38 +20,28 @@ from rackrun.training.settings.classes import named_classes
 from rackrun.training.settings.data import DataSettings
 
 
-class PlainTars(NamedTuple):
-    """Tars without an index, as what shards are drawn from."""
-
-    names: tuple[str, ...]
-    labels: Labels
-
-    def samples(self, name: str) -> Iterator[StoredSample]:
-        """Yield the samples of a tar, in order."""
-        return samples_in(name, self.labels)
-
-
 class PlainData(Data):
     """Training on tars drawn with replacement, and each image of --eval-data once."""
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(ranks)
         self.classes = _classes(config, ranks)
-        labels = Labels(self.classes, config.label_field)
-        self._tars = PlainTars(tuple(expanded(config.data)), labels)
+        self._labels = Labels(self.classes, config.label_field)
+        self._names = expanded(config.data)
         self._loader, self._transforms = Loader(config, ranks), transforms
         self.batch, self.rows = config.batch_size * ranks.world, config.epoch_samples
         self.epoch_steps = max(self.rows // self.batch, 1)
-        self.dataset, self.tars = "tars", len(self._tars.names)
-        named = [self.classes, [name.rpartition("/")[2] for name in self._tars.names]]
+        self.dataset, self.tars = "tars", len(self._names)
+        named = [self.classes, [name.rpartition("/")[2] for name in self._names]]
         self.digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
         self.has_evaluation = bool(config.eval_data)
-        self._evaluation = PlainValidation(self._loader, transforms, labels)
+        self._evaluation = PlainValidation(self._loader, transforms, self._labels)
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
+        samples = partial(samples_in, labels=self._labels)
         return resampled_batches(
-            self._loader, self._tars, self._transforms, self.epoch_steps, start
+            self._loader, self._names, samples, self._transforms, self.epoch_steps, start
         )
 
     def evaluation(self) -> Iterator[Batch]:
@@ -90,27 +79,22 @@ class PlainValidation:
         loader, transforms = self._loader, self._transforms
         config = loader.config
         ring = loader.ring(config.batch_size, transforms(config.epochs - 1).evaluation_shape)
-        stream = _EvaluationStream(
-            config, ring, loader.quarantine, transforms, self._parts, self._labels
+        stream = BatchStream(
+            partial(_read, self._parts, self._labels),
+            config.batch_size,
+            ring,
+            loader.quarantine,
+            partial(_of_last, transforms, config.epochs - 1),
         )
         return until_empty(loader.batches(stream, ring), loader.workers)
 
 
-@dataclass(frozen=True)
-class _EvaluationStream(BatchStream):
-    """A rank's part of the images of tars."""
+def _of_last(transforms: TransformsOfEpoch, last: int, number: int) -> Transforms:
+    return transforms(last)
 
-    parts: Sequence[TarPart]
-    labels: Labels
 
-    def seed(self, worker: int) -> None:
-        """Return None: nothing is random."""
-
-    def transforms_of(self, number: int) -> Transforms:
-        """Return those of the last epoch."""
-        return self.transforms(self.config.epochs - 1)
-
-    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
-        """Yield each sample that is one of several loader workers'."""
-        for tar, first, every in part_of(self.parts, worker, workers):
-            yield from islice(samples_in(tar, self.labels), first, None, every)
+def _read(
+    parts: Sequence[TarPart], labels: Labels, worker: int, workers: int
+) -> Iterator[StoredSample]:
+    for tar, first, every in part_of(parts, worker, workers):
+        yield from islice(samples_in(tar, labels), first, None, every)

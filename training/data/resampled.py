@@ -14,9 +14,9 @@ was relabelled has its new label.
 """
 
 import random
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import webdataset
@@ -29,81 +29,58 @@ from rackrun.training.data.samples import Batch, Seed, StoredSample, stored_samp
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 
 
-class DrawableShards(Protocol):
-    """Shards that can be drawn, by their names."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All shards, in order."""
-
-    def samples(self, name: str) -> Iterator[StoredSample]:
-        """Yield the samples of a shard, in order."""
-
-
-class IndexedShards(NamedTuple):
-    """The shards of a data set with an index."""
-
-    source: Source
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All shards, in the order of the index."""
-        return tuple(shard.name for shard in self.source.manifest.split(TRAIN).shards)
-
-    def samples(self, name: str) -> Iterator[StoredSample]:
-        """Yield the samples of a shard that the index has, each verified by its row."""
-        number = self.names.index(name)
-        rows = np.searchsorted(self.source.index(TRAIN)["shard"], (number, number + 1))
-        return stored_samples(self.source, TRAIN, np.arange(*rows))
+def samples_of_shard(source: Source, name: str) -> Iterator[StoredSample]:
+    """Yield the samples of a shard that the index has, in order, each verified by its row."""
+    names = [shard.name for shard in source.manifest.split(TRAIN).shards]
+    number = names.index(name)
+    rows = np.searchsorted(source.index(TRAIN)["shard"], (number, number + 1))
+    return stored_samples(source, TRAIN, np.arange(*rows))
 
 
 def resampled_batches(
     loader: Loader,
-    shards: DrawableShards,
+    names: Sequence[str],
+    samples: Callable[[str], Iterator[StoredSample]],
     transforms: TransformsOfEpoch,
     epoch_steps: int,
     start: int,
 ) -> Iterator[Batch]:
-    """Yield a rank's batches from a step on, without end: other ones than from another step on."""
-    config = loader.config
+    """Yield a rank's batches from a step on, without end: other ones than from another step on.
+
+    `names` are those of all shards, `samples` reads one of them in order.
+    """
+    config, rank = loader.config, loader.ranks.rank
     ring = loader.ring(config.batch_size, *training_shapes(transforms, config.epochs))
-    rank = loader.ranks.rank
-    stream = ResampledStream(
-        config, ring, loader.quarantine, transforms, shards, rank, epoch_steps, start
+    seed = config.seed, start, rank
+    stream = BatchStream(
+        partial(_drawn, names, samples, config.shuffle_buffer, seed),
+        config.batch_size,
+        ring,
+        loader.quarantine,
+        partial(_of_batch, transforms, epoch_steps, start),
+        seed,
     )
     return loader.batches(stream, ring)
 
 
-@dataclass(frozen=True)
-class ResampledStream(BatchStream):
-    """A rank's endless stream of training batches."""
+def _of_batch(
+    transforms: TransformsOfEpoch, epoch_steps: int, start: int, number: int
+) -> Transforms:
+    return transforms((start + number) // epoch_steps)
 
-    shards: DrawableShards
-    rank: int
-    epoch_steps: int
-    start: int
-    """The first step."""
 
-    def seed(self, worker: int) -> Seed:
-        """Return the seed of what a loader worker draws."""
-        return self.config.seed, self.start, self.rank, worker
-
-    def transforms_of(self, number: int) -> Transforms:
-        """Return those of the epoch that a batch is in."""
-        return self.transforms((self.start + number) // self.epoch_steps)
-
-    def samples(self, worker: int, workers: int) -> Iterator[StoredSample]:
-        """Yield the samples that a loader worker draws."""
-        first, second = np.random.SeedSequence(self.seed(worker)).generate_state(2).tolist()
-        names, buffer = list(self.shards.names), self.config.shuffle_buffer
-        return iter(
-            webdataset.DataPipeline(
-                webdataset.ResampledShards(names, deterministic=True, worker_seed=lambda: first),
-                self._samples_of_shards,
-                webdataset.shuffle(buffer, initial=buffer // 10, rng=random.Random(second)),
-            )
-        )
-
-    def _samples_of_shards(self, drawn: Iterable[dict[str, str]]) -> Iterator[StoredSample]:
-        for shard in drawn:
-            yield from self.shards.samples(shard["url"])
+def _drawn(
+    names: Sequence[str],
+    samples: Callable[[str], Iterator[StoredSample]],
+    buffer: int,
+    seed: Seed,
+    worker: int,
+    workers: int,
+) -> Iterator[StoredSample]:
+    first, second = np.random.SeedSequence((*seed, worker)).generate_state(2).tolist()
+    pipeline = webdataset.DataPipeline(
+        webdataset.ResampledShards(list(names), deterministic=True, worker_seed=lambda: first),
+        lambda drawn: chain.from_iterable(samples(shard["url"]) for shard in drawn),
+        webdataset.shuffle(buffer, initial=buffer // 10, rng=random.Random(second)),
+    )
+    return iter(pipeline)

@@ -16,7 +16,7 @@ from rackrun.contract import phases
 from rackrun.errors import SaveError
 from rackrun.training import checkpoint
 from rackrun.training.checkpoint import Content
-from rackrun.training.divergence import check_weights
+from rackrun.training.divergence import diverged
 from rackrun.training.log import Log
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.resume import Earlier
@@ -42,10 +42,9 @@ class RunCheckpoints:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *error: object) -> None:
+        # Of two failures the first one counts. A second Ctrl-C is no Exception, and does not wait.
         if self._save and failure and issubclass(failure, Exception):
-            wait([self._save])  # of two failures the first one counts
-        elif self._save and failure:
-            self.abandon()  # a second Ctrl-C does not wait
+            wait([self._save])
 
     def open(self, keep: int) -> None:
         """Begin to write on this rank, and keep the last `keep` checkpoints."""
@@ -68,7 +67,8 @@ class RunCheckpoints:
         Raise Diverged if no run could continue from it, before the next line of the log does.
         """
         self._log.phase(phases.SAVE)
-        check_weights(state.step, not self._ranks.all_reduce_max(int(not state.is_finite)))
+        if self._ranks.all_reduce_max(int(not state.is_finite)):
+            raise diverged("weights are not finite", state.step)
         self.wait()
         # The file has the mean of all ranks' statistics, for whoever loads it, and those of each
         # rank: a run that resumes goes on with the same numbers as one that was not interrupted.
@@ -121,10 +121,6 @@ class RunCheckpoints:
             done, self._save = self._save, None
             step = int(done.result().stem.removeprefix("step-"))
             self._log.phase(self._log.current_phase, checkpoint=step)
-
-    def abandon(self) -> None:
-        """Remove the file of the current save, so that it fails and leaves nothing."""
-        checkpoint.remove_partials(self._log.folder)
 
     def restore_best(self, state: TrainingState) -> None:
         """Give the first rank, which writes final.pt, the weights with the best evaluation.
