@@ -1,7 +1,7 @@
 """Read shards from a cache folder of this host once they are complete there, else from the origin.
 
-FOLDER/rackrun-cache-UID/ID.lock      held by every run that reads the data set; its time is the
-                                      last use
+FOLDER/rackrun-cache-UID/ID/          locked by every run that reads the data set; its time is that
+                                      of the last use
 FOLDER/rackrun-cache-UID/ID/SHA.tar   a whole shard, named by its SHA-256
 
 ID is the digest of the first version, so versions share the shards that they share. Shards are

@@ -16,11 +16,12 @@ from pathlib import Path
 from rackrun.atomic import atomic_write, partials, translated_os_errors
 from rackrun.errors import Problem
 from rackrun.shards.cache import CachedSource
-from rackrun.shards.host_folder import alone, locked
+from rackrun.shards.host_folder import alone
 from rackrun.shards.index import Shard
 from rackrun.shards.source import Source
 
 FREE_PART = 10  # without a limit, a tenth of the disk is left free
+FETCHING = "fetching"  # the folder that is locked by the process that fetches a data set
 END_SECONDS = 5.0  # for the thread to notice that the run has ended
 
 _log = logging.getLogger(__name__)
@@ -90,9 +91,9 @@ class CacheFiller:
                 _warn(problem, source)
 
     def _fill_one(self, source: CachedSource) -> None:
-        folder = source.shard_folder
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with alone(folder, self._ends.is_set) as is_alone:
+        folder, turn = source.shard_folder, source.shard_folder / FETCHING
+        turn.mkdir(exist_ok=True)
+        with alone(turn, self._ends.is_set) as is_alone:
             if not is_alone:  # the run has ended meanwhile
                 return
             for path in partials(folder):
@@ -132,8 +133,9 @@ class _Ended(Exception):
 
 @contextmanager
 def _used(folder: Path) -> Iterator[None]:
-    """Hold the lock of a data set, so that no other run removes it, and note when it was used."""
-    file = _lock_file(folder)
+    """Hold a data set, so that no other run removes it, and note when it was used."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file)
@@ -167,24 +169,10 @@ def _size(own_folder: Path) -> int:
 
 def _remove_longest_unused(own_folder: Path) -> bool:
     """Remove one data set; return False if none is left, or all are in use."""
-    used = {path: _lock_path(path) for path in own_folder.iterdir() if path.is_dir()}
-    last = {path: lock.stat().st_mtime if lock.exists() else 0.0 for path, lock in used.items()}
+    last = {path: path.stat().st_mtime for path in own_folder.iterdir() if path.is_dir()}
     for folder in sorted(last, key=last.__getitem__):
-        file = _lock_file(folder)
-        try:
-            if locked(file, fcntl.LOCK_EX):
+        with alone(folder, lambda: True) as is_unused:
+            if is_unused:
                 shutil.rmtree(folder)
-                used[folder].unlink(missing_ok=True)
                 return True
-        finally:
-            os.close(file)
     return False
-
-
-def _lock_path(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.lock")
-
-
-def _lock_file(folder: Path) -> int:
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(_lock_path(folder), flags, 0o600)

@@ -89,13 +89,11 @@ def alone(folder: Path, gives_up: Callable[[], bool]) -> Iterator[bool]:
     """
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        is_alone = False
-        while not (is_alone or gives_up()):
-            try:
-                is_alone = locked(file, fcntl.LOCK_EX)
-            except OSError:  # a file system without locks
-                break
-            time.sleep(0 if is_alone else POLL_SECONDS)
+        try:
+            while not (is_alone := locked(file, fcntl.LOCK_EX)) and not gives_up():
+                time.sleep(POLL_SECONDS)
+        except OSError:  # a file system without locks
+            is_alone = False
         yield is_alone
     finally:
         os.close(file)

@@ -27,7 +27,6 @@ from rackrun.convert.packing.plan import ShardPlan
 from rackrun.convert.packing.quality_report import print_report, save_report
 from rackrun.convert.readers.records import ImageDefect
 from rackrun.errors import DataError
-from rackrun.shards.folder import FolderSource
 from rackrun.shards.index import (
     Manifest,
     Shard,
@@ -97,11 +96,7 @@ def checked_parts(
             if any(finding.is_loss for finding in each.findings):
                 target.done(each.shard.name).unlink(missing_ok=True)
     else:
-
-        def read(shard: Shard, offset: int, length: int) -> bytes:
-            return FolderSource.part(target.tar(shard.name), shard, offset, length)
-
-        found += copies(parts, plan.listing.classes, read, _names(plan), before)
+        found += copies(parts, plan.listing.classes, target.read_part, _names(plan), before)
         # Nobody can repair a published data set, and its accuracy is compared as it is.
         if "leaks" not in packing.allow and not plan.listing.as_published:
             wrong = leaks_refused(found)

@@ -88,6 +88,10 @@ class Target:
         """Return the path of a shard."""
         return self.folder / name
 
+    def read_part(self, shard: Shard, offset: int, length: int) -> bytes:
+        """Return bytes of a finished shard from `offset` on."""
+        return FolderSource.part(self.tar(shard.name), shard, offset, length)
+
     def done(self, name: str) -> Path:
         """Return the path of a finished shard's result."""
         return self.work / f"{name}{DONE}"
