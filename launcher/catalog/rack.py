@@ -21,7 +21,6 @@ from rackrun.launcher.catalog.rack_table import as_plain, table
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.preflight.replies import Gpus, Occupancy, R, checked_reply
-from rackrun.launcher.remote import probe
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.transport.base import Transport
@@ -115,7 +114,7 @@ class Rack:
                 client.order(shape.question, **arguments)
             else:
                 first = order(do=shape.question, **arguments)
-                client = RpcClient(transport, probe, host.python or "", first, REPLY_SECONDS)
+                client = RpcClient(transport, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
             reply = checked_reply(client.reply(), shape, host.label)
         except Problem as error:  # the next look starts a new probe

@@ -19,7 +19,6 @@ from typing import Annotated
 
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
-from rackrun.launcher.remote import results
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.rpc import LISTING_BYTES, RpcClient
@@ -139,9 +138,7 @@ def fetch_results(
     progress of a long transfer. Raises Problem when the host offers what it must not, falls silent
     or breaks off; whole files that are here stay.
     """
-    with closing(
-        RpcClient(transport, results, plan.agent_python, reply_seconds=LISTING_SECONDS)
-    ) as client:
+    with closing(RpcClient(transport, plan.agent_python, reply_seconds=LISTING_SECONDS)) as client:
         kept = LAUNCHER_FILES | set(kept)
         order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
         client.order("results", **order)

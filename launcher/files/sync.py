@@ -70,7 +70,7 @@ def upload_code(code: WorkingTree, destinations: Sequence[Destination], say: Say
 
 def _bring(code: WorkingTree, destination: Destination, say: Say) -> None:
     name = destination.transport.name
-    with closing(RpcClient(destination.transport, upload, destination.python)) as client:
+    with closing(RpcClient(destination.transport, destination.python)) as client:
         listing = {"files": dict(code.files), "modes": dict(code.modes)}
         client.order("differences", root=destination.workdir, **listing)
         reply = client.reply(DIGEST_SECONDS, LISTING_BYTES)

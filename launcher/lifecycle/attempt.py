@@ -11,6 +11,7 @@ from rackrun.launcher.run.job import FunctionCall, Job
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.transport.base import Transport
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.signals import ended_by_a_signal
 
 
@@ -21,14 +22,19 @@ class Attempt:
     job: Job
     plan: Plan
     """The plan for the hosts that take part."""
-    agents: Sequence[Transport]
-    """The transports that start the agents of the plan's hosts, in its order."""
+    probes: Sequence[RpcClient | None]
+    """The probes on the plan's hosts, in its order, which become the agents."""
     transports: Sequence[Transport]
-    """The transports to the same hosts for anything else, then those to spares."""
+    """The transports to the same hosts, then those to spares."""
     versions: str
     """The versions of torch and driver on the hosts."""
     is_here: bool
     """The only host is this machine, which has the run folder."""
+
+    @property
+    def of_plan(self) -> Sequence[Transport]:
+        """The transports to the plan's hosts."""
+        return self.transports[: len(self.plan.hosts)]
 
     @property
     def left_behind(self) -> str:
@@ -43,8 +49,7 @@ class Attempt:
         """
         if self.is_here:
             return ""
-        # Spares of a run that restarts have a transport, and are not in the plan.
-        pairs = list(zip(self.transports, self.plan.hosts, strict=False))
+        pairs = list(zip(self.of_plan, self.plan.hosts, strict=True))
         transport, first = pairs[0]
         if result.hosts[first.name] != "clean":
             return self.left_behind

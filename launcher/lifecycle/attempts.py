@@ -120,7 +120,8 @@ class Launch:
             goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
             with self._signals.installed():  # until there is a result, none may interrupt
                 result = supervise(
-                    *(attempt.job, attempt.plan, attempt.agents, output),
+                    *(attempt.job, attempt.plan, attempt.of_plan, output),
+                    probes=attempt.probes,
                     versions=attempt.versions,
                     alerts=self._alerts,
                     signals=self._signals,
@@ -164,10 +165,8 @@ class Launch:
                     self._say(line)
             job = self._next_job(is_first)
             plan = plan_for(job, cluster, self.spec)
-            # The probes of active hosts become their agents: that saves a login to each.
-            containers = [host.container for host in plan.hosts]
-            agents = cluster.successors(transports[: len(active)], containers)
-            attempt = Attempt(job, plan, agents, transports, cluster.versions, self.spec.is_here)
+            versions, is_here = cluster.versions, self.spec.is_here
+            attempt = Attempt(job, plan, cluster.probes, transports, versions, is_here)
             yield self._begun(attempt)
 
     def _begun(self, attempt: Attempt) -> Attempt:

@@ -19,7 +19,6 @@ from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.gpus import suspects
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
-from rackrun.launcher.remote import probe
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
@@ -49,13 +48,14 @@ def supervise(
     alerts: EventCommand | None = None,
     signals: SignalQueue | None = None,
     returned: Callable[[], Collection[str]] | None = None,
+    probes: Sequence[RpcClient | None] = (),
 ) -> Result:
     """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
 
     `peers` look after the other hosts of a run of which this plan is a part; `versions` are those
     of the hosts' torch and driver, for the first line; `alerts` gets what happens. `signals` says
     afterwards whether one has asked for the end. `returned` names hosts for which the attempt ends
-    with an epoch.
+    with an epoch. `probes` on the hosts, if any, become the agents: that saves a login to each.
     """
     unfinished = ""
     if job.folder.attempt == 1:
@@ -67,7 +67,7 @@ def supervise(
         output.note(unfinished)
         if not plan.task and peers is None:  # a task's rank 0 tells more
             output.note(start_line(plan, versions, job.folder.path))
-        agents = AgentGroup(plan, transports)
+        agents = AgentGroup(plan, transports, probes)
         alerts = alerts or EventCommand(())
         supervisor = Supervisor(job, agents, logs, output, peers, alerts, signals, returned)
         result = supervisor.supervise()
@@ -96,7 +96,7 @@ def _sick_gpus(
 
     def problems_of(host: HostPlan, transport: Transport) -> str:
         first = order(do=Gpus.question)
-        with closing(RpcClient(transport, probe, host.agent_python, first, GPU_SECONDS)) as client:
+        with closing(RpcClient(transport, host.agent_python, first, GPU_SECONDS)) as client:
             return suspects(checked_reply(client.reply(), Gpus, host.name))
 
     # The others may not answer, or are still being cleaned up.

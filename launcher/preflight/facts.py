@@ -38,14 +38,13 @@ from rackrun.launcher.preflight.replies import (
     Shards,
     checked_reply,
 )
-from rackrun.launcher.remote import probe
 from rackrun.launcher.remote.gpus import VISIBLE
 from rackrun.launcher.run.container import ContainerSpec
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import AT_ONCE, each
-from rackrun.launcher.transport.rpc import Handover, RpcClient
+from rackrun.launcher.transport.rpc import RpcClient
 
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
@@ -152,13 +151,10 @@ class ClusterFacts:
             f"{what} {' and '.join(sorted(kinds - {''}))}" for what, kinds in shown if any(kinds)
         )
 
-    def successors(
-        self, transports: Sequence[Transport], containers: Sequence[Sequence[str]]
-    ) -> list[Handover]:
-        """Return what the agents of a run need to take over the probes, all of which answered."""
-        clients = [facts.client for facts in self.hosts if facts.client is not None]
-        parts = zip(transports, clients, containers, strict=True)
-        return [Handover(*part) for part in parts]
+    @property
+    def probes(self) -> list[RpcClient | None]:
+        """Return the probes, which may become the agents of a run."""
+        return [facts.client for facts in self.hosts]
 
     def first(self, count: int) -> ClusterFacts:
         """Return the first few hosts' facts; the probes of the others end."""
@@ -351,7 +347,7 @@ class HostProbe:
             assert not isinstance(self.transport, Problem)
             first = order(do="look", **arguments)
             before, began = time.time(), time.monotonic()
-            self.client = RpcClient(self.transport, probe, python, first, PROBE_SECONDS)
+            self.client = RpcClient(self.transport, python, first, PROBE_SECONDS)
             reply = self.client.reply()
         look = self.replies[Look] = checked_reply(reply, Look, host.label)
         # The host read its clock in the middle of the round trip, plus or minus half of it.

@@ -1,15 +1,9 @@
-"""The program that looks at a host before a run: it answers questions and changes nothing.
-
-At the order `become` its process goes on as another program that came with it, the run's agent: so
-a host starts one Python for both.
-"""
+"""Questions about a host before a run: what is looked at, and what is held until the run begins."""
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -49,7 +43,6 @@ from rackrun.launcher.remote.locks import (
 )
 
 FOLDER_SECONDS = 10.0  # for a disk to answer; one that is gone never would
-SILENT_SECONDS = 600  # a launcher that lost its network leaves an SSH session that never ends
 NAMED_FILES = 5
 MOST_WAITERS = 256
 DRAINED = "/etc/rackrun/drained"
@@ -58,26 +51,6 @@ REASON_BYTES = 300
 
 DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
 """What `describe` has returned, by interpreter and working directory."""
-
-
-def serve() -> None:
-    """Answer orders from standard input until it ends, or another program takes over."""
-    os.chdir("/")  # an interpreter started in a user's folder might import modules from there
-    service.announce()  # leaves with the first answer: its order was sent with this program
-    signal.signal(signal.SIGALRM, _leave)
-    try:
-        order = service.serve(ORDERS, SILENT_SECONDS)
-        if order.get("do") == "become":
-            network.release_port()  # to torchrun
-            # the agent takes over our locks, and lets go of the rest
-            importlib.import_module(order["program"]).serve()
-    finally:
-        release()  # also where a launcher that was killed takes no answer any more
-
-
-def _leave(*reason: object) -> None:
-    release()
-    os._exit(1)  # in the middle of a read, which a signal handler that returns would resume
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The program on a host that sends the results of a run back."""
+"""The results of a run on a host: listing them, and sending them back."""
 
 from __future__ import annotations
 
@@ -7,21 +7,13 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import PIECE_BYTES, READ, contents, explained, path_below
 from rackrun.launcher.remote.service import reply
 
 PLAN_BYTES = 1 << 26
-
-
-def serve() -> None:
-    """Carry out orders from standard input until it ends."""
-    service.announce()
-    sys.stdout.buffer.flush()
-    service.serve({"results": results, "send": send})
 
 
 def results(folder: str, run_id: str, kept: Sequence[str], most: int) -> dict[str, Any]:
@@ -86,3 +78,6 @@ def _send_one(stream: Any) -> None:
         left -= len(piece)
         sys.stdout.buffer.write(piece)
     reply({"error": error} if error else {})
+
+
+ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"results": results, "send": send}

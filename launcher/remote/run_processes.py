@@ -1,4 +1,4 @@
-"""The program that lists what this account runs on a host: the processes of a run, its agents."""
+"""What this account runs on a host: the processes of a run, and its agents."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rackrun.contract import variables
-from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import SCRATCH, contents, is_own_folder
 from rackrun.launcher.remote.processes import (
     all_pids,
@@ -24,13 +23,6 @@ from rackrun.launcher.remote.processes import (
 
 JSON_BYTES = 1 << 24
 MOST_LISTED = 200  # agents in one list
-
-
-def serve() -> None:
-    """Carry out orders from standard input until it ends."""
-    service.announce()
-    sys.stdout.buffer.flush()
-    service.serve({"list": list_agents, "processes": processes})
 
 
 def list_agents() -> dict[str, Any]:
@@ -131,3 +123,6 @@ def described(pid: int) -> dict[str, Any]:
     started = process.started / os.sysconf("SC_CLK_TCK")
     seconds = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return {"pid": pid, "state": process.state, "seconds": round(max(0.0, seconds), 1)}
+
+
+ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"list": list_agents, "processes": processes}

@@ -24,8 +24,9 @@ class Disconnected(Exception):
 
 
 def announce() -> None:
-    """Mark where the answers begin; the mark leaves with the first of them, or with a flush."""
+    """Mark where the answers begin."""
     sys.stdout.buffer.write(MARKER)
+    sys.stdout.buffer.flush()
 
 
 def serve(

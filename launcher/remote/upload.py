@@ -1,4 +1,4 @@
-"""The program on a host that takes the code of a run and makes its environment."""
+"""The code of a run on a host: what differs, taking it, and making its environment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rackrun.contract import variables
-from rackrun.launcher.remote import service
 from rackrun.launcher.remote.files import (
     INSTALLED,
     PIECE_BYTES,
@@ -47,13 +46,6 @@ _SCRIPTS = (  # folder below the project -> what makes an environment there
     (INSTALLED, "rackrun/launcher/venv.sh"),
     ("", "launcher/venv.sh"),  # a checkout
 )
-
-
-def serve() -> None:
-    """Carry out orders from standard input until it ends."""
-    service.announce()
-    sys.stdout.buffer.flush()
-    service.serve({"differences": differences, "unpack": unpack, "environment": environment})
 
 
 def differences(root: str, files: dict[str, str], modes: dict[str, int]) -> dict[str, Any]:
@@ -276,3 +268,10 @@ def lines_of(made: subprocess.Popen[bytes]) -> Iterator[bytes]:
             if rest:  # an installer that died in the middle of its last line
                 yield rest
             return
+
+
+ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "differences": differences,
+    "unpack": unpack,
+    "environment": environment,
+}

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rackrun.launcher.errors import HostLost, PreflightRefused
-from rackrun.launcher.remote import service
-from rackrun.launcher.remote.agent import agent, frames
+from rackrun.launcher.remote.agent import frames
 from rackrun.launcher.run.events import (
     AskedToStop,
     Closed,
@@ -30,18 +29,11 @@ from rackrun.launcher.run.events import (
 from rackrun.launcher.run.plan import Environment, HostPlan
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.supervision.reports import valid_fields
-from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.shapes import Misshapen, parsed_json, shaped
 
-_NOISE_BYTES = 1 << 16  # what a login shell may print before the agent's marker
 NONSENSE = "sent data that is not the agent protocol"
 FRAME_BYTES = 1 << 20  # agents send no longer frames
-
-
-def opening(order: bytes) -> bytes:
-    """Return the first bytes for a new agent: its program and its order."""
-    return bootstrap.opening(agent) + order
 
 
 def run_order(plan: HostPlan, limits: Limits, secrets: Environment = ()) -> bytes:
@@ -105,14 +97,11 @@ class Decoder:
         """Global ranks by local ones."""
         for local in range(plan.processes):
             self._ranks[local] = plan.first_rank + local
-        self._started = False
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Yield the events that are complete now; raise HostLost for what is not the protocol."""
         self._rest += data
-        if not self._started and not self._skip_noise():
-            return
         start, head = 0, frames.HEADER.size
         while len(self._rest) - start >= head:
             kind, local, length = frames.HEADER.unpack_from(self._rest, start)
@@ -128,16 +117,6 @@ class Decoder:
                 raise HostLost(f"{NONSENSE}: {error}") from error
             start = end
         del self._rest[:start]
-
-    def _skip_noise(self) -> bool:
-        """Drop what a login shell printed before the agent's marker; False: no marker yet."""
-        noise, marker, rest = self._rest.partition(service.MARKER)
-        if marker:
-            self._started, self._rest = True, rest
-        elif len(noise) > _NOISE_BYTES:
-            printed = f"printed {_NOISE_BYTES >> 10} KiB"
-            raise HostLost(f"the login shell {printed} and the agent did not start")
-        return self._started
 
     def _events(self, kind: int, local: int, payload: bytes) -> Iterator[Event]:
         if local not in self._ranks:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.remote.agent import agent
 from rackrun.launcher.run.events import Closed, Event, Lost, Swept
 from rackrun.launcher.run.job import START_SECONDS
 from rackrun.launcher.run.plan import Environment, HostPlan, Plan
@@ -23,7 +22,7 @@ from rackrun.launcher.run.state import HostState, RunState
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.base import Channel, Transport
-from rackrun.launcher.transport.rpc import Handover
+from rackrun.launcher.transport.rpc import RpcClient
 
 _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own lag
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
@@ -45,9 +44,12 @@ class EventQueue(queue.Queue[Event]):
 class AgentClient:
     """The launcher's side of the agent of one host: a reader thread, and a channel for orders."""
 
-    def __init__(self, transport: Transport, plan: HostPlan, events: EventQueue) -> None:
-        """Start nothing yet; the transport starts the agent in its container, if any."""
+    def __init__(
+        self, transport: Transport, probe: RpcClient | None, plan: HostPlan, events: EventQueue
+    ) -> None:
+        """Start nothing yet; `probe` is the program on the host that is to become the agent."""
         self.transport = transport
+        self._probe = probe
         self._threads: list[threading.Thread] = []
         self.plan = plan
         self.events = events
@@ -104,7 +106,7 @@ class AgentClient:
             if self.last_order:
                 raise HostLost("stopped before it was started")
             self.opening = True
-            channel = self._open(order)
+            channel, early = self._open(order)
         except Problem as error:
             self.opening = False
             self.events.put(Lost(self.plan.node, str(error), error.exit_code))
@@ -115,7 +117,7 @@ class AgentClient:
         if self.last_order:
             self.send(self.last_order)
         closed = False
-        for event in self._received(channel):
+        for event in self._received(channel, early):
             closed = closed or isinstance(event, Closed)
             self.blocked = True
             self.events.put(event)  # waits for space
@@ -129,31 +131,35 @@ class AgentClient:
     def _sweep(self) -> None:
         outcome = Swept(self.plan.node, reason="the second agent ended unexpectedly")
         try:
-            channel = self._open(agent_protocol.sweep_order(self.plan))
+            client = RpcClient(self.transport, self.plan.agent_python)  # not in the container
+            channel, early = client.hand_over(agent_protocol.sweep_order(self.plan))
         except Problem as error:
             outcome = Swept(self.plan.node, reason=str(error))
         else:
-            for event in self._received(channel):
+            for event in self._received(channel, early):
                 if isinstance(event, Closed):
                     outcome = Swept(self.plan.node, event.survivors)
         self.events.put(outcome)
 
-    def _open(self, order: bytes) -> Channel:
-        channel = self.transport.become(agent) if isinstance(self.transport, Handover) else None
-        if channel is None:
-            channel = self.transport.open(bootstrap.bootstrap(self.plan.agent_python))
-            order = agent_protocol.opening(order)
-        try:
-            channel.send(order)
-        except HostLost as error:
-            channel.close()
-            drain(channel)  # standard error is complete only at the end of the stream
-            raise HostLost(bootstrap.last_error_line(channel.complaint()) or str(error)) from error
-        return channel
+    def _open(self, order: bytes) -> tuple[Channel, bytes]:
+        """Start the agent where the probe is, or anew if its connection broke meanwhile."""
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            with contextlib.suppress(Problem):
+                return self._begun(probe, order)
+            probe.close()
+        return self._begun(RpcClient(self.transport, self.plan.agent_python), order)
 
-    def _received(self, channel: Channel) -> Iterator[Event]:
+    def _begun(self, client: RpcClient, order: bytes) -> tuple[Channel, bytes]:
+        if self.plan.container:
+            client.enter(self.plan.container, self.plan.agent_python)
+        return client.hand_over(order)
+
+    def _received(self, channel: Channel, early: bytes) -> Iterator[Event]:
+        """Yield the events of an agent, of which these bytes have come already."""
         decoder = agent_protocol.Decoder(self.plan)
-        while data := channel.receive():
+        while data := early or channel.receive():
+            early = b""
             self.heard_at = time.monotonic()
             try:
                 yield from decoder.feed(data)
@@ -173,13 +179,19 @@ def drain(channel: Channel) -> None:
 class AgentGroup:
     """The clients of all agents of a run, in the order of its hosts, and their queue of events."""
 
-    def __init__(self, plan: Plan, transports: Sequence[Transport]) -> None:
-        """Start nothing yet; `transports` are those of the plan's hosts, in its order."""
+    def __init__(
+        self,
+        plan: Plan,
+        transports: Sequence[Transport],
+        probes: Sequence[RpcClient | None] = (),
+    ) -> None:
+        """Start nothing yet; all are those of the plan's hosts, in its order; no probes, or all."""
         self.plan = plan
         self.events = EventQueue(QUEUED_EVENTS)
+        probes = probes or [None] * len(plan.hosts)
         self.clients = [
-            AgentClient(transport, host, self.events)
-            for transport, host in zip(transports, plan.hosts, strict=True)
+            AgentClient(transport, probe, host, self.events)
+            for transport, probe, host in zip(transports, probes, plan.hosts, strict=True)
         ]
 
     def of(self, node: int) -> AgentClient:

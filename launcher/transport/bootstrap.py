@@ -1,4 +1,4 @@
-"""Starts one of our programs on a host, encodes its orders, and reads why it failed."""
+"""Starts our program on a host, encodes its orders, and reads why it failed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import zipfile
 from importlib.machinery import SourceFileLoader
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from rackrun import contract
 from rackrun.launcher import remote
+from rackrun.launcher.remote import program
 from rackrun.terminal import one_line
 
 PACKAGES = (remote, contract)
-"""All that programs on hosts are made of."""
+"""All that the program on hosts is made of."""
 LONGEST_COMPLAINT = 300
 FRAME = re.compile(r'^  File "[^"\n]*(rackrun/[\w/]+\.py)", line (\d+)', re.MULTILINE)
 UNCHECKED = b"\1\0\0\0" + bytes(8)
@@ -31,12 +31,13 @@ BOOTSTRAP = (
     "import sys,os,importlib as m,signal as s;sys.version_info<(3,8) and sys.exit("
     '"Python %s is older than 3.8; name another one with python= in hosts.txt"'
     "%sys.version.split()[0]);s.alarm(60);i=sys.stdin.buffer;"
-    "n,p=i.readline().split();d=i.read(int(n));s.alarm(0);"
+    "n=i.readline();d=i.read(int(n));s.alarm(0);"
     'f=open(os.memfd_create("rackrun"),"wb") if hasattr(os,"memfd_create")'
     ' else m.import_module("tempfile").TemporaryFile();f.write(d);f.flush();'
-    'sys.path.insert(0,"/proc/self/fd/%d"%f.fileno());m.import_module(p.decode()).serve()'
+    'sys.path.insert(0,"/proc/self/fd/%d"%f.fileno());'
+    f'm.import_module("{program.__name__}").serve()'
 )
-"""Reads a program from standard input, its size and name on a line before it, and starts it.
+"""Reads the program from standard input, its size on a line before it, and starts it.
 
 It is a zip, kept in a file without a name. Pythons built for an old glibc, such as those of conda,
 cannot make one in memory. What has not arrived after a minute never will: where a link broke, sshd
@@ -44,16 +45,16 @@ may wait for hours.
 """
 
 
-def opening(program: ModuleType) -> bytes:
-    """Return what `BOOTSTRAP` reads to run a program."""
+def opening() -> bytes:
+    """Return what `BOOTSTRAP` reads: the program."""
     with _PACKING:  # the connections of many hosts ask at once
         packed = _packed()
-    return b"%d %s\n%s" % (len(packed), program.__name__.encode(), packed)
+    return b"%d\n%s" % (len(packed), packed)
 
 
 @functools.cache
 def _packed() -> bytes:
-    """Return all programs as a zip, which as a script is the shim of a rank.
+    """Return the program as a zip, which as a script is the shim of a rank.
 
     Beside each source lies the bytecode of this Python, which a Python of the same version on the
     host runs: that saves 50 ms of CPU there, and any other one skips it.
@@ -80,7 +81,7 @@ def _bytecode(path: Path) -> bytes:
 
 
 def bootstrap(python: str = "python3") -> tuple[str, ...]:
-    """Return the command that starts any agent: always the same, without anything of the user's.
+    """Return the command that starts the program: always the same, with nothing of the user's.
 
     Isolated, so that neither variables nor files of the host change what the program imports.
     """

@@ -1,8 +1,8 @@
-"""Remote calls to one of our programs on a host: an order, a reply, and sometimes plain bytes.
+"""Remote calls to our program on a host: an order, a reply, and sometimes plain bytes.
 
-The program (such as `probe`) is sent over standard input; orders and replies are JSON, with
-their length on a line before them. What a login shell prints before is noise. A probe's process
-and channel can be passed on to the run's agent, which saves a login shell and a Python start.
+The program is sent over standard input; orders and replies are JSON, with their length on a line
+before them. What a login shell prints before is noise. The last order may be that for an agent,
+which has the channel from then on.
 
 Replies are untrusted: one that is invalid, too long, or not of the expected shape raises
 HostUnreachable, and so does a host that is silent, or slower than a trickle, for too long.
@@ -13,10 +13,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any, TypeVar
 
-from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost, HostUnreachable
 from rackrun.launcher.remote.service import MARKER
 from rackrun.launcher.transport.base import Channel, Transport
@@ -49,12 +47,11 @@ T = TypeVar("T")
 
 
 class RpcClient:
-    """One program on one host, from its start until `close`."""
+    """The program on one host, from its start until `close`."""
 
     def __init__(
         self,
         transport: Transport,
-        program: ModuleType,
         python: str = "",
         first: bytes = b"",
         reply_seconds: float = REPLY_SECONDS,
@@ -66,34 +63,31 @@ class RpcClient:
         """
         self._transport = transport
         self._reply_seconds = reply_seconds
-        self._opening = opening(program) + first
+        self._opening = opening() + first
         self._buffer = bytearray()
         self._begun = False
         self._channel: Channel | None = None
         # The system's Python is there before any environment is, and starts without a login's PATH.
         try:
-            self._start(program, "python3")
+            self._start("python3")
         except HostUnreachable:
             self.close()
             if not python.startswith("/"):
                 raise
-            self._start(program, python)
+            self._start(python)
 
-    def become(self, program: ModuleType) -> Channel:
-        """Let another of our programs take over the process, and the channel with it."""
-        self.order("become", program=program.__name__)
-        assert self._channel is not None
-        channel, self._channel = self._channel, None
-        return channel
-
-    def replace(self, *command: str) -> Channel:
-        """Let a command take over the process, without a shell in between."""
-        error = self.call("replace", command=command).get("error")
-        if error:
+    def enter(self, container: Sequence[str], python: str) -> None:
+        """Start the program anew in a container, in place of this process: no shell is between."""
+        if error := self.call("replace", command=(*container, *bootstrap(python))).get("error"):
             raise HostLost(f"{self._transport.name}: {error}")
+        self._begin(opening())
+
+    def hand_over(self, order: bytes) -> tuple[Channel, bytes]:
+        """Send the order for an agent; return its channel, and what has come from there already."""
+        self.send(order)
         assert self._channel is not None
         channel, self._channel = self._channel, None
-        return channel
+        return channel, bytes(self._buffer)
 
     def call(self, question: str, /, **fields: object) -> Reply:
         """Send an order and return its reply; raise HostUnreachable when none comes."""
@@ -176,11 +170,15 @@ class RpcClient:
         if self._channel is not None:
             self._channel.close()
 
-    def _start(self, program: ModuleType, python: str) -> None:
+    def _start(self, python: str) -> None:
+        self._channel = self._transport.open(bootstrap(python))
+        self._begin(self._opening)
+
+    def _begin(self, data: bytes) -> None:
+        """Send the program, and wait until it answers."""
         self._buffer.clear()
         self._begun = False
-        self._channel = self._transport.open(bootstrap(python))
-        self.send(self._opening)
+        self.send(data)
         self._read_until(MARKER, self._reply_seconds)
         self._begun = True
 
@@ -222,44 +220,3 @@ class RpcClient:
             end = f": {last}" if printed else ""
             return HostUnreachable(f"{self._transport.name}: {what}{end}")
         return HostUnreachable(f"{self._transport.name}: Python could not be started there: {last}")
-
-
-class Handover:
-    """The transport to a host whose probe still runs: the first program takes its process over."""
-
-    def __init__(
-        self, transport: Transport, client: RpcClient, container: Sequence[str] = ()
-    ) -> None:
-        """Use `client` until then; the first program runs in `container`, if any."""
-        self._transport = transport
-        self._client: RpcClient | None = client
-        self._container = container
-
-    @property
-    def name(self) -> str:
-        """Return the name of the host."""
-        return self._transport.name
-
-    def become(self, program: ModuleType) -> Channel | None:
-        """Return the probe's channel, as that of another program; None where one is to be opened.
-
-        The probe is there once, its channel may be broken, and a container sees nothing of it.
-        """
-        if self._client is None or self._container:
-            return None
-        client, self._client = self._client, None
-        try:
-            return client.become(program)
-        except Problem:
-            client.close()
-            return None
-
-    def open(self, argv: Sequence[str]) -> Channel:
-        """Return the probe's channel, as that of the container, once; else a new one.
-
-        Later programs clean up after a lost agent: on the host, not in the container.
-        """
-        client, self._client = self._client, None
-        if client is not None:
-            return client.replace(*self._container, *argv)
-        return self._transport.open(bootstrap() if self._container else argv)

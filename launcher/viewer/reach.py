@@ -12,7 +12,6 @@ from rackrun.commandline.options import Positional
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.output.console import say
-from rackrun.launcher.remote import run_processes
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.kept_hosts import hosts_in
 from rackrun.launcher.run.plan import Plan
@@ -113,8 +112,8 @@ class TooLate(HostUnreachable):
 
 
 def processes_on(transport: Transport, python: str | None) -> closing[RpcClient]:
-    """Return a context with a client of the program that lists processes on a host."""
-    return closing(RpcClient(transport, run_processes, python or ""))
+    """Return a context with a client of the program on a host, which lists processes."""
+    return closing(RpcClient(transport, python or ""))
 
 
 def short_message(error: Problem, host: Host) -> str:

@@ -19,10 +19,10 @@ from rackrun.launcher.remote import processes
 from rackrun.launcher.run.result import ending_in
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.settings_file import read_settings
-from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.supervision.signals import STOP_SIGNAL
-from rackrun.launcher.transport import bootstrap
+from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, reached
 from rackrun.launcher.viewer.status import HostStatus, status_of_all
 from rackrun.run_folder import RunFolder
@@ -174,7 +174,7 @@ def _clean_up(host: HostStatus) -> None:
     assert host.transport is not None
     # a new agent ends what an earlier one has left
     for scratch in {process.scratch for process in host.processes} - {""}:
-        channel = host.transport.open(bootstrap.bootstrap(host.python))
-        channel.send(agent_protocol.opening(bootstrap.order(do="sweep", scratch=scratch)))
+        client = RpcClient(host.transport, host.python)
+        channel, _ = client.hand_over(order(do="sweep", scratch=scratch))
         while channel.receive():
             pass

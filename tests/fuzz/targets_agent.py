@@ -12,7 +12,6 @@ from rackrun.launcher.errors import HostLost
 from rackrun.launcher.output.console import progress_words
 from rackrun.launcher.output.dashboard import Dashboard
 from rackrun.launcher.output.run_view import view
-from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames, reports
 from rackrun.launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
 from rackrun.launcher.run.job import Command, Job
@@ -65,10 +64,10 @@ def plan() -> Plan:
 
 @decoder(*(frames.HEADER.pack(kind, 0, 9) + b"x" * 9 for kind in range(6)))
 def fuzz_agent_frames(data: bytes) -> None:
-    """Fuzz the bytes that an agent writes, from its marker on, in two pieces."""
+    """Fuzz the bytes that an agent writes, in two pieces."""
     decoder = Decoder(plan().hosts[1])
     with suppress(HostLost):
-        for piece in (service.MARKER + data[: len(data) // 2], data[len(data) // 2 :]):
+        for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
             for _ in decoder.feed(piece):
                 pass
 
@@ -90,8 +89,6 @@ def fuzz_agent_events(data: bytes) -> None:
     """
     run, troubles = RunState(plan(), 0.0), list[Failure]()
     streams = [Decoder(host) for host in plan().hosts]
-    for stream in streams:
-        list(stream.feed(service.MARKER))
     for number, line in enumerate(data.split(b"\n")[:24]):
         is_report = line.startswith(b"r")
         kind, payload = (frames.REPORT, line[1:]) if is_report else (frames.EVENT, line)

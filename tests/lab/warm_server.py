@@ -78,11 +78,10 @@ def rehearse_a_launch() -> None:
     """Do what each launcher does, for what it imports and keeps on the way."""
     from rackrun.launcher.commands.parse import read
     from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
-    from rackrun.launcher.remote import probe
     from rackrun.launcher.transport.bootstrap import opening
 
     read("ssh", SshOptions, SSH_HEAD, ["--check", "hosts.txt"])
-    opening(probe)
+    opening()
 
 
 class Child:

@@ -20,8 +20,8 @@ from rackrun.launcher.run.job import Command, Job, Work
 from rackrun.launcher.run.plan import HostPlan, Plan, PlannedHost, make_plan
 from rackrun.launcher.run.settings import Limits, Options
 from rackrun.launcher.supervision import agent_protocol
-from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport, free_port
+from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.lab.detached import DetachedLab
@@ -92,8 +92,9 @@ def agent_plan(tmp_path: Path, *command: str) -> HostPlan:
 
 
 def started_agent(plan: HostPlan) -> LocalChannel:
-    channel = LocalTransport("here").open(bootstrap.bootstrap())
-    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
+    client = RpcClient(LocalTransport("here"))
+    channel, _ = client.hand_over(agent_protocol.run_order(plan, LIMITS))
+    assert isinstance(channel, LocalChannel)
     return channel
 
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Limits, Options
 from rackrun.launcher.supervision import agents as supervised
 from rackrun.launcher.supervision import supervisor
-from rackrun.launcher.transport.local import LocalTransport
+from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.run_folder import RunFolder
 from tests.lab import warm
 from tests.lab.hosts import FAKE, processes_with
@@ -68,11 +68,8 @@ def main(
     slots = slots or [1]
     addresses = [f"127.0.0.{2 + host}" for host in range(len(slots))]
     facts = [
-        PlannedHost(
-            *(address, address, count, python, workdir or folder, folder, 2, "lo"),
-            agent_python=agent,
-        )
-        for address, count, agent in zip(addresses, slots, agents or ["python3"] * 9, strict=False)
+        PlannedHost(*(address, address, count, python, workdir or folder, folder, 2, "lo"))
+        for address, count in zip(addresses, slots, strict=True)
     ]
     plan = make_plan(job, facts, port_of_no_connection())
     if not real:
@@ -85,11 +82,23 @@ def main(
             for host in plan.hosts
         ]
         plan = dataclasses.replace(plan, hosts=tuple(cheap))
-    transports = [LocalTransport(name) for name in addresses]
+    pairs = zip(addresses, agents or ["python3"] * len(slots), strict=True)
+    transports = [HostOf(name, program) for name, program in pairs]
     code = run(job, plan, transports, shown_here(plain)).exit_code
     (Path(folder) / "peak").write_text(str(peak_mib(os.getpid())))
     (Path(folder) / "processor").write_text(str(time.process_time()))
     return code
+
+
+class HostOf(LocalTransport):
+    """A host whose system's Python is this program."""
+
+    def __init__(self, name: str, program: str) -> None:
+        super().__init__(name)
+        self.program = program
+
+    def open(self, argv: Sequence[str]) -> LocalChannel:
+        return super().open((self.program, *argv[1:]))
 
 
 def port_of_no_connection() -> int:

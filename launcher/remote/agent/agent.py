@@ -47,15 +47,11 @@ from rackrun.launcher.remote.processes import (
 )
 
 
-def serve() -> None:
-    """Take the first order from standard input and carry it out."""
+def carry_out(order: dict[str, Any]) -> None:
+    """Supervise the ranks of a run on this host, or end what is left of one."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
     launcher = Launcher()
-    launcher.announce()  # a login shell may have printed something before
-    order = launcher.first_order()
-    if order is None:
-        return  # the launcher gave the host up while we started
     if order["do"] == "sweep":
         survivors = sweep(order["scratch"])
     else:

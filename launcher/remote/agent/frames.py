@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rackrun.launcher.remote.processes import KILL_SECONDS
-from rackrun.launcher.remote.service import MARKER
 
 HEADER = struct.Struct(">BHI")
 """A frame's kind, local rank and payload length."""
@@ -43,16 +42,12 @@ class Launcher:
         self.stall_seconds = KILL_SECONDS
         self.waiting = bytearray()  # for room in the stream
         stdin: io.BufferedReader = sys.stdin.buffer  # type: ignore[assignment]
-        self.arrived = bytearray(stdin.peek())  # read ahead together with this program
+        self.arrived = bytearray(stdin.peek())  # read ahead together with the first order
 
     @property
     def full(self) -> bool:
         """Return True when too much waits for the launcher to read more from the ranks."""
         return len(self.waiting) > BACKLOG_BYTES
-
-    def announce(self) -> None:
-        """Mark where the frames begin."""
-        self._write(MARKER)
 
     def send_event(self, local: int = NO_RANK, **event: Any) -> None:
         """Send an event."""
@@ -60,11 +55,8 @@ class Launcher:
 
     def send(self, kind: int, local: int, payload: bytes) -> None:
         """Send one frame, as soon as there is room for it."""
-        self._write(HEADER.pack(kind, local, len(payload)) + payload)
-
-    def _write(self, data: bytes) -> None:
         if not self.is_gone:
-            self.waiting += data
+            self.waiting += HEADER.pack(kind, local, len(payload)) + payload
             self.flush()
 
     def flush(self) -> None:
@@ -82,14 +74,6 @@ class Launcher:
         """Write all that waits, unless the launcher takes nothing for too long."""
         while self.waiting and select.select([], [1], [], self.stall_seconds)[1]:
             self.flush()
-
-    def first_order(self) -> dict[str, Any] | None:
-        """Return the order that starts the work; None when the stream ends before it."""
-        while not self.is_gone:
-            for order in self.orders():
-                return order
-            select.select([0], [], [])
-        return None
 
     def orders(self) -> Iterator[dict[str, Any]]:
         """Yield the orders that have arrived."""

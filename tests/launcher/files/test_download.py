@@ -261,7 +261,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path):
     (remote / "z").write_text("z")
     order = {"do": "send", "folder": str(remote), "paths": ["a", "gone", "../a", "z"]}
     text = json.dumps(order).encode()
-    program = "import sys; from rackrun.launcher.remote import results; results.serve()"
+    program = "from rackrun.launcher.remote import program; program.serve()"
     done = subprocess.run(
         [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
     )

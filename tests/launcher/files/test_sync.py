@@ -222,7 +222,7 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path):
     (remote / "a").write_text("old")
     options = {"root": str(remote), "paths": ["a", "b"]}
     for name, end in (("c", b""), ("a/x", b"\n")):
-        client = RpcClient(LocalTransport("here"), upload)
+        client = RpcClient(LocalTransport("here"))
         channel = client._channel
         assert isinstance(channel, LocalChannel)
         client.order("unpack", **options)

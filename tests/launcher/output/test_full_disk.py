@@ -10,8 +10,8 @@ import pytest
 from rackrun.launcher.output.console import NOTE
 from rackrun.launcher.run.events import Lost
 from rackrun.launcher.supervision import agent_protocol
-from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
+from rackrun.launcher.transport.rpc import RpcClient
 from tests.lab.needs import need
 from tests.launcher.conftest import LIMITS, agent_plan, heard
 
@@ -41,8 +41,9 @@ def test_a_full_tmp_is_named(tmp_path):
     plan = replace(agent_plan(tmp_path, "true"), workdir="/", folder="/")
     left = tmp_path / "left"
     inside = ("unshare", "-m", "sh", "-c", WITH_A_FULL_TMP.format(left=left), "sh")
-    channel = LocalTransport("here").open([*inside, *bootstrap.bootstrap()])
-    channel.send(agent_protocol.opening(agent_protocol.run_order(plan, LIMITS)))
+    client = RpcClient(LocalTransport("here"))
+    client.enter(inside, "python3")
+    channel, _ = client.hand_over(agent_protocol.run_order(plan, LIMITS))
     (refused,) = [event for event in heard(channel, plan) if isinstance(event, Lost)]
     full = f"cannot prepare the run: {plan.scratch}: No space left on device"
     assert (refused.reason, refused.exit_code) == (full, 78)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from rackrun.launcher.remote import probe, service
+from rackrun.launcher.remote import program, service
 
 FIRST = "127.1.0."
 
@@ -22,8 +22,8 @@ def main() -> None:
         if question == "raw":
             service.reply = raw(lie["raw"])
         else:
-            probe.ORDERS[question] = told(probe.ORDERS[question], lie[question])
-    probe.serve()
+            program.ORDERS[question] = told(program.ORDERS[question], lie[question])
+    program.serve()
 
 
 def told(honest, change):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.remote import service
 from rackrun.launcher.remote.agent import frames
 from rackrun.launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
 from rackrun.launcher.run.job import Command, Job
@@ -37,9 +36,7 @@ def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
 
 def heard(*frames: bytes, node: int = 0) -> list[Event]:
     """Return the events that come from the first or the second of two hosts."""
-    return list(
-        agent_protocol.Decoder(plan_of().hosts[node]).feed(service.MARKER + b"".join(frames))
-    )
+    return list(agent_protocol.Decoder(plan_of().hosts[node]).feed(b"".join(frames)))
 
 
 GPU = {"busy": 90, "memory": 3, "memory_total": 8}
@@ -119,7 +116,6 @@ def test_memory_does_not_grow_with_what_ranks_report():
     """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
     decoder = agent_protocol.Decoder(plan_of().hosts[0])
     run = RunState(plan_of(), time.monotonic())
-    list(decoder.feed(service.MARKER))
     for number in range(3000):
         fields = {f"name {number} {n}": n for n in range(200)} | {"step": number}
         report = json.dumps(fields).encode()

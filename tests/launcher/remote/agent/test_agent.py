@@ -162,8 +162,11 @@ def test_a_program_that_does_not_arrive_is_not_waited_for():
     """The link may break while it is sent; once it is here, it has all the time it takes."""
     hasty = bootstrap.BOOTSTRAP.replace("alarm(60)", "alarm(1)")
     with zipfile.ZipFile(made := io.BytesIO(), "w") as archive:
-        archive.writestr("slow.py", "import time\ndef serve(): time.sleep(1.5); print('served')\n")
-    program, size = made.getvalue(), b"%d slow\n" % len(made.getvalue())
+        code = "import time\ndef serve(): time.sleep(1.5); print('served')\n"
+        for package in ("rackrun", "rackrun/launcher", "rackrun/launcher/remote"):
+            archive.writestr(f"{package}/__init__.py", "")
+        archive.writestr("rackrun/launcher/remote/program.py", code)
+    program, size = made.getvalue(), b"%d\n" % len(made.getvalue())
     for sent, code, out in ((program[:-1], -signal.SIGALRM, b""), (program, 0, b"served\n")):
         with subprocess.Popen([sys.executable, "-c", hasty], stdin=PIPE, stdout=PIPE) as started:
             assert started.stdin is not None and started.stdout is not None
