@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from rackrun.launcher.remote.processes import names_in
+from rackrun.launcher.remote.processes import answer_of, names_in
 
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -63,34 +63,25 @@ def gpus() -> dict[str, Any]:
     if program is None:
         return {"gpus": []}
     try:
-        asked = _ask(program, FIELDS)
-        if asked.returncode and "compute_cap" in asked.stdout:
-            asked = _ask(program, FIELDS[:-1])
+        asked = answer_of([program, f"--query-gpu={','.join(FIELDS)}", FORMAT], SECONDS)
+        if asked.returncode and b"compute_cap" in asked.stdout:
+            query = f"--query-gpu={','.join(FIELDS[:-1])}"
+            asked = answer_of([program, query, FORMAT], SECONDS)
     except OSError as error:
         return {"gpus": [], "problem": f"nvidia-smi: {error.strerror}"}
     except subprocess.TimeoutExpired:
         return {"gpus": [], "problem": f"nvidia-smi does not answer within {SECONDS} s"}
-    lines = [line.strip() for line in asked.stdout.splitlines() if line.strip()]
+    out, errors = (text.decode(errors="replace").strip() for text in (asked.stdout, asked.stderr))
+    lines = [line.strip() for line in out.splitlines() if line.strip()]
     rows = [[field.strip() for field in line.split(",")] for line in lines]
     if asked.returncode or any(len(row) < len(FIELDS) - 1 for row in rows):
-        said = next(iter([*asked.stderr.strip().splitlines()[-1:], *lines]), "")
+        said = next(iter([*errors.splitlines()[-1:], *lines]), "")
         return {"gpus": [], "problem": f"nvidia-smi: {said or f'exit code {asked.returncode}'}"}
     return {
         "gpus": [_described(row) for row in rows],
         "driver": rows[0][6] if rows else "",
         "capabilities": [row[7] for row in rows if re.fullmatch(r"\d+\.\d", row[-1])],
     }
-
-
-def _ask(program: str, fields: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [program, f"--query-gpu={','.join(fields)}", FORMAT],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        errors="replace",
-        timeout=SECONDS,
-    )
 
 
 def _described(row: list[str]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from rackrun.launcher.remote.disks import answer_within
 from rackrun.launcher.remote.files import INSTALLED, project_python
 from rackrun.launcher.remote.locks import user_name
+from rackrun.launcher.remote.processes import answer_of
 
 INTERPRETER_SECONDS = 20.0
 DOCKER_SECONDS = 30.0
@@ -75,13 +76,8 @@ def behind_shim(workdir: str, interpreter: str) -> str:
     if os.path.basename(os.path.dirname(interpreter)) != "shims" or not os.path.isdir(workdir):
         return interpreter
     try:
-        done = subprocess.run(
-            [interpreter, "-c", "import sys; print(sys.executable)"],
-            cwd=workdir,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=INTERPRETER_SECONDS,
-        )
+        shown = [interpreter, "-c", "import sys; print(sys.executable)"]
+        done = answer_of(shown, INTERPRETER_SECONDS, workdir)
     except (OSError, subprocess.TimeoutExpired):
         return interpreter  # why is found out when it is described
     return done.stdout.decode(errors="replace").strip() or interpreter
@@ -96,12 +92,7 @@ def describe(
     """
     interpreter = command[-1]
     try:
-        asked = subprocess.run(
-            [*command, "-c", DESCRIBE, workdir, *packages],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=INTERPRETER_SECONDS,
-        )
+        asked = answer_of([*command, "-c", DESCRIBE, workdir, *packages], INTERPRETER_SECONDS)
     except subprocess.TimeoutExpired:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
@@ -139,12 +130,7 @@ def image(
 
 def _docker(*words: str) -> str:
     """Return what docker prints; empty where it fails."""
-    done = subprocess.run(
-        ["docker", *words],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=DOCKER_SECONDS,
-    )
+    done = answer_of(["docker", *words], DOCKER_SECONDS)
     return "" if done.returncode else done.stdout.decode(errors="replace").strip()
 
 
@@ -169,17 +155,10 @@ def shards(
     """
     there = ["env", f"--chdir={workdir}", *(f"{name}={file}" for name, file in environment.items())]
     asked = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.check", data]
+    asked += ["--every-shard"] * every_shard
     seconds = SHARDS_SECONDS * (1 + 2 * every_shard)
     try:
-        done = answer_within(
-            seconds + FILES_SECONDS,
-            lambda: subprocess.run(
-                [*asked, *(["--every-shard"] if every_shard else [])],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=seconds,
-            ),
-        )
+        done = answer_within(seconds + FILES_SECONDS, lambda: answer_of(asked, seconds))
     except (TimeoutError, subprocess.TimeoutExpired):
         return {"error": f"{data}: does not answer in time"}
     said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -62,11 +62,8 @@ def lock(
     A lock that the probe before us holds stays locked, so that no other launch comes in between.
     Raise OSError when another run holds it for longer, or when it is not a plain file.
     """
-    descriptor = HELD.pop(path, None)
-    deadline = time.monotonic() + seconds
-    while descriptor is None or not _lies_at(descriptor, path):  # a cleaner of /tmp was there
-        if descriptor is not None:
-            os.close(descriptor)
+    descriptor, deadline = HELD.pop(path, None), time.monotonic() + seconds
+    while descriptor is None:
         descriptor = _open_lock(path)
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -132,12 +129,6 @@ def _open_lock(path: str) -> int:
             return descriptor
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a plain file", path)
-
-
-def _lies_at(descriptor: int, path: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    return False
 
 
 # -- who holds them

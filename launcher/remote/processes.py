@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import time
 from collections.abc import Collection, Iterator
 
@@ -232,6 +233,15 @@ def _why_no_program(path: str, error: OSError) -> str:
         return f"; its lines end as on Windows: type sed -i 's/\\r$//' {path}"
     program = line[2:].split()[:1] if line.startswith(b"#!") else []
     return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
+
+
+def answer_of(
+    command: list[str], seconds: float, workdir: str | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    """Return what a program prints; raise OSError, or TimeoutExpired if it takes longer."""
+    return subprocess.run(
+        command, cwd=workdir, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
+    )
 
 
 def raise_limits() -> None:

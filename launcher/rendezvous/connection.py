@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from typing import Any
 
 from rackrun.shapes import Misshapen, parsed
 
 LINE_BYTES = 1 << 16
-READ_BYTES = 1 << 16
 UNACKNOWLEDGED_MILLISECONDS = 15000
 
 
@@ -22,7 +20,7 @@ class PeerConnection:
         """Have the kernel notice a dead peer; no line is longer than `most_bytes`."""
         self.stream = stream
         self.most_bytes = most_bytes
-        self.rest = bytearray()
+        self._lines = stream.makefile("rb")
         keep_alive(stream)
 
     def send(self, **fields: Any) -> None:
@@ -31,39 +29,26 @@ class PeerConnection:
             self.stream.sendall(json.dumps(fields).encode() + b"\n")
 
     def receive(self, seconds: float | None = None) -> dict[str, Any] | None:
-        """Return the next object, None at the end; raise TimeoutError, or Misshapen for nonsense.
+        """Return the next object, None at the end; raise Misshapen for nonsense.
 
-        `seconds` are for all of it, however it drips.
+        Raises TimeoutError where the other side is silent for `seconds`.
         """
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while b"\n" not in self.rest and len(self.rest) <= self.most_bytes:
-            data = self._read_some(deadline)
-            if not data:
-                return None
-            self.rest += data
-        line, _, self.rest = self.rest.partition(b"\n")
+        try:
+            self.stream.settimeout(seconds)
+            line = self._lines.readline(self.most_bytes + 1)
+        except (OSError, ValueError) as error:  # reset, given up by the kernel, closed by ourselves
+            if seconds is not None and isinstance(error, TimeoutError):
+                raise
+            return None
         if len(line) > self.most_bytes:
             raise Misshapen(f"a line of more than {self.most_bytes} bytes")
-        return parsed(bytes(line), dict[str, Any], self.most_bytes)
-
-    def _read_some(self, deadline: float | None) -> bytes:
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
-            raise TimeoutError
-        try:
-            self.stream.settimeout(left)
-            return self.stream.recv(READ_BYTES)
-        except TimeoutError:
-            if deadline is None:
-                return b""  # the other machine is silent
-            raise
-        except OSError:  # reset, or we have closed it ourselves
-            return b""
+        return parsed(line, dict[str, Any], self.most_bytes) if line.endswith(b"\n") else None
 
     def close(self) -> None:
         """Close both directions, which wakes a blocked receiver."""
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
         self.stream.close()
 
 

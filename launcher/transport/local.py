@@ -58,13 +58,18 @@ class LocalTransport:
         return LocalChannel(process, ours, complaints)
 
 
-class SocketChannel:
-    """A program whose standard input and output are the other end of a socket."""
+class LocalChannel:
+    """A program on this machine, whose standard input and output are the other end of a socket."""
 
-    def __init__(self, stream: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
+    ) -> None:
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+        self.process = process
         self.stream = stream
+        self.complaints = complaints
         self.errors = ""
+        threading.Thread(target=process.wait, daemon=True).start()  # no zombie stays
 
     def send(self, data: bytes) -> None:
         """Write all of `data`, waiting for room for a second at most."""
@@ -75,25 +80,24 @@ class SocketChannel:
 
     def receive(self, seconds: float | None = None) -> bytes:
         """Wait for bytes; return b"" at the end; raise TimeoutError after `seconds`."""
-        if seconds is not None and not self.is_ready(seconds):
+        if seconds is not None and not self._is_ready(seconds):
             raise TimeoutError
         try:
             data = self.stream.recv(READ_BYTES)
         except OSError:
             data = b""
         if not data:
-            self.release()
+            self._release()
         return data
 
-    def is_ready(self, seconds: float) -> bool:
-        """Return whether bytes or the end come within `seconds`."""
+    def _is_ready(self, seconds: float) -> bool:
         poll = select.poll()  # unlike select, without a limit on descriptors
         poll.register(self.stream, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def is_unread(self) -> bool:
         """Return whether bytes or the end lie here."""
-        return self.stream.fileno() < 0 or self.is_ready(0)
+        return self.stream.fileno() < 0 or self._is_ready(0)
 
     def complaint(self) -> str:
         """Return the end of its standard error, once `receive` has returned b""."""
@@ -104,25 +108,9 @@ class SocketChannel:
         with contextlib.suppress(OSError):
             self.stream.shutdown(socket.SHUT_RDWR)
 
-    def release(self) -> None:
-        """Free the socket at the end of the stream."""
+    def _release(self) -> None:
+        """Free the socket, wait for the program to exit, and keep the end of its errors."""
         self.stream.close()
-
-
-class LocalChannel(SocketChannel):
-    """An agent on this machine."""
-
-    def __init__(
-        self, process: subprocess.Popen[bytes], stream: socket.socket, complaints: IO[bytes]
-    ) -> None:
-        super().__init__(stream)
-        self.process = process
-        self.complaints = complaints
-        threading.Thread(target=process.wait, daemon=True).start()  # no zombie stays
-
-    def release(self) -> None:
-        """Wait for the agent to exit, and keep the end of its standard error."""
-        super().release()
         if self.complaints.closed:
             return  # read already, by an earlier call
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -20,6 +20,7 @@ from rackrun.launcher.remote.processes import (
     KILL_SECONDS,
     Process,
     all_processes,
+    answer_of,
     descendants,
     environment_of,
     is_mine,
@@ -135,12 +136,7 @@ def sweep(scratch: str) -> list[str]:
 
 def _remove_container(name: str) -> list[str]:
     try:
-        done = subprocess.run(
-            ["docker", "rm", "--force", name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=KILL_SECONDS,
-        )
+        done = answer_of(["docker", "rm", "--force", name], KILL_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return [f"container {name}"]
     is_removed = done.returncode == 0 or b"No such container" in done.stderr

@@ -80,43 +80,14 @@ def _protocol(
 
 
 def _dial(route: SshRoute) -> socket.socket:
-    address = (route.connection.host, route.connection.port)
-    seconds = route.settings.connect_seconds
-    # AddressFamily: `create_connection` tries all addresses of a name, of any family.
-    targets = [address]
-    if route.family != socket.AF_UNSPEC:
-        resolved = socket.getaddrinfo(*address, route.family, socket.SOCK_STREAM)
-        targets = [(str(sockaddr[0]), address[1]) for *_, sockaddr in resolved]
-    sock = _PromptSocket(fileno=_first_connected(targets, seconds).detach())
-    sock.settimeout(seconds)
+    host, port = route.connection.host, route.connection.port
+    if route.family != socket.AF_UNSPEC:  # `create_connection` tries addresses of any family
+        host = str(socket.getaddrinfo(host, port, route.family, socket.SOCK_STREAM)[0][4][0])
+    sock = socket.create_connection((host, port), route.settings.connect_seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on macOS: a heartbeat is missed there
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_SECONDS * 1000)
     return sock
-
-
-class _PromptSocket(socket.socket):
-    """A connection that acknowledges at once what has been read.
-
-    After a login, sshd announces its other host keys, and its kernel sends nothing more before that
-    is acknowledged (Nagle). Ours would wait 40 ms for data to acknowledge it with, in vain.
-    """
-
-    def recv(self, size: int, flags: int = 0) -> bytes:
-        """Return what has arrived, as of any socket."""
-        data = super().recv(size, flags)
-        if hasattr(socket, "TCP_QUICKACK"):  # Linux
-            with contextlib.suppress(OSError):  # the connection broke just now
-                self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        return data
-
-
-def _first_connected(targets: list[tuple[str, int]], seconds: float) -> socket.socket:
-    *others, last = targets
-    for other in others:
-        with contextlib.suppress(OSError):
-            return socket.create_connection(other, timeout=seconds)
-    return socket.create_connection(last, timeout=seconds)
 
 
 def _through_command(route: SshRoute) -> socket.socket:

@@ -226,15 +226,6 @@ def test_no_lock_leads_to_another_file(lock, tmp_path):
         second.unlink()
 
 
-def test_a_lock_whose_file_was_removed_is_taken_anew(lock):
-    """By a cleaner of /tmp: others would lock the next file of that name."""
-    assert locks.hold(str(lock), shared=False)
-    lock.unlink()
-    descriptor = locks.lock(str(lock), False)
-    assert os.path.samestat(os.fstat(descriptor), lock.stat())
-    os.close(descriptor)
-
-
 # -- the queue
 
 EARLY, LATE = ("1700000001.000000-00000001", "1700000002.000000-00000000")
