@@ -1,7 +1,5 @@
 """A shard server as the preflight sees it, through the reader of the ranks on each host."""
 
-import json
-import re
 import socket
 import sys
 import threading
@@ -11,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.contract import variables
-from rackrun.errors import UsageError
 from rackrun.launcher.remote import interpreter
-from rackrun.shards.credentials import authorization, tls_context
 from tests.lab.data import write_tiny
 from tests.lab.waiting import until
 
@@ -75,22 +71,6 @@ def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(server, tmp
 SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
 
 
-@pytest.mark.parametrize("variable", [*SECRETS, "NETRC"])
-@pytest.mark.parametrize("broken", ["missing", "a folder", "no text"])
-def test_a_secret_that_cannot_be_used_is_named(variable, broken, tmp_path, monkeypatch):
-    """By its variable and path."""
-    path = tmp_path / "secret"
-    if broken == "a folder":
-        path.mkdir()
-    elif broken == "no text":
-        path.write_bytes(b"reader:\xff\xfe\n")
-    monkeypatch.setenv(variable, str(path))
-    with pytest.raises(UsageError, match=re.escape(str(path))) as ranks:
-        tls_context()
-        authorization("127.0.0.1", tls=True)
-    assert str(ranks.value).startswith((f"{variable}=", f"{path}:"))
-
-
 def test_a_server_that_drips_is_not_waited_for(server, tmp_path, monkeypatch):
     """A byte now and then: the limit is for all of it."""
     enough = threading.Event()
@@ -138,11 +118,3 @@ def test_check_reads_every_shard_and_a_launch_the_first(tmp_path):
     )
     assert launch == {"dataset": "tiny", "splits": ["train"]}
     assert "tiny-train-000001.tar" in check["error"]
-
-
-def test_a_version_is_looked_for_by_the_reader(tmp_path):
-    """The splits of the newest version, and what is there of another one."""
-    write_tiny(tmp_path / "data", shards=1)
-    found = {"dataset": "tiny", "splits": ["train"]}
-    assert asked("data", tmp_path, {}) == asked("data@1", tmp_path, {}) == found
-    assert "version 2" in json.dumps(asked("data@2", tmp_path, {}))

@@ -14,7 +14,6 @@ from rackrun.errors import Problem, UsageError
 from rackrun.launcher.commands.node_agreement import check_agreement
 from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.rendezvous.connection import PeerConnection
 from rackrun.launcher.rendezvous.gather import (
     Agreement,
     NodeInfo,
@@ -273,16 +272,3 @@ def test_a_rival_node_0_writes_nothing_outside_of_runs(nodes, tmp_path):
     assert code == 69
     assert "agreed.folder: Expected `str` matching regex" in err and "Traceback" not in err
     assert not (tmp_path / "OUTSIDE").exists()
-
-
-def test_a_connection_takes_only_so_much():
-    """64 KiB without an end of line are nonsense."""
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        socket.create_connection(listener.getsockname()) as other,
-        listener.accept()[0] as accepted,
-    ):
-        connection = PeerConnection(accepted)
-        threading.Thread(target=other.sendall, args=(b"x" * 100_000,), daemon=True).start()
-        with pytest.raises(ValueError, match="a line of more than 65536 bytes"):
-            connection.receive(20)

@@ -44,16 +44,11 @@ def config(*lines: str, known: str = "{there} {key}\n") -> Case:
 ACCEPTED: dict[str, Case] = {
     "known": Case(),
     "known without the port": Case("{address} {key}\n"),
-    "known by one of two keys": Case("{there} {other}\n{there} {key}\n"),
     "known by a key of another type": Case("{there} {rsa}\n"),
     "known among other names": Case("x,{there},y {key} a comment\n"),
     "known by a pattern": Case("[127.*]:*,!x {key}\n"),
     "known by a hash": Case("{hashed} {key}\n"),
-    "lines that end as on Windows": Case("# a comment\r\n{there} {key}\r\n"),
-    "no newline at the end": Case("{there} {key}"),
     "lines that make no sense": Case("x\n\n@\n|1|x|y z a\na b c\nx 1024 35 1234\n{there} {key}\n"),
-    "a key that is not ASCII": Case("x ssh-ed25519 AAAAé\n{there} {key}\n"),
-    "a line with a NUL": Case("x\0y\n{there} {key}\n"),
     "an authority at this port, the key at the name": Case(
         "@cert-authority {there} {other}\n{address} {key}\n"
     ),
@@ -61,21 +56,14 @@ ACCEPTED: dict[str, Case] = {
     "HostKeyAlias": config("HostKeyAlias ALIAS", known="alias {key}\n"),
     "StrictHostKeyChecking accept-new": config("StrictHostKeyChecking accept-new", known=""),
     "UserKnownHostsFile with a token": config("UserKnownHostsFile {folder}/known_%h"),
-    "RekeyLimit of ours or later": config("RekeyLimit 512M none"),
     "HostKeyAlgorithms with the known key's": config("HostKeyAlgorithms ssh-ed25519"),
     "HostKeyAlgorithms with another key's": config(
         "HostKeyAlgorithms rsa-sha2-512", known="{there} {rsa}\n"
     ),
-    "HostKeyAlgorithms in front": config("HostKeyAlgorithms ^rsa-sha2-256", known="{there} {rsa}"),
-    "HostKeyAlgorithms more": config("HostKeyAlgorithms +ssh-rsa"),
     "Ciphers with the server's": config("Ciphers aes128-ctr,aes256-ctr"),
-    "Ciphers without others": config("Ciphers -aes128-*,chacha20*"),
     "MACs with the server's": config("MACs hmac-sha2-512"),
     "KexAlgorithms, another": config("KexAlgorithms ecdh-sha2-nistp256"),
-    "KexAlgorithms without others": config("KexAlgorithms -curve25519*"),
-    "PreferredAuthentications with keys": config("PreferredAuthentications password,publickey"),
     "PubkeyAcceptedAlgorithms with the key's": config("PubkeyAcceptedAlgorithms ssh-ed25519"),
-    "RequiredRSASize, and no RSA key": config("RequiredRSASize 4096"),
     "RequiredRSASize of the key": config("RequiredRSASize 3072", known="{there} {rsa}\n"),
     "options that concern us little": config(
         "ControlMaster auto",
@@ -85,9 +73,6 @@ ACCEPTED: dict[str, Case] = {
         "ServerAliveInterval=30",
         "VerifyHostKeyDNS no",
     ),
-    "Match final all": config("Match final all", "UserKnownHostsFile {folder}/known_hosts"),
-    "Include of a file": config("Include {folder}/closed"),
-    "a block for others": config("Host 10.9.9.9", "UserKnownHostsFile none"),
     "revoked under the name without the port": Case("{there} {key}\n@revoked {address} {key}\n"),
 }
 
@@ -97,59 +82,31 @@ REFUSED: dict[str, Case] = {
     "another key at this port, the right one at the name": config(
         "HostKeyAlgorithms ssh-ed25519", known="{there} {other}\n{address} {key}\n"
     ),
-    "another key by a pattern, the right one at the name": config(
-        "HostKeyAlgorithms ssh-ed25519", known="[*]:{port} {other}\n{address} {key}\n"
-    ),
     "known at another port": Case("[{address}]:1 {key}\n"),
     "the key under another type": Case("{there} ecdsa-sha2-nistp256 {blob}\n"),
-    "a line behind U+2028": Case("# x\u2028{there} {key}\n"),
-    "a line behind a NUL": Case("# x\0{there} {key}\n"),
-    "a name with a Kelvin sign": config("HostKeyAlias k", known="\u212a {key}\n"),
     "excluded by a pattern": Case("*,!*127.0.0.2* {key}\n"),
-    "brackets are no set": Case("[[]127.0.0.2]:* {key}\n"),
-    "a hash among names": Case("x,{hashed} {key}\n"),
     "revoked": Case("{there} {key}\n@revoked * {key}\n"),
-    "an unknown marker": Case("@trusted {there} {key}\n"),
-    "two markers": Case("@cert-authority @revoked {there} {key}\n"),
     "an authority's key is no host's key": Case("@cert-authority {there} {key}\n"),
     "certified by a stranger": Case("@cert-authority {there} {other}\n"),
     "StrictHostKeyChecking accept-new, changed": config(
         "StrictHostKeyChecking accept-new", known="{there} {other}\n"
     ),
     "UserKnownHostsFile none": config("UserKnownHostsFile none"),
-    "UserKnownHostsFile with an unknown token": config("UserKnownHostsFile {folder}/known_%q"),
-    "UserKnownHostsFile with no such variable": config("UserKnownHostsFile ${{NO_SUCH}}/known"),
-    "UserKnownHostsFile, nothing": config('UserKnownHostsFile ""'),
-    "HostKeyAlias in Match final": config("Match final host *", "HostKeyAlias alias"),
     "HostKeyAlgorithms without the known key's": config("HostKeyAlgorithms rsa-sha2-512"),
-    "HostKeyAlgorithms less": config("HostKeyAlgorithms -ssh-ed25519*"),
     "HostKeyAlgorithms that the server lacks": config("HostKeyAlgorithms ecdsa-sha2-nistp256"),
     "Ciphers that the server lacks": config("Ciphers aes128-ctr"),
-    "Ciphers by a pattern": config("Ciphers aes*-ctr"),
-    "Ciphers less": config("Ciphers -aes256-ctr"),
-    "Ciphers that are weak": config("Ciphers 3des-cbc"),
     "MACs that the server lacks": config("MACs hmac-sha2-256"),
     "KexAlgorithms that the server lacks": config("KexAlgorithms diffie-hellman-group14-sha256"),
-    "KexAlgorithms less": config("KexAlgorithms -curve25519*,ecdh*"),
-    "PubkeyAuthentication no": config("PubkeyAuthentication no"),
-    "PreferredAuthentications without keys": config("PreferredAuthentications password"),
     "PubkeyAcceptedAlgorithms without the key's": config("PubkeyAcceptedAlgorithms rsa-sha2-256"),
     "RequiredRSASize over the key": config("RequiredRSASize 4096", known="{there} {rsa}\n"),
-    "an unknown option": config("UseKeychain yes"),
-    "a quote in a ProxyCommand": config("ProxyCommand it's"),
     "Include of a file that others may write": config("Include {folder}/open"),
-    "Port abc": config("Port abc"),
-    "a gateway that is the host itself": config("ProxyJump {address}:{port}"),
-    "ProxyJump x:y": config("ProxyJump x:y"),
 }
 
 STRICTER: dict[str, Case] = {  # the client accepts, we refuse
-    "UserKnownHostsFile in quotes": config('UserKnownHostsFile "{folder}/known_hosts" "a b"'),
     "certified": Case("@cert-authority {there} {authority}\n"),
     "HostKeyAlgorithms of a certificate by a stranger": config(
         "HostKeyAlgorithms ssh-ed25519-cert-v01@openssh.com"
     ),
-    "RevokedHostKeys, a text of others": config("RevokedHostKeys {folder}/others"),
     "certified, and another key known": Case("@cert-authority * {authority}\n{there} {other}\n"),
     "another key at this port, the right one at the name, a certificate": Case(
         "{there} {other}\n{address} {key}\n"
@@ -157,10 +114,6 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
     "StrictHostKeyChecking no, changed": config(
         "StrictHostKeyChecking no", known="{there} {other}\n"
     ),
-    "KnownHostsCommand": config("KnownHostsCommand /bin/echo {there} {key}"),
-    "CheckHostIP yes": config("CheckHostIP yes"),
-    "RekeyLimit by time": config("RekeyLimit 1G 1h"),
-    "RekeyLimit below ours": config("RekeyLimit 256M"),
 }
 
 
@@ -181,7 +134,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
     for name, mode in {"open": 0o666, "closed": 0o644}.items():
         (folder / name).touch()
         (folder / name).chmod(mode)
-    (folder / "others").write_text(f"{args['other']}\n")
     yield lab, args
     lab.stop()
 
@@ -224,14 +176,13 @@ ALL = {**ACCEPTED, **REFUSED, **STRICTER}
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_whom_the_ssh_client_refuses_we_refuse(server, name, monkeypatch):
+def test_whom_the_ssh_client_refuses_we_refuse(server, name):
     """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
     lab, args = server
     case = ALL[name]
     known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
     for file in (lab.known_hosts, lab.folder / f"known_{args['address']}"):
         file.write_bytes(known_hosts)
-    monkeypatch.setenv("LAB", args["folder"])
     lab.configure(case.config.format(**args))
     (theirs, message), (options, why) = ssh(lab), ours(lab)
     expected = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")

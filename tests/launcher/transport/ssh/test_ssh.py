@@ -480,25 +480,6 @@ def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab, network):
     assert "ssh-copy-id" not in message
 
 
-MESSAGES = range(6)
-"""After how many of our messages the connection breaks; with the sixth we are logged in."""
-
-
-def test_a_connection_that_breaks_anywhere_in_the_login_is_tried_once_more(start_lab, network):
-    """Before SSH begins, version, key exchange, keys: a second attempt gets in."""
-    lab = start_lab(1)
-    with contextlib.ExitStack() as doors:
-        opened = [doors.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in MESSAGES]
-        for door, messages in zip(opened, MESSAGES, strict=True):
-            arguments = (door, lab.hosts[0], messages)
-            threading.Thread(target=cut_then_relay, args=arguments, daemon=True).start()
-        lab.configure("HostKeyAlias there")
-        lab.known_hosts.write_text(f"there {lab.hosts[0].public_key}\n")
-        ports = [door.getsockname()[1] for door in opened]
-        machines = network(lab).connect([Host("127.0.0.1", port=port) for port in ports])
-        assert [output(machine, "echo", "hi") for machine in machines] == [b"hi\n"] * len(MESSAGES)
-
-
 def test_a_host_that_hangs_up_on_every_login_needs_no_new_keys(start_lab, network):
     """69 and what happened: a connection that breaks is no verdict on a key."""
     lab = start_lab(1)
@@ -524,14 +505,6 @@ def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab, network):
     lab.configure(*(f"IdentityFile {key}" for key in keys))
     with pytest.raises(AccessRefused, match="refused .*Too many .*: IdentitiesOnly yes, Identity"):
         network(lab).connect([server.host])
-
-
-def cut_then_relay(door: socket.socket, server: Sshd, messages: int) -> None:
-    cut(door, server, messages)
-    client, _ = door.accept()
-    with client, socket.create_connection((server.address, server.port)) as inner:
-        threading.Thread(target=pump, args=(inner, client), daemon=True).start()
-        pump(client, inner)
 
 
 def cut(door: socket.socket, server: Sshd, *cuts: int) -> None:
