@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -33,8 +32,7 @@ MOST_FILES = 100_000
 MOST_BYTES = 100_000_000_000
 SPARE_BYTES = 1 << 28  # stays free on our disk
 LISTING_SECONDS = 30.0
-QUIET_SECONDS = 2.0  # a transfer that takes longer is reported
-PROGRESS_SECONDS = 15.0
+LONG_BYTES = 100_000_000  # a transfer that takes some time is reported
 DEEPEST = 32
 LONGEST_NAME = 200  # bytes; room for `..partial`
 
@@ -89,22 +87,6 @@ class TransferEnd(Shape, frozen=True):
     error: str = ""
 
 
-class _Progress:
-    """Reports now and then which file is being transferred."""
-
-    def __init__(self, say: Say, total: int) -> None:
-        self.say = say
-        self.total = total
-        self.number = 0
-        self.due_at = time.monotonic() + QUIET_SECONDS
-
-    def note(self) -> None:
-        """Report the file `number`, unless the last report is too recent."""
-        if time.monotonic() > self.due_at:
-            self.due_at = time.monotonic() + PROGRESS_SECONDS
-            self.say(f"fetching results: file {self.number} of {self.total}")
-
-
 @dataclass
 class Fetched:
     """Files that came back, and files that did not."""
@@ -134,16 +116,14 @@ def fetch_results(
 ) -> Fetched:
     """Copy the run folder of a host into ours, but for `LAUNCHER_FILES` and `kept` at its top.
 
-    `only` are the names of files that may come, none of them large; empty: any. `say` gets the
-    progress of a long transfer. Raises Problem when the host offers what it must not, falls silent
+    `only` are the names of files that may come, none of them large; empty: any. `say` gets how much
+    it is, if that is much. Raises Problem when the host offers what it must not, falls silent
     or breaks off; whole files that are here stay.
     """
     with closing(RpcClient(transport, plan.agent_python, reply_seconds=LISTING_SECONDS)) as client:
         kept = LAUNCHER_FILES | set(kept)
         order = {"folder": plan.folder, "run_id": run_id, "kept": sorted(kept), "most": MOST_FILES}
         client.order("results", **order)
-        if not client.has_reply(QUIET_SECONDS):
-            say(f"waiting for the results of {plan.name}")
         reply = client.reply(most_bytes=LISTING_BYTES)
         if error := reply.get("error"):
             raise Problem(one_line(str(error)[:500]))
@@ -153,14 +133,17 @@ def fetch_results(
         files = {path: size for path, size in offer.files.items() if _is_result(path)}
         if only:
             files = {path: files[path] for path in only if files.get(path, LARGE) < LARGE}
-        _check_room(files, folder)
+        total = sum(files.values())
+        _check_room(total, folder)
+        if total > LONG_BYTES:
+            say(f"fetching {plural(len(files), 'file')}, {data_size(total)}, from {plan.name}")
         problems = [f"{offer.odd} with odd names"] if offer.odd else []
         if others := [] if only else sorted(offer.files.keys() - files.keys()):
             named = first_few(others, NAMED)
             problems.append(f"{len(others)} of kinds that are not fetched ({named})")
         fetched = Fetched(plan.name, plan.folder, problems=problems)
         if files:
-            _take_all(client, files, folder, _Progress(say, len(files)), fetched)
+            _take_all(client, files, folder, fetched)
         return fetched
 
 
@@ -184,8 +167,8 @@ def _is_result(path: str) -> bool:
     )
 
 
-def _check_room(sizes: Mapping[str, int], folder: Path) -> None:
-    total, free = sum(sizes.values()), shutil.disk_usage(folder).free
+def _check_room(total: int, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
     if total > MOST_BYTES:
         raise Problem(f"{data_size(total)}, and at most {data_size(MOST_BYTES)} are fetched")
     if total > max(0, free - SPARE_BYTES):
@@ -201,35 +184,28 @@ def _check_path(path: str, kept: Collection[str]) -> None:
         raise Problem(f"a host must not send this file: {one_line(path[:200])}")
 
 
-def _take_all(
-    client: RpcClient,
-    sizes: Mapping[str, int],
-    folder: Path,
-    progress: _Progress,
-    fetched: Fetched,
-) -> None:
+def _take_all(client: RpcClient, sizes: Mapping[str, int], folder: Path, fetched: Fetched) -> None:
     client.order("send", folder=fetched.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2  # logs may still grow while they are sent
-    for progress.number, path in enumerate(sizes, start=1):
+    for path in sizes:
         header = client.reply_as(Header)
         room -= header.size
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
         # a file that cannot be read on the host does not stop the others
-        if problem := header.error or _take(client, folder / path, header.size, progress):
+        if problem := header.error or _take(client, folder / path, header.size):
             fetched.problems.append(f"{path}: {one_line(problem[:200])}")
         else:
             fetched.files.append(path)
 
 
-def _take(client: RpcClient, target: Path, size: int, progress: _Progress) -> str:
+def _take(client: RpcClient, target: Path, size: int) -> str:
     # Writes it whole or not at all; returns why it is missing.
     target.parent.mkdir(parents=True, exist_ok=True)
     incomplete = target.with_name(f".{target.name}.partial")
     try:
         with incomplete.open("wb") as file:
             for piece in client.receive(size):
-                progress.note()
                 file.write(piece)
         ending = client.reply_as(TransferEnd)
         if not ending.error:

@@ -27,7 +27,6 @@ from rackrun.shard_folder import why_no_splits
 from rackrun.units import data_size, gibibytes
 
 LEAST_DISK = 1 << 30
-LEAST_OPEN_FILES = 1024
 RANK_BYTES = 500_000_000
 """What a rank of a task takes at least: torch alone takes 372 MiB, and its loader has processes."""
 CLOCK_SECONDS = 10.0
@@ -207,14 +206,6 @@ def _disk(host: HostFacts, cluster: ClusterFacts) -> Faults:
         )
 
 
-def _open_files(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if 0 <= host.look.open_files < LEAST_OPEN_FILES:
-        yield Fault(
-            f"{host.look.open_files} open files are too few",
-            f"at least {LEAST_OPEN_FILES}: see ulimit -n and /etc/security/limits.conf",
-        )
-
-
 def _memory(host: HostFacts, cluster: ClusterFacts) -> Faults:
     """Object to more ranks of a task than fit: the kernel would kill them, and other programs."""
     look = host.look
@@ -249,6 +240,9 @@ _cache = _found_there(
     "cache",
     "name another folder with --cache; each host makes its own",
     "name another folder with --cache",
+)
+_open_files = _found_there(
+    "open files", "at least 1,024: see ulimit -Hn and /etc/security/limits.conf"
 )
 _shared_memory = _found_there(
     "shared memory",

@@ -80,7 +80,6 @@ class Look(HostReply, frozen=True, kw_only=True):
     python: Program
     interpreter: Interpreter
     user: HostUser
-    open_files: Annotated[int, between(-1, 2**53)]
     memory: Count = 0
     """Bytes; 0: not known."""
     run: Run = ""

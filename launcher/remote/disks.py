@@ -13,6 +13,7 @@ from rackrun.launcher.remote.processes import names_in
 
 LARGEST_NUMBER = 2**53  # what JSON holds exactly; a disk in a cloud may claim 8 EiB
 LEAST_TMP = 8 << 20  # for the agent of a run, and what torchrun writes about failures
+LEAST_OPEN_FILES = 1024
 LEAST_SHARED = 512 << 20
 LEAST_LOCKED = 1 << 30
 INFINIBAND = "/sys/class/infiniband"
@@ -78,6 +79,13 @@ def tmp_problem() -> str:
     if space.f_bavail * space.f_frsize < LEAST_TMP or (space.f_files and not space.f_favail):
         return "/tmp is full"
     return ""
+
+
+def open_files_problem() -> str:
+    """Return why loader workers would run out of open files; empty when they may have enough."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # to which the agent raises its own limit
+    enough = most == resource.RLIM_INFINITY or most >= LEAST_OPEN_FILES
+    return "" if enough else f"{most} open files are too few"
 
 
 def shared_memory_problem() -> str:

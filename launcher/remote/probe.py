@@ -16,6 +16,7 @@ from rackrun.launcher.remote.disks import (
     cache_problem,
     disk_free,
     locked_memory_problem,
+    open_files_problem,
     shared_memory_problem,
     tmp_problem,
     weights_problem,
@@ -48,9 +49,6 @@ MOST_WAITERS = 256
 DRAINED = "/etc/rackrun/drained"
 """The file in which root writes why no run is to use this host."""
 REASON_BYTES = 300
-
-DESCRIBED: dict[tuple[str, str], dict[str, Any]] = {}
-"""What `describe` has returned, by interpreter and working directory."""
 
 
 def replace_by(command: list[str]) -> dict[str, Any]:
@@ -109,9 +107,10 @@ def basics(
     address, problems = (own_endpoint() or [""])[0], facts["problems"]
     if not contained:
         before = [*setup, workdir] if setup and "workdir" not in problems else []
-        described = _described([*before, interpreter], packages, workdir, again=not chooses)
+        described = describe([*before, interpreter], packages, workdir)
     if interface:
         address, problems["interface"] = network.address_of(interface)
+    problems["open files"] = open_files_problem()
     problems["shared memory"] = shared_memory_problem()
     problems["locked memory"] = locked_memory_problem()
     return {
@@ -128,19 +127,8 @@ def basics(
         "interpreter": described,
         "user": {"uid": os.getuid(), "gid": os.getgid(), "name": user_name(os.getuid())},
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
-        "open_files": os.sysconf("SC_OPEN_MAX"),
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def _described(
-    command: list[str], packages: Sequence[str], workdir: str, again: bool
-) -> dict[str, Any]:
-    """Return what `describe` does, or did: a launch that waits to choose hosts asks on and on."""
-    key = (command[-1], workdir)
-    if again or key not in DESCRIBED:
-        DESCRIBED[key] = describe(command, packages, workdir)
-    return DESCRIBED[key]
 
 
 def _gpus_of_ranks(count: int, visible: dict[str, str] | None) -> int:

@@ -19,10 +19,6 @@ MARKER = b"\nrackrun program 1\n"
 """Precedes the first answer: all before it is noise, printed by a login shell."""
 
 
-class Disconnected(Exception):
-    """Raised when the launcher does not wait for an answer any more."""
-
-
 def announce() -> None:
     """Mark where the answers begin."""
     sys.stdout.buffer.write(MARKER)
@@ -44,8 +40,6 @@ def serve(
             return order
         try:
             fields = orders[order.pop("do")](**order)
-        except Disconnected:
-            return {}
         except OSError as error:
             fields = {"error": explained(error)}
         reply(fields)
@@ -59,10 +53,6 @@ def read_order() -> dict[str, Any]:
 
 def reply(fields: dict[str, Any]) -> None:
     """Send one answer."""
-    write(json.dumps(fields).encode())
-    sys.stdout.buffer.flush()
-
-
-def write(text: bytes) -> None:
-    """Write one answer, which leaves with the next flush."""
+    text = json.dumps(fields).encode()
     sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
+    sys.stdout.buffer.flush()

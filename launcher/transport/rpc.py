@@ -136,19 +136,6 @@ class RpcClient:
             raise self._invalid(str(error)) from None
         return value
 
-    def has_reply(self, seconds: float) -> bool:
-        """Return whether the next answer begins within `seconds`."""
-        assert self._channel is not None
-        if not self._buffer:
-            try:
-                data = self._channel.receive(seconds)
-            except TimeoutError:
-                return False
-            if not data:
-                raise self._silent()
-            self._buffer += data
-        return True
-
     def receive(self, size: int) -> Iterator[bytes]:
         """Yield the next plain bytes, piece by piece."""
         # A deadline for all would end a slow but healthy link; one for the next byte would let a

@@ -45,7 +45,7 @@ LOOK: dict[str, Any] = {
     **{"lock": "/tmp/rackrun-a.lock", "problems": {"workdir": "x"}},
     **{"lock_problem": "", "drained": ""},
     **{"python": "/p", "cores": 1, "gpus": 0},
-    **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40, "open_files": -1},
+    **{"user": {"uid": 0, "gid": 0, "name": "root"}, "disk_free": 1 << 40},
     "interpreter": {"version": "3.11.7", "torch": "2", "cuda": ""},
 }
 ANSWERS = {

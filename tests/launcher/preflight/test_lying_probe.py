@@ -31,7 +31,7 @@ LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them,
             "lock": ["/etc/passwd", "/tmp/rackrun-../../etc/passwd.lock", 5],
             "holder": [5],
             "user": [{}, {"uid": -1, "gid": 0, "name": "x"}, {"uid": 0, "gid": 0, "name": "x\n"}],
-            "open_files": [None],
+            "problems": [None, {"workdir": 5}],
         }.items()
         for value in values
     ),
