@@ -30,6 +30,7 @@ from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.job import Work
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions, LocalOptions, RankOptions
+from rackrun.launcher.schedulers import refuse_one_of_many
 from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.transport.local import LocalTransport
 
@@ -74,7 +75,11 @@ def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
 
 
 def spec_of(work: Work, options: LocalOptions, typed: tuple[str, ...] = ()) -> LaunchSpec:
-    """Return the launch, whose host is this machine under the options that all hosts have."""
+    """Return the launch, whose host is this machine under the options that all hosts have.
+
+    Raise UsageError where a scheduler has started several such launches, or this is a rank.
+    """
+    refuse_one_of_many(os.environ)
     common = {field.name: getattr(options, field.name) for field in fields(RankOptions)}
     if options.image and VISIBLE[0] in os.environ:
         # a container sees only the GPUs that this launcher may use

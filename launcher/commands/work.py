@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path, PurePath
 from typing import NoReturn
 
 from rackrun.commands import COMMANDS, LAUNCHES, called
@@ -14,9 +16,15 @@ from rackrun.contract.files import LATEST
 from rackrun.data_location import PIPE, parts_of, with_joined_data
 from rackrun.errors import UsageError
 from rackrun.launcher.run.job import TaskWork, Work, command_of, values_of
-from rackrun.launcher.run.nested import nested_launcher
+from rackrun.launcher.run.nested import ASSIGNMENT, PYTHON, SHELLS, nested_launcher
 from rackrun.launcher.run.url import check_url
 from rackrun.user_code.tasks import find_task, why_no_task
+
+BUILTINS = (".", "alias", "cd", "eval", "exec", "export", "module", "set", "source", "ulimit")
+"""What a shell does itself, so that there is no program of that name."""
+SHELL_SIGNS = re.compile(r"[;&|<>$*`(]")
+FLAGS = re.compile("-[bBdeEiIlOuvx]+")
+"""Options of Python and of shells that have no value."""
 
 
 def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
@@ -29,7 +37,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if rest[0] == "--":
         if not rest[1:]:
             raise UsageError("-- needs a command; for example: -- python train.py")
-        if why := nested_launcher(rest[1:]):
+        if why := nested_launcher(rest[1:]) or _why_no_program(rest[1:]):
             raise UsageError(why)
         return command_of(rest[1:])
     if not find_task(rest[0]):
@@ -43,6 +51,33 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
             if "://" in part and not part.startswith(PIPE):
                 check_url(part)
     return task
+
+
+def _why_no_program(args: Sequence[str]) -> str:
+    """Return why these words start no program, or one that does nothing, and what to type."""
+    first, *others = args
+    if ASSIGNMENT.fullmatch(first):
+        command = shlex.join(others) or "COMMAND"
+        return f"{first}: a variable, not a program; type: --env {shlex.quote(first)} -- {command}"
+    if first in BUILTINS:
+        text = shlex.quote(f"{shlex.join(args)} && python train.py")
+        return f"{first}: only a shell does that; type: -- bash -c {text}"
+    if not others and " " in first and not Path(first).exists():
+        words = f"bash -c {shlex.quote(first)}" if SHELL_SIGNS.search(first) else first
+        return f"{first!r}: a whole command as one word; type: -- {words}"
+    if first.endswith(".py") and Path(first).is_file() and not shutil.which(first):
+        return f"{first}: not a program by itself; type: -- python {shlex.join(args)}"
+    if _reads_program(PurePath(first).name, others):
+        return (
+            f"{shlex.join(args)}: ranks have no standard input to read a program from; name a file"
+        )
+    return ""
+
+
+def _reads_program(name: str, args: Sequence[str]) -> bool:
+    rest = list(dropwhile(FLAGS.fullmatch, args))
+    is_interpreter = name in SHELLS or PYTHON.fullmatch(name)
+    return bool(is_interpreter) and (not rest or rest[0] in ("-", "-s", "/dev/stdin"))
 
 
 def _no_task(args: Sequence[str], before: Sequence[str]) -> str:

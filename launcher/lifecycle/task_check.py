@@ -129,8 +129,6 @@ def refuse_absent_program(work: Work) -> None:
         return
     if shutil.which(program):
         return
-    if program.endswith(".py") and Path(program).is_file():
-        raise UsageError(f"{program}: not a program by itself; type: -- python {program}")
     if Path(program).is_file():
         raise UsageError(f"{program}: not a program that can be run; type: chmod +x {program}")
     close = get_close_matches(program, [*PYTHONS, "bash"], n=1)

@@ -75,8 +75,8 @@ class Variables:
     """The environment of this process, asked for values with their origins."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Count an empty variable as none."""
-        self.set = {name: value for name, value in environment.items() if value}
+        """Count an empty variable as none; a value in YAML may have a line feed behind it."""
+        self.set = {name: value.strip() for name, value in environment.items() if value.strip()}
 
     def __contains__(self, name: str) -> bool:
         return name in self.set

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import rackrun
 from tests.lab.hosts import Lab, wait_for_banner
 from tests.lab.run import run
 from tests.lab.waiting import until
@@ -89,6 +90,13 @@ def test_a_bashrc_that_starts_another_shell_runs_or_is_named(lab):
     (lab.hosts[0].folder / ".bashrc").write_text("exec zsh -l\n")
     code, said = launch(lab, "true")
     assert code == 0 or "bashrc" in said or "another shell" in said, said
+
+
+def test_a_bashrc_that_reads_standard_input_is_named(lab):
+    lab.ready(1)
+    (lab.hosts[0].folder / ".bashrc").write_text("read -p 'continue? ' answer\n")
+    code, said = launch(lab, "true")
+    assert code == 69 and "standard input" in said, said
 
 
 def test_a_rank_has_what_was_typed_rather_than_what_its_bashrc_exports(lab):
@@ -226,15 +234,99 @@ def test_nodes_started_with_other_options_never_train_together(tmp_path):
     assert any("--lr" in result.err or "catdog" in result.err for result in results.values())
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_torchrun_in_a_script_starts_no_second_world(size, lab):
+    """Each of several ranks would train alone; a single one may start others itself."""
+    lab.ready(size)
+    train = "python -m torch.distributed.run --nproc-per-node 2 rank.py"
+    (lab.folder / "train.sh").write_text(f"PATH={Path(sys.executable).parent}:$PATH\n{train}\n")
+    (lab.folder / "rank.py").write_text("print('trains')\n")
+    code, said = launch(lab, "bash", "train.sh")
+    if size == 1:
+        assert code == 0 and "trains" in said, said
+    else:
+        assert code and "trains" not in said and "start python train.py instead" in said, said
+
+
+def test_a_module_that_launches_itself_does_so_once(tmp_path):
+    module = "from rackrun import launch\ndef train(): return 1\nlaunch('me:train', nproc=1)\n"
+    (tmp_path / "me.py").write_text(module)
+    line = [sys.executable, "me.py"]
+    variables = {**os.environ, "PYTHONPATH": os.fspath(Path(__file__).parents[2])}
+    result = subprocess.run(
+        line, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert "this is a rank already" in result.stdout + result.stderr
+    assert len(list((tmp_path / "runs").glob("2*"))) == 1
+
+
+def test_hosts_may_be_a_list_in_python():
+    with pytest.raises(Exception, match="there is no host named no.such.invalid"):
+        rackrun.launch("--", "true", hosts=["no.such.invalid"])
+
+
+# The code that --sync copies
+
+
+def repository(folder: Path, files: dict[str, str], *modules: Path) -> Path:
+    """Make a repository of git with these files, and others as its submodules."""
+    folder.mkdir()
+    options = ("-c", "user.name=x", "-c", "user.email=x", "-c", "protocol.file.allow=always")
+    for name, text in files.items():
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name.encode("latin-1"))).write_text(text)
+    for words in (
+        ("init", "-q"),
+        *(("submodule", "add", "-q", module, module.name) for module in modules),
+        ("add", "-A"),
+        ("commit", "-qm", "code"),
+    ):
+        subprocess.run(["git", *options, *words], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def synced(lab: Lab, folder: Path, **variables: str) -> tuple[set[str], str]:
+    """Sync a folder to the lab's host; return the files that are there, and what is said."""
+    hosts = lab.write_hosts(f"python={lab.cheap_python()}")
+    there = lab.folder / "there"
+    options = ("--sync", "--workdir", os.fspath(there))
+    line = (*options, os.fspath(hosts), "--", "true")
+    code, out, err = lab.result_of(*line, cwd=folder, env=variables)
+    assert code == 0, out + err
+    return {path.name for path in there.rglob("*.py")}, out + err
+
+
+def test_the_files_of_a_submodule_are_copied_too(lab):
+    lab.ready(1)
+    inner = repository(lab.folder / "inner", {"inner.py": ""})
+    outer = repository(lab.folder / "outer", {"outer.py": ""}, inner)
+    assert synced(lab, outer)[0] == {"inner.py", "outer.py"}
+
+
+def test_a_name_that_is_not_utf8_keeps_no_other_file_from_being_copied(lab):
+    lab.ready(1)
+    folder = repository(lab.folder / "code", {"train.py": "", "gr\xfcn.py": ""})
+    names, said = synced(lab, folder)
+    assert names == {"train.py"}
+    assert "not UTF-8" in said
+
+
+def test_a_launch_from_a_hook_of_git_copies_the_folder_that_it_is_typed_in(lab):
+    lab.ready(1)
+    other = repository(lab.folder / "other", {"other.py": ""})
+    folder = repository(lab.folder / "code", {"train.py": ""})
+    assert synced(lab, folder, GIT_DIR=f"{other}/.git")[0] == {"train.py"}
+
+
 # What is seen meanwhile
 
 
-def test_a_progress_bar_that_redraws_its_line_is_seen_before_it_ends(lab):
+@pytest.mark.parametrize("step", ["\\rstep {i}/600", "step {i}/600 "])
+def test_progress_without_a_line_feed_is_seen_before_it_ends(step, lab):
     lab.ready(1)
     bar = (
         "import sys, time\n"
         "for i in range(600):\n"
-        "    sys.stderr.write(f'\\rstep {i}/600')\n    sys.stderr.flush()\n    time.sleep(0.1)\n"
+        f"    sys.stderr.write(f'{step}')\n    sys.stderr.flush()\n    time.sleep(0.1)\n"
     )
     (lab.folder / "bar.py").write_text(bar)
     hosts = lab.write_hosts(f"python={lab.cheap_python()}")

@@ -28,6 +28,13 @@ from rackrun.launcher.remote.processes import (
 )
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+NO_TORCHRUN = {
+    "PET_MONITOR_INTERVAL": "rackrun has started torchrun already; start python train.py instead"
+}
+"""Set for ranks: a torchrun in their script would ignore RANK, and each would train alone.
+
+torchrun takes its options from such variables, and refuses this one, which is no number.
+"""
 
 
 def main() -> None:
@@ -77,7 +84,9 @@ class Shim:
         null = os.open(os.devnull, os.O_RDWR)
         streams = (null, self._open_fifo("out"), self._open_fifo("err"))
         words, workdir = command["command"], command["workdir"]
-        rank = spawn(words, dict(os.environ), workdir, streams, signal.SIGKILL)
+        is_alone = os.environ["WORLD_SIZE"] == "1"
+        environment = {**os.environ, **({} if is_alone else NO_TORCHRUN)}
+        rank = spawn(words, environment, workdir, streams, signal.SIGKILL)
         for descriptor in streams:
             os.close(descriptor)
         return rank

@@ -65,6 +65,21 @@ ROWS = [
     Refusal("./run-local -- ./cut.zip", 64, "chmod +x ./cut.zip", {"cut.zip": "PK"}),
     Refusal("./run-local -- pyton train.py", 64, ("pyton", "python?"), PROGRAM),
     Refusal("./run-local -- no-such-program", 64, "no-such-program"),
+    # What only a shell can do, and programs that would read themselves from standard input.
+    Refusal("./run-ssh hosts.txt -- LR=0.1 python train.py", 64,
+            ("LR=0.1", "--env LR=0.1 -- python train.py"), HOSTS),
+    Refusal("./run-ssh hosts.txt -- cd src", 64,
+            ("cd", "bash -c 'cd src && python train.py'"), HOSTS),
+    Refusal("./run-local -- source env.sh", 64, ("source", "bash -c 'source env.sh && ")),
+    Refusal(["./run-ssh", "hosts.txt", "--", "python train.py --lr 1"], 64,
+            ("one word", "-- python train.py --lr 1"), HOSTS),
+    Refusal(["./run-local", "--", "cd src && python a.py"], 64, "bash -c 'cd src && python a.py'"),
+    Refusal("./run-ssh hosts.txt -- train.py", 64, ("train.py", "-- python train.py"), BOTH),
+    *(
+        Refusal(f"./run-ssh hosts.txt -- {command}", 64, (command, "standard input"), HOSTS,
+                stdin="print('trains')")
+        for command in ("python", "python3 -u -", "bash", "bash -s x", "/bin/sh -e")
+    ),
     # Programs that start ranks themselves.
     Refusal("./run-local -- torchrun --nproc-per-node 2 train.py --lr 1", 64,
             ("torchrun", "-- python train.py --lr 1")),
@@ -72,6 +87,14 @@ ROWS = [
             ("torch.distributed.run", "-- python train.py"), HOSTS),
     Refusal("./run-local -- accelerate launch train.py", 64, ("accelerate", "-- python train.py")),
     Refusal("./run-local -- env A=1 mpirun -n 2 train.py", 64, ("mpirun", "-- python train.py")),
+    Refusal("./run-local -- accelerate-launch a.py", 64, ("accelerate-launch", "-- python a.py")),
+    Refusal("./run-local -- composer train.py", 64, ("composer", "-- python train.py")),
+    *(
+        Refusal("./run-local catdog", 64, (f"{size}=2", "./run-local node", f"env -u {size}"),
+                env={size: "2"})
+        for size in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PET_NNODES", "NNODES")
+    ),
+    Refusal("./run-local catdog", 64, "RACKRUN_RUN_ID", env={"RACKRUN_RUN_ID": "3fa81c02"}),
     Refusal("rackrun node -- true", 64, ("TORCHELASTIC_RUN_ID", "torchrun"),
             env={"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}),
     # Commands come first.
@@ -211,6 +234,10 @@ ROWS = [
     Refusal("./run-local --image=-x -- true", 64, "--image -x"),
     # Variables and secrets.
     Refusal("./run-local --env NOWHERE catdog", 64, "--env NOWHERE=VALUE"),
+    Refusal(["./run-local", "--env", "LR = 1", "catdog"], 64, ("'LR '", "NAME=VALUE")),
+    Refusal("./run-local --env 'PATH=/opt:$PATH' catdog", 64, ("$PATH", "--env PATH")),
+    Refusal("./run-local --dry-run --env MASTER_PORT=1 -- true", 64, ("MASTER_PORT=1", "--port")),
+    Refusal("./run-local --dry-run --env RANK=1 -- true", 64, ("RANK=1", "torchrun")),
     Refusal("./run-local --env =x -- true", 64, "NAME=VALUE"),
     Refusal("./run-local --secret FOO=bar catdog", 64, ("--secret", "export FOO=")),
     Refusal("./run-local --secret NOWHERE catdog", 64, ("--secret NOWHERE", "export NOWHERE")),
