@@ -6,6 +6,7 @@ within a moment become one. More than a person could read passes through as one 
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,8 +18,13 @@ FOLD_SECONDS = 0.3
 TRACEBACK = "Traceback (most recent call last):"
 TRACEBACK_SECONDS = 10.0  # a rank may take its time to end: then the end shows it, once
 FLOOD_BYTES = 1 << 14  # more than this of one source at one moment is not cut into lines
-BAR_SECONDS = 10.0  # between two looks at a progress bar that draws over itself
+UNFINISHED_SECONDS = 10.0  # until a line without an end is shown, such as a progress bar
 LINE_BYTES = 1 << 13  # a longer line is cut for the screen
+
+MOVES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""What colors text, erases it, and moves the cursor."""
+NESTED_BAR = re.compile(rb"\n+(\r[^\n]*?)(?:\x1b\[A)+")
+"""A progress bar below another one, from which the cursor goes up again."""
 
 _UNSAFE_BYTES = [bytes([code]) for code in (*range(0x20), 0x7F) if code not in b"\t\n"]
 
@@ -53,10 +59,8 @@ class LogMerger:
         """Wait for equal lines of other ranks if `fold` is set."""
         self._fold_seconds = FOLD_SECONDS if fold else 0.0
         self._raw: dict[LogSource, list[bytes]] = {}
-        self._rest: dict[LogSource, bytes] = {}
-        """The lines that have no end yet."""
-        self._bars: dict[LogSource, float] = {}
-        """When a progress bar of a source was shown last, or first seen."""
+        self._rest: dict[LogSource, tuple[bytes, float]] = {}
+        """The lines that have no end yet, and when they began."""
         self._waiting: dict[tuple[str, int], list[LogSource]] = {}
         """A text -> all who wrote it. Of what a rank repeats, the n-th joins the others' n-th."""
         self._waiting_since = 0.0
@@ -80,25 +84,26 @@ class LogMerger:
         """Return what can be shown now, in order of arrival; `everything`: all that waits."""
         shown: list[Line] = []
         for source, pieces in self._raw.items():
-            data = b"".join((self._rest.pop(source, b""), *pieces))
+            begun, since = self._rest.pop(source, (b"", now))
+            data = b"".join((begun, *pieces))
             end = data.rfind(b"\n")
             if len(data) > FLOOD_BYTES and end >= 0:
                 shown += self._release()  # or earlier lines would come after these
                 shown.append(Line(readable_lines(data[:end]), (source,)))
                 data = data[end + 1 :]
-            self._cut(source, data, now)
+            self._cut(source, data, since, now)
         self._raw.clear()
-        if everything:
-            for source, data in self._rest.items():
+        for source, (data, since) in list(self._rest.items()):
+            if everything or now - since >= UNFINISHED_SECONDS:
+                del self._rest[source]
                 self._add(source, data, now)
-            self._rest.clear()
         self._end_tracebacks(now, everything)
         if everything or now - self._waiting_since >= self._fold_seconds:
             shown += self._release()
         return shown
 
-    def _cut(self, source: LogSource, data: bytes, now: float) -> None:
-        *lines, rest = data.split(b"\n")
+    def _cut(self, source: LogSource, data: bytes, since: float, now: float) -> None:
+        *lines, rest = NESTED_BAR.sub(rb"\1", data).split(b"\n")
         for line in lines:
             self._add(source, line, now)
         if len(rest) > LINE_BYTES and b"\r" not in rest:
@@ -107,11 +112,8 @@ class LogMerger:
         if b"\r" in rest[:-1]:  # a progress bar that draws over itself
             rest = rest[rest.rindex(b"\r", 0, -1) + 1 :]
             self.last[source.node] = readable(rest)
-            if now - self._bars.setdefault(source, now) >= BAR_SECONDS:
-                self._bars[source] = now
-                self._wait(source, readable(rest), now)
         if rest:
-            self._rest[source] = rest
+            self._rest[source] = (rest, now if lines else since)
 
     def _add(self, source: LogSource, line: bytes, now: float) -> None:
         text = readable(line)
@@ -157,5 +159,5 @@ def readable_lines(data: bytes) -> str:
 def readable(line: bytes) -> str:
     """Return a line that a terminal shows and does not obey; the last state of a redrawn one."""
     text = line[: LINE_BYTES + 1].decode("utf-8", "replace").rstrip("\r")
-    text = clean(text.rpartition("\r")[2])
+    text = clean(MOVES.sub("", text.rpartition("\r")[2]))
     return f"{text} ... ({len(line)} bytes)" if len(line) > LINE_BYTES else text

@@ -52,7 +52,7 @@ def test_a_line_waits_for_its_equals_a_moment_only():
 
 
 def test_a_progress_bar_is_shown_now_and_then():
-    """tqdm writes nothing but \\r for minutes: its newest state, every 10 s, and its end."""
+    """tqdm writes nothing but \\r for minutes: its newest state after 10 s, and its end."""
     merger = LogMerger(fold=False)
     shown: list[Line] = []
     for second in range(40):
@@ -62,10 +62,34 @@ def test_a_progress_bar_is_shown_now_and_then():
     shown += merger.take(40.0)
     assert [text for text, _ in texts(shown)] == [
         "step 10/40",
-        "step 20/40",
-        "step 30/40",
+        "step 21/40",
+        "step 32/40",
         "step 40/40",
     ]
+
+
+def test_a_line_without_an_end_is_shown_after_a_while():
+    """Dots, one by one, and a question that nobody answers."""
+    merger = LogMerger(fold=False)
+    shown: list[Line] = []
+    for second in range(12):
+        feed(merger, b".")
+        shown += merger.take(float(second))
+    feed(merger, b"continue? ", stream="err")
+    for second in (12.0, 22.0, 40.0):
+        shown += merger.take(second)
+    assert [text for text, _ in texts(shown)] == ["." * 11, ".", "continue? "]
+
+
+def test_a_bar_below_another_is_a_bar():
+    """tqdm in tqdm goes down a line, draws, and goes up again: no line has ended."""
+    merger = LogMerger(fold=False)
+    feed(merger, b"\repoch 1/3", stream="err")
+    for batch in range(9):
+        feed(merger, b"\n\rbatch %d/9\x1b[A" % batch, stream="err")
+        assert merger.take(1.0) == []
+    feed(merger, b"\repoch 3/3\n", stream="err")
+    assert texts(merger.take(2.0)) == [("epoch 3/3", 1)]
 
 
 def test_repeated_lines_of_one_rank_all_stay():
