@@ -28,6 +28,8 @@ NAMED = 3  # of many files
 LOCKS = ("base.txt", "cuda12.txt")  # links in launcher/, so that an installed rackrun has them
 LISTING = ("-c", "core.fsmonitor=false", "ls-files", "-z", "-t", "--cached", "--others")
 """Prints for every file a letter, a blank and the path; the letter of an untracked one is `?`."""
+OF_A_HOOK = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX")
+"""What git sets for its hooks; it names the repository of the hook, which may be another one."""
 
 PRIVATE_NAMES = (
     *(".env", ".env.*", "*.env", ".envrc", "*.env.local", "env.local", "env.production"),
@@ -104,7 +106,14 @@ def working_tree(
         ]
         for paths in listed
     )
+    if unnamed := [path for path in (*tracked, *others) if not _is_utf8(path)]:
+        say(f"warning: left out: {_some_of(unnamed)}: a name that is not UTF-8")
+        tracked, others = (list(filter(_is_utf8, paths)) for paths in (tracked, others))
     return with_files(WorkingTree(folder, {}, untracked=tuple(others)), tracked, say)
+
+
+def _is_utf8(path: str) -> bool:
+    return os.fsencode(path).decode(errors="replace") == path
 
 
 def why_no_code() -> str:
@@ -116,7 +125,8 @@ def _listing(folder: Path) -> tuple[tuple[list[str], list[str]] | None, str]:
     """Return the tracked and the untracked files; or None, and why git lists nothing."""
     command = ["git", "-C", os.fspath(folder), *LISTING, "--exclude-standard"]
     try:
-        environment = {**os.environ, "LC_ALL": "C"}
+        environment = {name: os.environ[name] for name in os.environ if name not in OF_A_HOOK}
+        environment["LC_ALL"] = "C"
         listed = subprocess.run(command, capture_output=True, check=False, env=environment)
     except FileNotFoundError:
         return None, _NO_GIT
@@ -129,7 +139,19 @@ def _listing(folder: Path) -> tuple[tuple[list[str], list[str]] | None, str]:
         return None, one_line(f"git: {complaint[0].removeprefix('fatal: ')}{hint}")
     lines = [line.split(" ", 1) for line in os.fsdecode(listed.stdout).split("\0") if line]
     tracked = dict.fromkeys(path for tag, path in lines if tag != "?")  # unmerged ones come thrice
-    return (list(tracked), [path for tag, path in lines if tag == "?"]), ""
+    others = [path for tag, path in lines if tag == "?"]
+    for submodule in [path for path in tracked if _is_repository(folder / path)]:
+        inside, why = _listing(folder / submodule)
+        if inside is None:
+            return None, why
+        del tracked[submodule]
+        tracked.update((f"{submodule}/{path}", None) for path in inside[0])
+        others += [f"{submodule}/{path}" for path in inside[1]]
+    return (list(tracked), others), ""
+
+
+def _is_repository(path: Path) -> bool:
+    return (path / ".git").exists() and not path.is_symlink()
 
 
 def with_files(
@@ -286,7 +308,7 @@ def remarks_on(folder: Path, paths: Sequence[str]) -> list[str]:
         f"{path} is a git repository of its own: its files are not compared with those of hosts,"
         " and --sync does not copy them"
         for path in paths
-        if (folder / path / ".git").exists()
+        if _is_repository(folder / path)
     ]
     sizes = {path: (folder / path).lstat().st_size for path in paths if (folder / path).is_file()}
     if (total := sum(sizes.values())) > LARGE_BYTES:
