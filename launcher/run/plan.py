@@ -20,6 +20,7 @@ from rackrun.units import plural
 
 Environment = tuple[tuple[str, str], ...]
 
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN = "from torch.distributed.run import main; main()"
 
 
@@ -235,6 +236,9 @@ def _check_environment(pairs: Environment) -> None:
         # The kernel cannot carry these.
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
+        if name in OF_TORCHRUN:
+            hint = "for the port type: --port" if name == "MASTER_PORT" else "leave it out"
+            raise UsageError(f"{name}={value}: torchrun sets {name} for each rank; {hint}")
 
 
 def shown(plan: Plan, as_json: bool) -> str:

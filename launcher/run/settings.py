@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from rackrun.commandline.conditions import Condition, changed_settings, refuse_w
 from rackrun.commandline.ranges import Between, Count, Seconds, refuse_out_of_range
 from rackrun.errors import UsageError
 from rackrun.launcher.run.container import container_of
-from rackrun.launcher.run.hosts import LAST_PORT, MOST_SLOTS
+from rackrun.launcher.run.hosts import LAST_PORT, MOST_SLOTS, VARIABLE
 from rackrun.terminal import one_line
 from rackrun.units import MOST_SECONDS, seconds_in
 
@@ -145,10 +146,13 @@ class Options:
 
     @property
     def environment(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of --env; raises UsageError for one without a name."""
+        """The pairs of --env; raises UsageError for one that would not arrive as it is meant."""
         pairs = [pair.partition("=") for pair in self.env]
-        if not all(name for name, *_ in pairs):
-            raise UsageError("--env: a variable without a name; type: NAME=VALUE")
+        for name, _, value in pairs:
+            if not VARIABLE.fullmatch(name):
+                raise UsageError(f"--env: {name[:40]!r} names no variable; type: NAME=VALUE")
+            if re.search(rf"\$({name}\b|{{{name}}})", value):  # PATH=/opt/bin:$PATH
+                raise UsageError(f"--env {name}: no shell replaces ${name} there; type its value")
         return tuple((name, value if is_set else _from_here(name)) for name, is_set, value in pairs)
 
     @property
