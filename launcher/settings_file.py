@@ -71,7 +71,7 @@ class SettingsFile:
 def read_settings(path: Path) -> SettingsFile:
     """Return the settings of a file; raise UsageError for a file that has none."""
     try:
-        return parsed_settings(path, path.read_text(encoding="utf-8"))
+        return parsed_settings(path, path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UsageError(f"--config {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

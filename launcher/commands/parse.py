@@ -329,7 +329,9 @@ def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOpti
         first = min(unknown)
         if why := removed.OPTIONS.get(f"--{first.replace('_', '-')}"):
             raise UsageError(f"{first}: no longer an option; {why}")
-        raise UsageError(f"launch has no option {first!r}")
+        raise UsageError(
+            f"launch has no option {first!r}; a function gets its arguments by position"
+        )
     return parser.built(
         settings, {rows[name].whole: _converted(rows[name], value) for name, value in given.items()}
     )

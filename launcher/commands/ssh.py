@@ -36,6 +36,10 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
 
 def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
     """Launch from Python: the arguments after the host file, and the options by name."""
+    hosts = options.get("hosts")
+    if isinstance(hosts, list | tuple):
+        names = {name: value for name, value in options.items() if name != "hosts"}
+        options = {**names, "host_list": ",".join(map(str, hosts))}
     settings = from_names(SshOptions, options)
     from rackrun.launcher.commands.ssh_run import run
 

@@ -8,6 +8,7 @@ A launch that fails ends no other. Each is a run as any other: `ps` shows it, `s
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import signal
 import subprocess
@@ -217,13 +218,14 @@ class Combination:
 
     def work(self, work: Work) -> Work:
         """Return what the sweep is about with these settings."""
-        options = [f"--{key}={value}" for key, value in self.settings]
-        if isinstance(work, Command):
+        if isinstance(work, Command):  # which may have options with underscores
+            options = [f"--{key}={value}" for key, value in self.settings]
             return replace(work, args=(*work.args, *options))
         kept = tuple(work.options)
-        for key, _ in self.settings:
-            kept = without_option(kept, f"--{key}")
-        return replace(work, options=(*kept, *options))
+        for key, value in self.settings:
+            option = f"--{key.replace('_', '-')}"
+            kept = (*without_option(kept, option), f"{option}={value}")
+        return replace(work, options=kept)
 
 
 def members_of(texts: Sequence[str], name: str) -> list[Combination]:
@@ -244,10 +246,10 @@ def members_of(texts: Sequence[str], name: str) -> list[Combination]:
 
 def _axis(text: str) -> tuple[str, list[str]]:
     key, equals, values = text.partition("=")
-    items = [value.strip() for value in values.split(",")]
+    items = [value.strip() for value in re.split(r",(?![^\[]*\])", values)]  # [1,2],[3]: two
     if not equals or not key.strip("-") or not all(items):
         raise UsageError(f"{OPTION} {text}: type an option and its values: {OPTION} lr=0.1,0.3")
-    return key.strip("-").replace("_", "-"), list(dict.fromkeys(items))
+    return key.strip("-"), list(dict.fromkeys(items))
 
 
 def groups_of(hosts: Sequence[Host], size: int) -> list[str]:

@@ -6,6 +6,7 @@ import io
 import os
 import re
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +142,9 @@ class PublicKeyLogin(AuthStrategy):
         """Return the key in a file; None if it cannot be used, which is remembered."""
         try:
             status = file.stat()
+            if file.suffix == ".pub" or not stat.S_ISREG(status.st_mode):
+                self.unread.append(file)  # of a public key, only an agent has the private one
+                return None
             # As the ssh client: a key of another owner, such as root's, may be readable.
             if status.st_uid == os.getuid() and status.st_mode & 0o077:
                 self.exposed.append(file)
@@ -151,8 +155,7 @@ class PublicKeyLogin(AuthStrategy):
         except OSError:
             pass  # there is no such file
         except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
-            # Of a public key, only an agent has the private one.
-            if file.suffix != ".pub" and name not in default_identities():
+            if name not in default_identities():
                 self.unread.append(file)
         return None
 

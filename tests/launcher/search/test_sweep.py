@@ -5,7 +5,8 @@ import signal
 import sys
 
 from rackrun.launcher.commands.local import main as local
-from rackrun.launcher.search.sweep import cells
+from rackrun.launcher.run.job import Command, TaskWork
+from rackrun.launcher.search.sweep import cells, members_of
 from rackrun.run_report.folder import RunEnd, Story
 from tests.lab.hosts import Lab
 from tests.lab.waiting import until
@@ -60,6 +61,15 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(start_lab):
     page = out.splitlines()[-1].removeprefix("comparison: ")
     assert page.startswith("runs/")
     assert "t-2-lr-0.1-wd-1" in (lab.folder / page).read_text()
+
+
+def test_values_in_brackets_and_names_with_underscores_stay_as_they_are_typed():
+    """A script gets [1,2] whole, and its --layer_sizes; a task has no underscores."""
+    combinations = members_of(["layer_sizes=[1,2],[3]"], "t")
+    words = [each.work(Command(("python", "t.py"))).args[-1] for each in combinations]
+    assert words == ["--layer_sizes=[1,2]", "--layer_sizes=[3]"]
+    task = members_of(["weight_decay=0"], "t")[0].work(TaskWork("mnist", ("--weight-decay", "1")))
+    assert task.options == ("--weight-decay=0",)
 
 
 def test_a_script_has_what_it_reported():
