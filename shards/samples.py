@@ -185,8 +185,14 @@ def key_in(header: bytes, where: str, offset: int) -> str:
 
 def key_of(name: str) -> str:
     """Return the key in the name of a member: up to the first dot after the folders."""
+    return key_and_suffix(name)[0]
+
+
+def key_and_suffix(name: str) -> tuple[str, str]:
+    """Return the key in the name of a member, and what follows it."""
     folder, slash, file = name.rpartition("/")
-    return folder + slash + file.partition(".")[0]
+    stem, dot, suffix = file.partition(".")
+    return folder + slash + stem, dot + suffix
 
 
 def _long_key(members: bytes, image_at: int) -> str:

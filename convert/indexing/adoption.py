@@ -19,7 +19,7 @@ from rackrun.convert.indexing.tar_index import ForeignTar, classes_of
 from rackrun.convert.indexing.tar_listing import TarListing
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.copies import SplitRows, copies, leaks_refused
-from rackrun.convert.packing.finalize import conclude, joined, losses_refused, may_be_lost
+from rackrun.convert.packing.finalize import conclude, joined, losses_refused
 from rackrun.convert.packing.output_folder import report_name
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
 from rackrun.convert.readers.records import TRAIN, VAL, ImageDefect
@@ -60,10 +60,9 @@ def adopt(
     samples = sum(len(tar.rows) for tar in listing.tars)
     findings = sorted(chain.from_iterable(tar.findings for tar in listing.tars))
     images = samples + sum(finding.is_loss for finding in findings)
-    allowed = may_be_lost(images) if packing.allow_left_out is None else packing.allow_left_out
     report = folder / report_name(version)
     again = " --force" if version == 1 else ""  # which replaces this report
-    if lost := losses_refused(findings, images, allowed):
+    if lost := losses_refused(findings, images, packing.allow_left_out):
         conclude(report, findings, samples, lost + again)
     if not samples:
         conclude(report, findings, samples, NO_SAMPLES)

@@ -151,18 +151,23 @@ def _objection(
 
     So much is missing that the source has failed rather than a few images, or all of a class is.
     """
-    images = len(plan.table)
-    if allowed is None:
-        allowed = 0 if plan.listing.needs_all else may_be_lost(images)
-    if lost := losses_refused(found, images, allowed):
+    if allowed is None and plan.listing.needs_all:
+        allowed = 0
+    if lost := losses_refused(found, len(plan.table), allowed):
         return lost
     stored = np.concatenate([target.rows(shard)["label"] for shard in plan.shards])
     missing = np.setdiff1d(plan.table.rows["label"], stored).tolist()
     return f"class {plan.listing.classes[missing[0]]}: no image of it is whole" if missing else ""
 
 
-def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int) -> str:
-    """Return why a data set is refused that lacks more images than allowed; else nothing."""
+def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int | None) -> str:
+    """Return why a data set is refused that lacks more images than allowed; else nothing.
+
+    By default one in a hundred may be missing, or up to 100 of a small set, but not more than a
+    tenth of it.
+    """
+    if allowed is None:
+        allowed = max(images // 100, min(images // 10, MANY), FEW)
     lost = Counter(finding.kind for finding in found if finding.is_loss)
     if lost.total() <= allowed:
         return ""
@@ -172,14 +177,6 @@ def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int) -> s
         "missing: if the source has failed, type the same command when it is complete again; to "
         f"leave them out, add --allow-left-out {lost.total()}"
     )
-
-
-def may_be_lost(images: int) -> int:
-    """Return how many images may be left out of a set without --allow-left-out.
-
-    One in a hundred, or up to 100 of a small set, but not more than a tenth of it.
-    """
-    return max(images // 100, min(images // 10, MANY), FEW)
 
 
 def write_split(folder: Path, dataset: str, part: SplitRows, version: int = 1) -> Split:

@@ -16,6 +16,7 @@ from rackrun.convert.readers.records import IMAGE_SUFFIXES, Record, as_text
 from rackrun.convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
 from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shards.samples import key_and_suffix, key_of
 from rackrun.terminal import clean
 
 LABELS = (".cls", ".json", ".txt")
@@ -53,10 +54,10 @@ def samples_in(tar: Tar) -> Iterator[TarSample]:
         for member in tar.members()
         if not (file := member.name.rpartition("/")[2]).startswith(".") and not is_meta(file)
     )
-    for key, group in groupby(members, lambda member: _parts(member.name)[0]):
+    for key, group in groupby(members, lambda member: key_of(member.name)):
         sample = TarSample(as_text(key))
         for member in group:
-            suffix = _parts(member.name)[1]
+            suffix = key_and_suffix(member.name)[1].lower()
             _check(member, suffix, sample, tar)
             sample.members[suffix] = member
         yield sample
@@ -108,12 +109,6 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     raise DataError(
         clean(f"{where}: {str(value)[:60]!r} is not a class: a number from 0, or a name")
     )
-
-
-def _parts(name: str) -> tuple[str, str]:
-    folder, slash, file = name.rpartition("/")
-    stem, dot, suffix = file.partition(".")
-    return folder + slash + stem, dot + suffix.lower()
 
 
 def _check(member: Record, suffix: str, sample: TarSample, tar: Tar) -> None:
