@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
 from mmap import mmap
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -60,20 +60,8 @@ Plain = str | Whole | Real | bool | None
 ReadFile = Callable[[str, int], bytes]
 """Returns a file of the folder by its name, up to that many bytes."""
 
-
-class Row(NamedTuple):
-    """One sample in the index; the fields are those of INDEX_FIELDS."""
-
-    shard: int
-    offset: int
-    length: int
-    image_offset: int
-    image_length: int
-    label: int
-    width: int
-    height: int
-    crc: int
-    format: bytes
+Row = tuple[int, int, int, int, int, int, int, int, int, bytes]
+"""One sample, in the order of INDEX_FIELDS."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rackrun.errors import DataError, Unavailable
-from rackrun.shards.index import Row, Shard
+from rackrun.shards.index import Shard
 from rackrun.shards.source import Range, Source, Stored
 from rackrun.shards.writer import BLOCK
 
@@ -143,18 +143,18 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
     DataError unless the image is the one that the index means. The label is that of the index,
     whatever a .cls member says: its digest is in the manifest, and later versions change it there.
     """
-    expected = Row(*row.item())
+    _, offset, _, image_offset, length, label, _, _, crc, form = row.item()
     view = memoryview(data)
-    start, image_start = expected.offset - base, expected.image_offset - base
-    image = bytes(view[image_start : image_start + expected.image_length])
+    start, image_start = offset - base, image_offset - base
+    image = bytes(view[image_start : image_start + length])
     header = bytes(view[image_start - BLOCK : image_start])
-    if zlib.crc32(image) != expected.crc:
+    if zlib.crc32(image) != crc:
         name = _shown_key(header)
-        raise DataError(f"{where}: the image at byte {expected.image_offset} is damaged{name}")
-    key = key_in(header, where, expected.image_offset - BLOCK)
+        raise DataError(f"{where}: the image at byte {image_offset} is damaged{name}")
+    key = key_in(header, where, image_offset - BLOCK)
     if b"\0" not in header[:NAME_BYTES]:  # its name is longer, and stands before
         key = _long_key(bytes(view[start : image_start + BLOCK]), image_start - start) or key
-    return Sample(key, image, expected.format.decode("ascii", "replace"), expected.label)
+    return Sample(key, image, form.decode("ascii", "replace"), label)
 
 
 def _member_name(header: bytes, where: str, offset: int) -> str:

@@ -117,20 +117,9 @@ def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
                 continue
             found += findings(name, image.info, plan.listing.usual)
             position = writer.add(record.key, record.label, image.data)
-            rows.append(
-                Row(
-                    shard=shard.number,
-                    offset=position.offset,
-                    length=position.length,
-                    image_offset=position.image_offset,
-                    image_length=len(image.data),
-                    label=record.label,
-                    width=image.info.width,
-                    height=image.info.height,
-                    crc=image.crc,
-                    format=image.info.extension.encode(),
-                )
-            )
+            size = image.info.width, image.info.height
+            facts = len(image.data), record.label, *size, image.crc, image.info.extension.encode()
+            rows.append((shard.number, *position, *facts))
         working_on(shard.name, images=0)
         if not rows:
             first = found[0]

@@ -26,7 +26,6 @@ from rackrun.shards.http_source import check_answer
 from rackrun.shards.images import too_large
 from rackrun.shards.index import (
     Manifest,
-    Row,
     Shard,
     Split,
     parse_index,
@@ -61,7 +60,7 @@ def versions() -> bytes:
 
 def index() -> bytes:
     """Return the index of three samples."""
-    rows = [Row(0, 600 * n, 600, 600 * n + 512, 1, n % 2, 8, 8, 0, b"jpg") for n in range(3)]
+    rows = [(0, 600 * n, 600, 600 * n + 512, 1, n % 2, 8, 8, 0, b"jpg") for n in range(3)]
     return serialise_index(rows)
 
 

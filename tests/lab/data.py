@@ -423,7 +423,7 @@ def _row(number: int, position: tuple[int, int, int], sample: Sample) -> Row:
     offset, length, image_offset = position
     crc = zlib.crc32(sample.image)
     size = len(sample.image)
-    return Row(number, offset, length, image_offset, size, sample.label, 8, 8, crc, b"jpg")
+    return (number, offset, length, image_offset, size, sample.label, 8, 8, crc, b"jpg")
 
 
 def numbered(image: bytes, number: int) -> bytes:

@@ -17,7 +17,6 @@ from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.shards.index import (
     Manifest,
-    Row,
     Split,
     index_name,
     serialise_index,
@@ -101,7 +100,7 @@ def pack(
                 image = broken.get(key) or draw(label, seed=number + 10_000 * (split == "val"))
                 position = writer.add(key, label, image)
                 crc = zlib.crc32(image)
-                rows.append(Row(shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
+                rows.append((shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
             shards.append(writer.close())
     data = serialise_index(rows)
