@@ -162,7 +162,8 @@ class Target:
             hint = "its files may not be rackrun's: name another folder, or move this one away"
             raise DataError(f"{error}; {hint}") from None
         planned = set(begun.files) if begun else set()
-        if planned & listed:  # it was killed before it had tidied up
+        # Its shards are listed if it was killed before it had tidied up.
+        if any(name.endswith(".tar") for name in planned & listed):
             shutil.rmtree(self.work)
             begun = None
         if force and version == 1:
@@ -175,7 +176,7 @@ class Target:
         elif begun and begun.plan == plan.digest:
             return
         elif force and begun:
-            self._remove(planned)
+            self._remove(planned - listed)  # another version may have come meanwhile
         elif begun:
             raise UsageError(
                 f"{self.folder}: holds an unfinished conversion of different input or options; type"

@@ -249,6 +249,9 @@ def test_an_append_that_was_stopped_goes_on_or_is_given_up(tmp_path, data):
         run("append", tmp_path / "leak", data)
     run("verify", data)
     other = photos(tmp_path / "other", range(50, 53))
+    run("drop", data, "cat_1")  # meanwhile
+    with pytest.raises(DataError, match="--allow leaks"):
+        run("append", tmp_path / "leak", data)
     with pytest.raises(UsageError, match="holds an unfinished conversion"):
         run("append", other, data)
     run("append", other, data, "--force")
