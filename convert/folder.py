@@ -8,6 +8,7 @@ In an archive all of that may be below one more folder.
 """
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.readers.class_order import with_classes
@@ -36,10 +38,11 @@ from rackrun.convert.readers.records import (
 from rackrun.convert.readers.tree import Tree, tree_of
 from rackrun.errors import DataError, UsageError
 from rackrun.terminal import clean, say
-from rackrun.units import plural
+from rackrun.units import first_few, plural
 
 LETTERS = re.compile(r"[a-z]+")
 SPLIT_WORD = re.compile(rf"({'|'.join(SPLITS)})(?:set|data|images?)?[ab]?")
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
 NO_SPLITS = "if all folders are classes, add --allow split-names"
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
 
@@ -77,6 +80,7 @@ class FolderOfClasses:
             self.source,
             self.out,
             self.name,
+            fewest=1 if self.classes else 2,  # the file has the others
             may_be_splits="split-names" in self.packing.allow,
             exclude=self.exclude,
             group_level=self.group_level,
@@ -107,6 +111,7 @@ def listing(
         raise UsageError(
             f"{source}: {plural(len(classes), 'class folder')} in it,"
             f" at least {fewest} {'are' if fewest > 1 else 'is'} needed; {EXAMPLE}"
+            f"{_instead(tree, *train[:1], *classes)}"
         )
     if not may_be_splits:
         _refuse_splits(tree, [*train[:1]], classes)
@@ -116,7 +121,11 @@ def listing(
     for part in parts:
         strange = sorted(set(tree.folders(part)) - set(classes))
         if strange:
-            raise DataError(f"{source / part / strange[0]}: no class of {train[0]}/ has that name")
+            raise DataError(
+                f"{source / part / strange[0]}: no class of {train[0]}/ has that name; if {part}/ "
+                f"has no class folders, move it away: a part of {train[0]}/ is then held out; or "
+                f"list all images in a table, for {called('convert')} csv"
+            )
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
@@ -126,6 +135,8 @@ def listing(
     class_depth = len(PurePosixPath(tree.prefix).parts) + bool(parts)
     no_val = f"{source}: no images in its val/" if VAL in parts.values() else ""
     shown = tuple(map(as_text, classes))
+    if encoded := [text for text, name in zip(shown, classes, strict=True) if text != name]:
+        say(clean(f"{source}: names not in UTF-8: {first_few(encoded, 3)}; convmv changes them"))
     return RecordListing(
         dataset,
         shown,
@@ -134,6 +145,15 @@ def listing(
         no_val=no_val,
         group_of=_by_folder(class_depth + group_level) if group_level else None,
     )
+
+
+def _instead(tree: Tree, *way: str) -> str:
+    """Return where the classes may be, for a message: below the only folder, or in an archive."""
+    if way and (folders := tree.folders(*(deepest := _innermost(tree, *way)))):
+        place = tree.source.joinpath(*deepest)
+        return clean(f"; if the classes are those in {place}, {first_few(folders, 2)}, give that")
+    archives = [each.name for each in tree.records if each.name.lower().endswith(ARCHIVES)]
+    return clean(f"; it holds {first_few(archives, 3)}: unpack that, and give it") * bool(archives)
 
 
 def _by_folder(depth: int) -> Callable[[Record], str]:
@@ -155,7 +175,8 @@ def _parts(tree: Tree) -> dict[str, str]:
     if train:
         return {top: split for top, split in parts.items() if split != TRAIN or top in train}
     if tops and all(top.lower() in SPLITS for top in tops):
-        raise UsageError(f"{source}: {', '.join(tops)} and no train/ in it; {EXAMPLE}")
+        what = f"{', '.join(tops)} in it, and no class folders in train/"
+        raise UsageError(f"{source}: {what}; {EXAMPLE}")
     return {}  # the class folders are right below
 
 
@@ -165,11 +186,12 @@ def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
     kinds = [{_split_in(name) for name in each} - {""} for each in folders]
     named = [name for name in classes if _split_in(name)]
     if len({*map(_split_in, named)}) > 1 and 2 * len(named) >= len(classes):
+        innermost = _innermost(tree, *above, named[-1])
         raise DataError(
             clean(
                 f"{tree.source}: {', '.join(classes[:5])} look like splits, not classes: give a "
                 "folder with train/ and val/ of class folders; links will do, as after mkdir SET "
-                f"&& ln -s {_innermost(tree, *above, named[-1])} SET/train; "
+                f"&& ln -s {tree.source.absolute().joinpath(*innermost)} SET/train; "
             )
             + NO_SPLITS
         )
@@ -191,11 +213,11 @@ def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
         )
 
 
-def _innermost(tree: Tree, *below: str) -> Path:
-    """Return the first folder on the way down that holds more than one folder."""
+def _innermost(tree: Tree, *below: str) -> tuple[str, ...]:
+    """Return the way to the first folder on the way down that does not hold exactly one."""
     while len(inner := tree.folders(*below)) == 1:
         below += (inner[0],)
-    return tree.source.absolute().joinpath(*below)
+    return below
 
 
 def _split_in(name: str) -> str:
@@ -242,4 +264,9 @@ def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[
     empty = [name for name in classes if not counts[name]]
     if empty:
         suffixes = ", ".join(IMAGE_SUFFIXES)
-        raise DataError(f"{tree.source / empty[0]}: no images in this class folder ({suffixes})")
+        raise DataError(
+            clean(
+                f"{tree.source / empty[0]}: no images in this class folder ({suffixes}); if it is "
+            )
+            + clean(f"no class, add --exclude {shlex.quote(empty[0])}")
+        )

@@ -44,6 +44,7 @@ from rackrun.terminal import clean, say
 
 BATCH = 1000  # rows that are listed at once
 SAVED = ("dataset_dict.json", "state.json")  # what save_to_disk leaves in its folder
+IN_CELLS = ("binary", "large_binary", "string", "large_string")  # images, or their paths
 NO_LABEL = -1  # where a published test split keeps its labels back
 
 
@@ -80,7 +81,10 @@ class HuggingFace:
 
     def listing(self) -> RecordListing:
         """List the images of all splits."""
-        loaded = load(self.source, self.config)
+        loaded = {
+            name: _with_images(rows, self.image_column)
+            for name, rows in load(self.source, self.config).items()
+        }
         splits = _splits(loaded, self.source)
         features = next(iter(loaded.values())).features
         columns = self._columns(features)
@@ -133,6 +137,19 @@ def load(source: str, config: str = "") -> dict[str, Any]:
         reason = clean(" ".join(str(error).split()))[:300]
         raise UsageError(f"{source}: cannot be read as a data set: {reason}") from None
     return dict(loaded) if isinstance(loaded, dict) else {str(loaded.split or TRAIN): loaded}
+
+
+def _with_images(rows: Any, asked: str) -> Any:
+    """Return the rows with columns of bytes or paths as images, where no description says so."""
+    from datasets import Image, Value
+
+    for name, feature in rows.features.items():
+        is_struct = isinstance(feature, dict) and feature.keys() == {"bytes", "path"}
+        if is_struct or (
+            name == asked and isinstance(feature, Value) and feature.dtype in IN_CELLS
+        ):
+            rows = rows.cast_column(name, Image())
+    return rows
 
 
 def _load_local(datasets: Any, source: str, config: str | None) -> Any:
@@ -214,7 +231,10 @@ def _splits(loaded: Mapping[str, Any], source: str) -> dict[str, str]:
     if len(loaded) == 1 and not splits:
         return dict.fromkeys(loaded, HELD_OUT)
     if TRAIN not in splits.values():
-        raise UsageError(clean(f"{source}: no split train in it, only {', '.join(loaded)}"))
+        only = clean(f"{source}: no split train in it, only {', '.join(loaded)}")
+        raise UsageError(
+            f"{only}; save the one that you mean alone: data[SPLIT].save_to_disk(FOLDER)"
+        )
     for name in sorted(loaded.keys() - splits.keys()):
         say(f"{source}: split {name} is none of {', '.join(SPLITS)}: left out")
     if VAL in splits.values():

@@ -37,12 +37,12 @@ from rackrun.convert.readers.records import (
     Record,
     RecordListing,
     as_text,
-    images,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
+NO_TEXT = (type(None), list, dict, bytes)  # cells of Parquet that are no path and no label
 NAMED = 5  # missing files that a message names
 
 
@@ -94,7 +94,7 @@ class ImageTable:
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
         groups = dict[str, str]()
-        records = images(container.records(rows, classes, groups))
+        records = container.records(rows, classes, groups)
         return RecordListing(
             dataset_name(self.name or self.source.stem),
             tuple(classes),
@@ -142,7 +142,8 @@ class TableImages(ListedFiles):
             stem = str(PurePosixPath(name).with_suffix("")).replace("/", "_")
             key = free_key((stem,), name, keys)
             split = train if row.split == TRAIN else row.split
-            yield Record(key, classes[row.label], split, name, 0, 0, size, size)
+            record = Record(key, classes[row.label], split, name, 0, 0, size, size)
+            yield record if size else ImageDefect(name, "empty")
 
     def _lacking_suffix(self, rows: list[ListedImage]) -> str:
         """Return the suffix of the first row's file where no path has one; else nothing."""
@@ -186,17 +187,26 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
             "--root FOLDER, with the folder that it is in"
         )
     is_parquet = table.suffix.lower() in (".parquet", ".pq")
-    rows = []
+    rows, of_splits = list[ListedImage](), set[str]()
     for number, fields in _of_parquet(table) if is_parquet else csv_rows(table):
         missing = [name for name in needed if name not in fields]
         if missing:
             has = clean(", ".join(map(str, fields)))[:200]
+            if any(suffix in has.lower() for suffix in IMAGE_SUFFIXES):
+                raise UsageError(
+                    f"{table}: its first line names no columns, but is {has}; put a"
+                    f" line before it: {','.join(names[:2])}"
+                )
             raise UsageError(
                 f"{table}: no column {missing[0]!r}, only {has}; name them by "
                 "--path-column, --label-column and --split-column"
             )
         cells = (fields.get(name) for name in names)
-        path, label, split = ("" if cell is None else str(cell).strip() for cell in cells)
+        path, label, split = (
+            "" if isinstance(cell, NO_TEXT) else str(cell).strip() for cell in cells
+        )
+        named = {name for name, cell in fields.items() if str(cell).strip().lower() in SPLITS}
+        of_splits = named & of_splits if rows else named
         where = clean(f"{table}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
             raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
@@ -207,6 +217,9 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
         rows.append(ListedImage(number, path, label, split, group))
     if not rows:
         raise DataError(f"{table}: no rows in it")
+    if columns.split_column not in fields and of_splits:
+        name = min(of_splits)
+        say(clean(f"{table}: column {name!r} names splits; to use them: --split-column {name}"))
     if len({bool(row.split) for row in rows}) > 1:
         raise DataError(f"{table}: some rows have a split and some none; fill them in")
     return rows

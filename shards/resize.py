@@ -4,7 +4,7 @@ decoded -> RGB or gray -> resized, antialiased -> JPEG, baseline, 4:2:0
 """
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rackrun.errors import DataError, UsageError
@@ -78,6 +78,17 @@ class Resize:
         return " ".join(
             f"--{name}" if value is True else f"--{name} {value}" for name, value in options
         )
+
+    def after(self, earlier: "Resize") -> "Resize":
+        """Return what makes in one step of an image what the earlier one and then this one make."""
+        size, short_side = self.size, self.short_side
+        sides = [side for side in (short_side, earlier.size or earlier.short_side) if side]
+        if size is None and earlier.size:
+            size, short_side = min(sides), None
+        elif size is None:
+            short_side = min(sides, default=None)
+        gray, quality = self.gray or earlier.gray, self.quality or earlier.quality
+        return replace(self, gray=gray, size=size, short_side=short_side, quality=quality)
 
     def target(self, width: int, height: int) -> tuple[int, int]:
         """Return the size of what is made of an image."""

@@ -13,6 +13,7 @@ import warnings
 import zlib
 from argparse import Namespace
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -46,11 +47,14 @@ UNREADABLE = (  # what zipfile and torch raise for bytes that nobody has meant t
 
 
 def _plain_data() -> list[Any]:
-    # What other programs save beside weights: their arguments, and numbers of numpy.
+    # What other programs save beside weights: their arguments, paths, times, and numpy's numbers.
     scalar = np.float64(0).__reduce__()[0]
     kinds = [np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64]
     dtypes = [type(np.dtype(kind)) for kind in kinds]
-    return [Namespace, scalar, (scalar, "numpy.core.multiarray.scalar"), np.dtype, *dtypes]
+    return [
+        *(Namespace, type(Path()), datetime, scalar, (scalar, "numpy.core.multiarray.scalar")),
+        *(np.dtype, *dtypes),
+    ]
 
 
 PLAIN_DATA = _plain_data()
@@ -86,11 +90,15 @@ def _verify(data: bytes, path: Path) -> None:
         with ZipFile(io.BytesIO(data)) as entries:
             # torch stores, never packs: a packed file of a few KB could ask for all memory.
             is_packed = any(entry.compress_type != ZIP_STORED for entry in entries.infolist())
+            is_program = any("/code/" in entry.filename for entry in entries.infolist())
             damaged = None if is_packed else entries.testzip()
     except UNREADABLE:
         raise SaveError(f"{path}: cut short or damaged: its list of entries is lost") from None
     if is_packed:
-        raise SaveError(f"{path}: not a file of weights and plain data: it is compressed")
+        what = (
+            "a program (TorchScript); save its state_dict()" if is_program else "it is compressed"
+        )
+        raise SaveError(f"{path}: not a file of weights and plain data: {what}")
     if damaged:
         entry = clean(damaged)[:100]
         raise SaveError(f"{path}: damaged: the checksum of {entry} is not that of its bytes")

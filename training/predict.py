@@ -20,6 +20,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.runs import final_weights
+from rackrun.shards.litter import HIDDEN, system_folder
 from rackrun.tables import require_folder, table, write_table
 from rackrun.terminal import clean, say
 from rackrun.training.settings.published import PublishedWeights, with_weights_first
@@ -160,7 +161,12 @@ def image_paths(images: Sequence[str]) -> list[str]:
 
 def _files(given: str) -> list[str]:
     if Path(given).is_dir():
-        named = [path for path in Path(given).rglob("*") if path.suffix.lower() in SUFFIXES]
+        below = {path.relative_to(given).as_posix(): path for path in Path(given).rglob("*")}
+        named = [
+            path
+            for name, path in below.items()
+            if name.lower().endswith(SUFFIXES) and not (HIDDEN.search(name) or system_folder(name))
+        ]
         paths = [str(path) for path in sorted(named) if path.is_file()]
         what = f"{given}: no images in this folder ({', '.join(SUFFIXES)})"
     elif glob.has_magic(given) and not Path(given).exists():

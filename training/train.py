@@ -69,9 +69,6 @@ def train(run: TrainingRun) -> int:
                 with saved_by_a_thread(run):
                     return Trainer(run).train()
         except (RuntimeError, OSError) as error:
-            if "Expected to have finished reduction" in str(error):  # DistributedDataParallel's
-                unused = why_unused(unused_layers(run.state.model, set()), run.config)
-                raise UserCodeError(unused or str(error)) from None
             if run.ranks.world == 1 or not is_of_exchange(error):
                 raise
             # On a GPU, steps that are counted here may not have been computed.
@@ -250,6 +247,9 @@ class Trainer:
                 torch.autograd.backward(state.scaler.scale(loss * share))
             # By the labels from before mixing: of a mixed image only one class counts as right.
             sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
+        # Also if it is skipped at times only: DDP would mix up what the ranks send.
+        if self.ranks.world > 1 and (unused := unused_layers(state.model, set())):
+            raise UserCodeError(why_unused(unused, config))
         # The last wait for another rank: from here on the step is taken as a whole, or not at all.
         self.exchange.complete()
         self.times.exchanged()

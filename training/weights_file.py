@@ -51,6 +51,8 @@ def kind_of(data: bytes, refused: str = "") -> str:
         return "it is empty"
     if data.startswith(b"GGUF"):
         return "GGUF; files of torch.save and safetensors are read"
+    if data.startswith(b"version https://git-lfs."):
+        return "a pointer of Git LFS; type git lfs pull"
     if data.lstrip()[:1] == b"<":
         return "a web page; download the file that the page links to"
     if not data.startswith((ZIP, PICKLE)):

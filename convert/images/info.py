@@ -11,7 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rackrun.convert.readers.records import IMAGE_SUFFIXES, LOSSES, Defect, ImageDefect
+from rackrun.convert.readers.records import (
+    IMAGE_SUFFIXES,
+    LOSSES,
+    REENCODED_SUFFIXES,
+    Defect,
+    ImageDefect,
+)
 from rackrun.shards.images import (
     END,
     FORMATS,
@@ -55,6 +61,7 @@ KEPT = {
 }
 
 PNG, PNG_END, PNG_DEPTH_AT = b"\x89PNG\r\n\x1a\n", b"IEND", 24
+LFS = b"version https://git-lfs."  # what a clone has in place of a file that it did not fetch
 HEIC_BOX, HEIC_BRANDS = b"ftyp", (b"heic", b"heix", b"heim", b"mif1", b"msf1")  # from byte 4 on
 GRAY_MODES = ("1", "L", "LA", "I;16", "I;16B", "I")
 
@@ -92,7 +99,8 @@ def inspect(
 
     turn = orientation(image)
     oddities += ["rotated"] * (turn > 1)
-    if suffix and extension and IMAGE_SUFFIXES.get(suffix.lower()) != extension:
+    known = (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)
+    if suffix.lower() in known and extension and IMAGE_SUFFIXES.get(suffix.lower()) != extension:
         oddities.insert(0, "other format")
     return ImageInfo(extension, *image.size, tuple(oddities), turn)
 
@@ -125,7 +133,8 @@ def _opened(data: bytes, foreign: Sequence[str]) -> "Image.Image":
             raise Defect("heic") from None
         if data.startswith((START, PNG)):
             raise _undecodable(data, "its header is damaged") from None
-        raise Defect("unknown format", f"begins with {data[:8]!r}") from None
+        what = "a pointer of Git LFS: type git lfs pull" if data.startswith(LFS) else ""
+        raise Defect("unknown format", what or f"begins with {data[:8]!r}") from None
     except Image.DecompressionBombError:
         raise Defect("too large", "more pixels than any real image has") from None
     except UNDECODABLE as error:

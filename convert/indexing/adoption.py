@@ -33,9 +33,9 @@ from rackrun.terminal import say
 from rackrun.units import plural
 
 NO_SAMPLES = (
-    "no sample in the tars has an image and a class; a sample's key ends at the first dot of a "
-    "name; its class is read from .cls, from the field of .json that --label-field names, or from "
-    ".txt"
+    "no sample in the tars has an image (jpg, png, webp, gif, bmp) and a class; a sample's key "
+    "ends at the first dot of a name; its class is read from .cls, from the field of .json that "
+    "--label-field names, or from .txt; if folders in the tar are the classes, use convert folder"
 )
 
 

@@ -34,6 +34,7 @@ from rackrun.shards.index import (
     index_name,
     serialise_index,
 )
+from rackrun.shards.resize import Resize
 from rackrun.terminal import say
 from rackrun.units import first_few, plural
 
@@ -58,11 +59,10 @@ def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
         plan_sha256=plan.digest,
     )
     if stored := listing.stored:
-        was_kept = plan.treatment.preset.passes_through
         manifest = replace(
             manifest,
             upright=stored.upright,
-            preset=stored.preset if was_kept else manifest.preset,
+            preset=asdict(plan.treatment.preset.after(Resize.of(stored))),
             sources=stored.sources or manifest.sources,
         )
     write_whole(target.manifest, manifest.serialise())

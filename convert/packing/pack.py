@@ -123,10 +123,11 @@ def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
         working_on(shard.name, images=0)
         if not rows:
             first = found[0]
+            detail = f" ({first.detail})" if first.detail else ""
             raise DataError(
                 f"{shard.name}: no image in it is whole; the first, {first.name}, is "
-                f"{LEFT_OUT[first.kind]}; if the source has failed, type the same command when it"
-                " is back; otherwise type a smaller --shards"
+                f"{LEFT_OUT[first.kind]}{detail}; if the source has failed, type the same command "
+                "when it is back; otherwise type a smaller --shards"
             )
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.

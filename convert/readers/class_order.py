@@ -33,10 +33,10 @@ def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
     number_of = [numbers.get(name) for name in listing.classes]
     left_out = [name for name in listing.classes if name not in numbers]
     count = f"{len(left_out):,} of the {len(listing.classes):,} classes of the source"
-    if len(listing.classes) - len(left_out) < 2:
+    if len(names) < 2 or len(left_out) == len(listing.classes):
+        such = f", such as {left_out[0]!r}" if left_out else ""
         raise UsageError(
-            clean(f"--classes {path}: {count} are not in it, such as {left_out[0]!r}; two at least")
-            + " are needed"
+            clean(f"--classes {path}: {count} are not in it{such}; two at least") + " are needed"
         )
     if left_out:
         say(clean(f"--classes {path}: {count} are left out: {first_few(left_out, NAMED)}"))

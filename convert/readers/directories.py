@@ -19,9 +19,9 @@ from rackrun.convert.readers.records import (
     excluded,
     opened,
     reading,
-    system_folder,
 )
 from rackrun.errors import DataError
+from rackrun.shards.litter import system_folder
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 

@@ -49,7 +49,9 @@ def refuse_similar(classes: Iterable[str]) -> None:
         printed_alike = unicodedata.normalize("NFC", name) == unicodedata.normalize("NFC", other)
         shown = [ascii(each) if printed_alike else repr(each) for each in (name, other)]
         raise DataError(
-            clean(f"classes {shown[0]} and {shown[1]} differ only by case, Unicode form or ")
+            clean(
+                f"classes {shown[0]} and {shown[1]} differ only by case, blanks, Unicode form or "
+            )
             + "leading zeros; make them one, or add --allow similar-classes"
         )
 
@@ -60,6 +62,7 @@ def similar(classes: Iterable[str]) -> Iterator[tuple[str, str]]:
     for name in classes:
         # Once more after casefold, which may take a composed letter apart.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+        folded = " ".join(folded.split())
         if _is_number(name):
             folded = name.lstrip("0") or "0"
         other = names.setdefault(folded, name)

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 from rackrun.errors import DataError, ReadError, UsageError
 from rackrun.shards.index import Manifest
+from rackrun.shards.litter import HIDDEN, system_folder
 
 IMAGE_SUFFIXES = {
     ".jpg": "jpg",
@@ -31,13 +32,11 @@ REENCODED_SUFFIXES = (  # become JPEGs
     *(".tif", ".tiff", ".avif", ".ppm", ".pgm", ".pbm", ".pnm"),
     *HEIC_SUFFIXES * READS_HEIC,
 )
-HIDDEN = re.compile(r"(?:^|/)(?:__MACOSX(?:/|$)|\.(?!\.?/))")  # . and .. are not
-SYSTEM_FOLDERS = (  # which a NAS (Synology, QNAP), a file system, Windows or macOS makes unasked
-    *("@eaDir", "@tmp", "#recycle", "#snapshot", "@Recycle", "@Recently-Snapshot", "@__thumb"),
-    *("lost+found", "FOUND.000", "$RECYCLE.BIN", "RECYCLER", "System Volume Information"),
-    *("Network Trash Folder", "Temporary Items"),
+IMAGE_NAME = re.compile(  # the suffix may lack, or more may follow it where it was downloaded
+    rf"(?:^|/)[^./]+$|(?:{'|'.join(map(re.escape, (*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)))})"
+    r"(?:\?[^/]*|[_:!~][^/.]*|\.[0-9]+)?$",
+    re.IGNORECASE,
 )
-SYSTEM = re.compile(rf"(?:^|/)(?:{'|'.join(map(re.escape, SYSTEM_FOLDERS))})(?=/|$)", re.IGNORECASE)
 LOSSES = {  # kind of defect -> its description in the report
     "missing": "not there",
     "empty": "empty",
@@ -53,7 +52,7 @@ TRAIN, VAL, TEST = "train", "val", "test"
 HELD_OUT = ""  # the split of records of which parts are held out
 SPLITS = {  # as they are called in names of folders, tars and tables
     **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("val", "valid", "validation"), VAL),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), VAL),
     **dict.fromkeys(("test", "testing"), TEST),
 }
 MAX_RATIO = 200  # of a packed image over 1 MiB: what inflates further is a bomb
@@ -133,8 +132,11 @@ class RecordListing:
 
 
 def is_image(name: str) -> bool:
-    """Return True if a name is that of an image; hidden files and litter of macOS are none."""
-    return name.lower().endswith((*IMAGE_SUFFIXES, *REENCODED_SUFFIXES)) and not HIDDEN.search(name)
+    """Return True if a name may be that of an image; hidden files and litter of macOS are none.
+
+    It is by its suffix, or lacks one, so that the bytes decide.
+    """
+    return bool(IMAGE_NAME.search(name)) and not HIDDEN.search(name)
 
 
 def images(files: Iterable[Listed]) -> Iterator[Listed]:
@@ -162,12 +164,6 @@ def excluded(path: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern of a shell matches a path, or the name at its end."""
     name = path.rpartition("/")[2]
     return any(fnmatchcase(each, pattern) for pattern in patterns for each in (path, name))
-
-
-def system_folder(name: str) -> str:
-    """Return the folder of the system that a path leads to or through; empty if it does not."""
-    match = SYSTEM.search(name)
-    return name[: match.end()] if match else ""
 
 
 def as_text(name: str) -> str:

@@ -7,18 +7,17 @@ from pathlib import Path, PurePosixPath
 
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import (
-    HIDDEN,
     ImageDefect,
     Listed,
     Record,
     excluded,
     open_archive,
     reading,
-    system_folder,
 )
 from rackrun.convert.readers.tars import UNPACKS, Tar, opened_tar, refuse_packed
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import UsageError
+from rackrun.shards.litter import HIDDEN, system_folder
 
 ZIP, USTAR, USTAR_AT = b"PK\3\4", b"ustar", 257
 
@@ -67,9 +66,13 @@ def tree_of(source: Path, exclude: Sequence[str], scratch: Path) -> Tree:
         raise UsageError(f"{source}: there is no such file or folder")
     container = _archive(source, scratch)
     records = [
-        ImageDefect(each.name, "excluded") if _is_excluded(each.name, exclude) else each
+        each._replace(name=each.name.lstrip("./"))  # ./a is a: so tar -C FOLDER . names members
         for each in container.records()
         if not HIDDEN.search(each.name)
+    ]
+    records = [
+        ImageDefect(each.name, "excluded") if _is_excluded(each.name, exclude) else each
+        for each in records
     ]
     names = [each.name for each in records if isinstance(each, Record)]
     folders = {above for name in names for above in PurePosixPath(name).parents if above.name}

@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Any
 
-from rackrun.convert.readers.names import is_class_name, is_meta
+from rackrun.convert.readers.names import WHOLE_NUMBER, is_class_name, is_meta
 from rackrun.convert.readers.records import IMAGE_SUFFIXES, Record, as_text
 from rackrun.convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
@@ -99,9 +99,11 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
             value = data.decode().strip()
         except UnicodeDecodeError:
             raise DataError(f"{where}: not text, so not a class") from None
-    # Digits are a number wherever they stand; 20 of them are more than any class has.
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 20:
-        value = int(value)
+    # Digits are a number wherever they stand, also with .0, as pandas writes them; 20 of them are
+    # more than any class has.
+    text = str(value) if isinstance(value, float | str) else ""
+    if len(text) < 20 and WHOLE_NUMBER.fullmatch(text):
+        value = int(text.partition(".")[0])
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
         return value
     if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():

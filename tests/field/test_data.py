@@ -1,6 +1,7 @@
 """What people met when they packed images, made after public reports; each test is a kind."""
 
 import io
+import json
 import os
 import shutil
 import struct
@@ -8,8 +9,10 @@ import unicodedata
 import zipfile
 import zlib
 
+import pyarrow
 import pytest
 from PIL import Image, PngImagePlugin
+from pyarrow import parquet
 
 from tests.lab.data import drawn
 from tests.lab.foreign import (
@@ -126,6 +129,15 @@ def test_names_in_zips_are_read_as_programs_write_them(name, extra, system, kind
     assert classes(tmp_path / "out") == sorted([kind, "sheep"])
 
 
+@pytest.mark.parametrize("before", ["./", "./set/", "/data/"], ids=str)
+def test_a_tar_is_read_wherever_its_names_begin(before, cli, tmp_path):
+    members = {before + name.removeprefix("set/"): data for name, data in pictures().items()}
+    write(tmp_path, {"set.tar": tar(members)})
+    result = cli("rackrun convert folder set.tar out")
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
+
+
 def test_names_in_a_code_page_are_said_to_be_guessed(cli, tmp_path):
     names = [
         f"{kind}/{number}.gif".encode("shift-jis") for kind in ("犬", "猫") for number in range(8)
@@ -192,6 +204,14 @@ def test_splits_are_not_taken_for_classes(folders, cli, tmp_path):
     result = cli("rackrun convert folder set out")
     assert result.code == 65 and "look like splits" in result.err, result
     assert f"ln -s {tmp_path / 'set' / folders[0]} SET/train" in result.err
+
+
+def test_a_set_of_one_class_of_several_is_converted(cli, tmp_path):
+    write(tmp_path, {**pictures("new"), "names.txt": "bird\ncat\ndog\n"})
+    shutil.rmtree(tmp_path / "new" / "cat")
+    result = cli("rackrun convert folder new out --classes names.txt --val-percent 0")
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (12, ["bird", "cat", "dog"])
 
 
 def test_captions_are_not_taken_for_classes(cli, tmp_path):
@@ -304,6 +324,27 @@ def test_the_suffixes_that_browsers_give_to_jpegs_are_read(cli, tmp_path):
     assert count(tmp_path / "out") == 40
 
 
+def test_names_that_downloads_left_odd_are_those_of_images(cli, tmp_path):
+    odd = ("plain", "a.jpg?w=300", "b.jpg_large", "c.png.1", "d.JPG")
+    write(
+        tmp_path,
+        {
+            **{f"set/{kind}/{name}": drawn(f"{kind}{name}") for kind in KINDS for name in odd},
+            **{f"set/cat/a.jpg.{other}": "{}" for other in ("json", "xmp", "txt")},
+        },
+    )
+    result = cli("rackrun convert folder set out --val-percent 0")
+    assert result.code == 0 and "not an image, by their names (" in result.out, result
+    assert count(tmp_path / "out") == 2 * len(odd)
+
+
+def test_pointers_of_git_lfs_are_named(cli, tmp_path):
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n"
+    write(tmp_path, {f"set/{kind}/{n}.jpg": pointer.format(n) for kind, n in each_kind(12)})
+    result = cli("rackrun convert folder set out")
+    assert result.code == 65 and "git lfs pull" in result.err, result
+
+
 def test_a_photograph_of_108_megapixels_can_be_stored_small(cli, tmp_path):
     large = io.BytesIO()
     Image.new("RGB", (12_000, 9_000), (90, 120, 60)).save(large, "JPEG", quality=80)
@@ -351,6 +392,49 @@ def test_tables_are_read_as_spreadsheets_and_kaggle_write_them(header, row, cli,
     result = cli("rackrun convert csv labels.csv out")
     assert result.code == 0, result
     assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
+
+
+def test_rows_of_a_table_are_images_whatever_their_files_are_called(cli, tmp_path):
+    files = {f"set/{n}{suffix}": drawn(n) for n in range(9) for suffix in ("", ".orig", ".dat")}
+    rows = "".join(f"{name},{('pug', 'boxer')[n % 2]}\n" for n, name in enumerate(files))
+    write(tmp_path, {**files, "labels.csv": f"path,label\n{rows}"})
+    result = cli("rackrun convert csv labels.csv out --allow leaks")
+    assert result.code == 0, result
+    assert count(tmp_path / "out") == 27
+
+
+def test_a_column_of_splits_by_another_name_is_named(cli, tmp_path):
+    rows = "".join(
+        f"set/{kind}/{n:03d}.jpg,{kind},{'val' if n < 3 else 'train'}\n"
+        for kind, n in each_kind(12)
+    )
+    write(tmp_path, {**pictures(), "labels.csv": f"path,label,subset\n{rows}"})
+    result = cli("rackrun convert csv labels.csv out")
+    assert result.code == 0 and "--split-column subset" in result.err, result
+
+
+def test_labels_that_pandas_wrote_as_floats_into_tars_are_numbers(cli, tmp_path):
+    members = [
+        member
+        for n in range(12)
+        for member in (
+            (f"{n:03d}.jpg", drawn(n)),
+            (f"{n:03d}.json", json.dumps({"label": float(n % 2)}).encode()),
+        )
+    ]
+    write(tmp_path, {"wds/wds-train-0.tar": tar(members)})
+    assert cli("rackrun convert index wds").code == 0
+    assert classes(tmp_path / "wds") == ["0", "1"]
+
+
+def test_parquet_of_bytes_is_read_although_nothing_calls_them_images(cli, tmp_path):
+    images = [{"bytes": drawn(n), "path": None} for n in range(12)]
+    table = pyarrow.table({"photo": images, "label": [n % 2 for n in range(12)]})
+    (tmp_path / "set").mkdir()
+    parquet.write_table(table, tmp_path / "set" / "train-00000.parquet")
+    result = cli("rackrun convert hf set out --label-column label")
+    assert result.code == 0, result
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (12, ["0", "1"])
 
 
 def test_a_doctor_csv_that_excel_saved_with_semicolons_is_read(cli, tmp_path):

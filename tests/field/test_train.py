@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from argparse import Namespace
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +126,18 @@ def test_the_normalisation_of_a_model_can_be_given_and_is_said(cli, shards):
     assert "32 of 40 px" in first and "mean 0.5,0.5,0.5, std 0.5,0.5,0.5" in first, result
 
 
+def test_a_layer_that_a_rank_skips_at_times_is_named(cli, shards):
+    more = "--epochs 3 --batch-size 4"
+    result = train(cli, "SkippedByOneRank", more, launcher="--nproc 2")
+    assert (
+        result.code,
+        "--model models:SkippedByOneRank: forward does not use" in last(result),
+    ) == (
+        1,
+        True,
+    ), result
+
+
 # Numbers that are none
 
 
@@ -205,12 +218,38 @@ def test_predictions_repeat_what_the_conversion_changed(draw_all, option, cli, p
     assert (len(rows), right >= 72) == (80, True), right
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "both"),
+    [
+        ("--gray", "--size 40", "--gray --size 40"),
+        ("--size 40", "--short-side 20", "--size 20"),
+        ("--short-side 24", "--short-side 40 --gray", "--gray --short-side 24"),
+        ("--gray --quality 80", "", "--gray --quality 80"),
+    ],
+)
+def test_the_changes_of_two_conversions_are_repeated(first, second, both, cli, project):
+    assert cli(f"rackrun convert folder set first {first}").code == 0
+    assert cli(f"rackrun convert shards first second {second}").code == 0
+    result = train(cli, "Small", "--epochs 1", data="second")
+    assert f"converted with {both}\n" in result.said, result
+
+
 def test_an_image_of_12_of_16_bits_is_named_as_dark(cli, shards, project):
     assert train(cli, "Small", "--epochs 1").code == 0
     levels = np.arange(1600, dtype=np.uint16).reshape(40, 40)
     Image.fromarray(levels).save(project / "dark.png")
     result = cli("rackrun predict runs/latest dark.png set/red --model models:Small")
     assert (result.code, "dark.png" in last(result)) == (0, True), result
+
+
+def test_a_folder_is_predicted_without_what_systems_put_there(cli, shards, project):
+    assert train(cli, "Small", "--epochs 1").code == 0
+    image = (project / "set" / "red" / "red00.png").read_bytes()
+    litter = ("@eaDir/a.png/SYNOFILE_THUMB_M.png", ".hidden/b.png", "._a.png", "#recycle/c.png")
+    write(project, {f"new/{name}": image for name in ("a.png", "deeper/d.png", *litter)})
+    result = cli("rackrun predict runs/latest new --model models:Small --json")
+    assert result.code == 0, result
+    assert [row["image"] for row in strict(result.out)] == ["new/a.png", "new/deeper/d.png"]
 
 
 # Other classes
@@ -276,7 +315,8 @@ def test_weights_of_any_program_predict_without_a_run(key, model, cli, project):
     import torch
 
     state = own_models.Small(3).state_dict()
-    beside = {"epoch": 7, "args": Namespace(lr=0.1), "top1": np.float64(76.1)}
+    args = Namespace(lr=0.1, out=Path("runs"), began=datetime(2026, 1, 1))
+    beside = {"epoch": 7, "args": args, "top1": np.float64(76.1)}
     saved = {key: state, **beside} if key else state
     if key == "module":
         saved = {f"module.{name}": value for name, value in state.items()}
@@ -286,6 +326,18 @@ def test_weights_of_any_program_predict_without_a_run(key, model, cli, project):
     result = cli(f"rackrun predict {how} set/red/red00.png --json")
     assert result.code == 0, result
     assert sorted(strict(result.out)[0]["classes"]) == ["blue", "green", "red"]
+
+
+def test_rows_follow_the_classes_that_a_file_of_imagefolder_names(cli, project):
+    import torch
+
+    numbers = {"red": 0, "green": 1, "blue": 2}
+    model = own_models.Small(3)
+    torch.save({"state_dict": model.state_dict(), "class_to_idx": numbers}, project / "w.pth")
+    (project / "classes.txt").write_text("blue\ngreen\nred\n")
+    how = "--weights w.pth --model models:Small --classes classes.txt --image-size 32"
+    result = cli(f"rackrun predict {how} set/red/red00.png")
+    assert result.code == 0 and "rows of 3 of 3 classes by name" in result.err, result
 
 
 def test_published_weights_are_used_as_they_are(cli, shards, project):

@@ -1,5 +1,6 @@
 """Models as users write them; tests copy this file into a project as `models.py`."""
 
+import os
 import threading
 
 import torch
@@ -55,6 +56,20 @@ class Unused(Pooled):
     def __init__(self, num_classes):
         super().__init__(num_classes)
         self.old_head = nn.Linear(8, 1000)
+
+
+class SkippedByOneRank(Pooled):
+    """One that uses a layer in all steps but one, in which only one rank skips it."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.steps, self.extra = 0, nn.Linear(8, 8)
+
+    def forward(self, images):
+        features = functional.relu(self.conv(images)).mean((2, 3))
+        self.steps += self.training
+        skips = self.steps == 3 and os.environ.get("RANK") == "1"
+        return self.head(features if skips else features + self.extra(features))
 
 
 class Misfit(Small):

@@ -63,7 +63,8 @@ class Labels:
         else:
             raise DataError(clean(f"{where}: neither a .cls nor a .json, so no class"))
         name = str(value)
-        number = self._numbers.get(name, int(name) if NUMBER.fullmatch(name) else -1)
+        digits = name.removesuffix(".0")  # as pandas writes numbers
+        number = self._numbers.get(name, int(digits) if NUMBER.fullmatch(digits) else -1)
         if isinstance(value, bool) or not 0 <= number < len(self.classes):
             raise DataError(
                 clean(f"{where}: {one_line(name)[:60]!r} is none of {len(self.classes):,} classes")

@@ -179,7 +179,9 @@ def _content_of(path: Path) -> WeightsFile:
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         tensors[name] = tensor
-    classes = content.get("classes")
+    classes, numbers = content.get("classes"), content.get("class_to_idx")
+    if isinstance(numbers, dict) and all(isinstance(each, int) for each in numbers.values()):
+        classes = sorted(numbers, key=lambda name: numbers[name])  # of torchvision's ImageFolder
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         classes = []
     preparation = content.get("preparation")
