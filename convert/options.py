@@ -28,8 +28,8 @@ class Packing:
     """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
-    case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
-    unique-labels: most classes have one image. Repeatable."""
+    case, blanks, Unicode form or leading zeros. split-names: classes called train, val, test or
+    the like. unique-labels: most classes have one image. Repeatable."""
     workers: int = 0
     """Number of processes; 0: one per core."""
     task_index: int | None = None

@@ -57,7 +57,7 @@ def refuse_similar(classes: Iterable[str]) -> None:
 
 
 def similar(classes: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of classes that differ only by case, Unicode form or leading zeros."""
+    """Yield pairs of classes that differ only by case, blanks, Unicode form or leading zeros."""
     names: dict[str, str] = {}
     for name in classes:
         # Once more after casefold, which may take a composed letter apart.

@@ -85,8 +85,8 @@ class Append:
     """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "dropped"], ...] = ()
     """leaks: copies of an image in several splits. similar-classes: class names that differ only by
-    case, Unicode form or leading zeros. split-names: classes called train, val, test or the like.
-    dropped: images that were dropped before. Repeatable."""
+    case, blanks, Unicode form or leading zeros. split-names: classes called train, val, test or
+    the like. dropped: images that were dropped before. Repeatable."""
     exclude: tuple[str, ...] = ()
     """Files and folders to leave out, by name or path in SOURCE, with * and ?. Repeatable."""
     workers: int = 0
