@@ -114,7 +114,7 @@ class Compute:
         except RuntimeError as error:
             if self.channels_last and "view size is not compatible" in str(error):
                 advice = "write .reshape or .flatten for .view, or type --channels-last off"
-                raise RuntimeError(f"{one_line(str(error)).rstrip('.')}: {advice}") from error
+                raise RuntimeError(f"{advice}: {one_line(str(error))}") from error
             if not self.own_model or location_in_user_code(format_exc()):
                 raise  # which names the line
             with blamed_on_model(self.own_model):

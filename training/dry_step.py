@@ -19,8 +19,9 @@ from rackrun.errors import Problem, UserCodeError
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
+from rackrun.training.device import Compute
 from rackrun.training.layers import frozen_weights
-from rackrun.training.task import Task, blamed_on_model, check_logits, require_tensor
+from rackrun.training.task import Task, blamed_on_model, check_logits
 from rackrun.units import first_few
 
 IMAGES = 2  # a batch norm refuses one
@@ -45,13 +46,16 @@ def dry_step(task: Task, config: Config, classes: int) -> str:
 
 
 def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
-    height, width, channels = task.transformed(config, 0).training_shape
-    images = torch.zeros(IMAGES, channels, height, width)
+    transforms = task.transformed(config, 0)
+    height, width, channels = transforms.training_shape
+    images = torch.zeros(IMAGES, channels, height, width, dtype=torch.uint8)
     if config.ema_decay:
         require_copy(model, config)
-    logits = _forward(model, images, config)
+    has_channels_last = config.channels_last != "off"
+    compute = Compute(torch.device("cpu"), "fp32", has_channels_last, compile=False)
+    logits = compute.logits(model, transforms.normalised, images)
     check_logits(logits, IMAGES, classes)
-    logits.float().sum().backward()  # type: ignore[no-untyped-call]
+    logits.sum().backward()  # type: ignore[no-untyped-call]
     require_plain_state(model, config)
     model.load_state_dict(model.state_dict())
     frozen = [name for name in config.freeze.split(",") if name]
@@ -82,20 +86,6 @@ def require_plain_state(model: nn.Module, config: Config) -> None:
         raise UserCodeError(
             f"--model {config.model}: cannot be saved as tensors and plain data:"
             f" {first_few([*others], 3)} of its state_dict(): {one_line(str(error))[:200]}"
-        ) from None
-
-
-def _forward(model: nn.Module, images: torch.Tensor, config: Config) -> torch.Tensor:
-    if config.channels_last == "off":
-        return require_tensor(model(images))
-    try:
-        return require_tensor(model(images.contiguous(memory_format=torch.channels_last)))
-    except (RuntimeError, ValueError) as error:
-        model(images)  # else the layout is not to blame
-        raise UserCodeError(
-            f"--model {config.model}: {one_line(str(error))[:200].rstrip('.')}: images have"
-            " their channels last in memory; write .reshape or .flatten for .view, or type"
-            " --channels-last off"
         ) from None
 
 

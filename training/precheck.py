@@ -158,32 +158,13 @@ def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -
     if not (locations and all(map(is_local_folder, locations))):
         return
     manifests = [open_source(location).manifest for location in locations]
-    manifest = manifests[0]
     for name in named:
-        class_number(name, manifest.classes)
-    _refuse_no_weight(config, manifest.classes)
+        class_number(name, manifests[0].classes)
     splits = [split.name for each in manifests for split in each.splits if split.samples]
     if why := why_no_splits(config.data, needed, splits):
         raise UsageError(why)
     if config.eval_split not in splits:
         refuse_evaluations(config, typed)
-    for location, other in zip(locations, manifests, strict=True):
-        if other.classes != manifest.classes:
-            raise UsageError(
-                f"--data {location}: has other classes than {locations[0]}: only folders with the"
-                " same classes can be joined"
-            )
-
-
-def _refuse_no_weight(config: Config, classes: tuple[str, ...]) -> None:
-    only = [name for name in config.only_classes.split(",") if name]
-    chosen = {class_number(name, classes) for name in only} or range(len(classes))
-    for option in ("--class-weights", "--loss-weights"):
-        text = getattr(config, option[2:].replace("-", "_"))
-        given = class_weights_in(option, text)
-        weights = {class_number(name, classes): weight for name, weight in given.items()}
-        if all(weights.get(number, 1.0) == 0 for number in chosen):
-            raise UsageError(f"{option} {text}: leaves no sample with a weight")
 
 
 def _weights_file(config: Config, is_here: bool) -> str:

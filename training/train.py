@@ -28,7 +28,7 @@ from rackrun.training.balance import Balance, remedy, why_even
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
-from rackrun.training.data.loader import first_batch, waits_reported
+from rackrun.training.data.loader import after_all, waits_reported
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
@@ -129,8 +129,7 @@ class Trainer:
         """Return this rank's remaining batches, once every rank has read its first one."""
         # One iterator for the whole run: loader workers read ahead across the end of an epoch.
         start, log, steps = self.state.step, self.log, self.config.profile_steps
-        batches = self.data.training(start)
-        batches = waits_reported(first_batch(batches, self.ranks), batches, log)
+        batches = after_all(waits_reported(self.data.training(start), log), self.ranks)
         if steps and self.ranks.first:
             return traced(batches, steps, start, log.folder.trace)
         return batches

@@ -2,36 +2,19 @@
 
 import os
 import signal
-import socket
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import UsageError
 from rackrun.training.config import Config
-from rackrun.training.data.loader import first_batch
 from rackrun.training.world import WorldError, joined
 from tests.lab import warm
 from tests.lab.hosts import free_port
 from tests.lab.waiting import until
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_a_rank_without_a_first_batch_ends_with_65_and_its_hosts_name():
-    """Waiting for data has an end, also where nothing that reads them gives up."""
-
-    def stuck() -> Iterator[int]:
-        threading.Event().wait()
-        yield 0
-
-    with joined(Config(device="cpu")) as ranks:
-        assert first_batch(iter([1, 2, 3]), ranks, 60) == 1
-        with pytest.raises(DataError, match=f"^{socket.gethostname()}: the first batch.* 0.1 s"):
-            first_batch(stuck(), ranks, 0.1)
 
 
 AGREE = """

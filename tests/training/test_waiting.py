@@ -14,7 +14,7 @@ def test_any_thread_may_drop_the_batches_that_a_stopped_loop_leaves():
         def phase(self, name: str) -> None:
             raise AssertionError(name)
 
-    batches = waits_reported("a", iter("b"), Progress())
+    batches = waits_reported(iter("ab"), Progress())
     assert next(batches) == "a"
     with ThreadPoolExecutor(1) as pool:
         pool.submit(batches.close).result()

@@ -1,6 +1,6 @@
 """Run the processes that make a rank's batches, bring batches to the device, and wait for them.
 
-    loaded -> Ring.batch -> on_device -> first_batch, waits_reported -> the training loop
+    loaded -> Ring.batch -> on_device -> waits_reported -> after_all -> the training loop
 
 No step is taken on any rank before every rank has its first batch. A host that cannot read its data
 then ends the run with its own error and its own name, rather than as a peer that others wait for in
@@ -13,7 +13,6 @@ import atexit
 import math
 import multiprocessing
 import signal
-import socket
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -27,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from rackrun.contract import phases
-from rackrun.errors import DataError, Problem
+from rackrun.errors import Problem
 from rackrun.training.data.ring import AHEAD, HELD, Filled, Ring
 from rackrun.training.data.row_reader import Part
 from rackrun.training.data.samples import Batch, Quarantine
@@ -37,7 +36,6 @@ from rackrun.training.ranks import Ranks, usual_workers
 from rackrun.training.settings.data import DataSettings
 
 Item = TypeVar("Item")
-FIRST_BATCH_SECONDS = 300.0
 NOTICED_SECONDS = 2.0  # until the end of a process is known
 REPORTED_SECONDS = 5.0  # of waiting for a batch
 
@@ -178,32 +176,15 @@ class Reporting(Protocol):
         """Report that another phase begins."""
 
 
-def first_batch(
-    batches: Iterator[Item], ranks: Ranks, seconds: float = FIRST_BATCH_SECONDS
-) -> Item:
-    """Return this rank's first batch, once every rank has its own.
-
-    A rank that has none after `seconds` raises DataError, which ends the others, too.
-    """
-
-    def give_up() -> None:
-        raise DataError(
-            f"{socket.gethostname()}: the first batch was not read within {seconds:g} s; look at"
-            " the network and the server, or fill the caches first: --cache FOLDER --prefetch"
-        )
-
-    with _alarm(seconds, give_up):
-        first = next(batches)
+def after_all(batches: Generator[Item], ranks: Ranks) -> Generator[Item]:
+    """Yield all batches, the first one once every rank has its own."""
+    first = next(batches)
     ranks.all_reduce_max(0)
-    return first
+    yield first
+    yield from batches
 
 
-def waits_reported(
-    first: Item,
-    batches: Iterator[Item],
-    progress: Reporting,
-    seconds: float = REPORTED_SECONDS,
-) -> Generator[Item]:
+def waits_reported(batches: Iterator[Item], progress: Reporting) -> Generator[Item]:
     """Yield all batches; report the phase "data" while one is late, and then the one before.
 
     The report comes from the loop's own thread, by a signal: it is a sign of life.
@@ -214,11 +195,10 @@ def waits_reported(
         interrupted.append(progress.current_phase)
         progress.phase(phases.DATA)
 
-    yield first
     while True:
         # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed by
         # any thread, and only the main thread may restore one.
-        with _alarm(seconds, late):
+        with _alarm(REPORTED_SECONDS, late):
             batch = next(batches, None)
         if interrupted:
             progress.phase(interrupted.pop())

@@ -15,6 +15,7 @@ from tests.lab.oracles import NOTED, exact_epochs, trained_rows
 from tests.lab.ranks import codes, exact_ranks
 from tests.lab.run import run, write
 from tests.lab.sources import made_by
+from tests.lab.warm import ROOT
 
 SMALL = "--image-size 16 --width 4 --batch-size 9 --device cpu --no-tensorboard --ema-decay 0.9"
 
@@ -123,6 +124,17 @@ def test_norms_go_on_as_if_never_saved(world, shards, tmp_path):
     assert far(final(whole[0]), final(saved[0])) == 0
     # DDP regroups gradients after its first step: from 3 ranks on the last bit may differ.
     assert far(final(whole[0]), final(again[0])) <= (0 if world == 2 else 1e-13)
+
+
+def test_ranks_judge_with_the_mean_of_their_statistics(shards, tmp_path):
+    """What they measure at the end of an epoch is what one process measures of final.pt."""
+    data = shards(52)
+    (whole, *_) = train(data, *folders(tmp_path, "run"), norm=True)
+    lines = [json.loads(line) for line in whole.metrics.read_text().splitlines()]
+    *_, judged = (line["loss"] for line in lines if line["kind"] == "evaluate")
+    options = f"--task {ROOT}/tests/lab/exact_task.py --workers 0 --device cpu --json"
+    alone = run(f"python -m rackrun.training evaluate {whole.path} {data} {options}", tmp_path)
+    assert json.loads(alone.out)["loss"] == pytest.approx(judged, rel=1e-5), alone
 
 
 def test_a_signal_to_one_rank_stops_all_of_them_after_one_step(shards, tmp_path):
