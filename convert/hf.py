@@ -27,12 +27,10 @@ from rackrun.convert.readers.names import (
 from rackrun.convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
-    MAX_IMAGE_BYTES,
     REENCODED_SUFFIXES,
     SPLITS,
     TRAIN,
     VAL,
-    Defect,
     ImageDefect,
     Listed,
     Record,
@@ -294,8 +292,6 @@ class ArrowImages:
         """Return the image of a record."""
         if not record.length and self._files:
             return self._files.read(record)
-        if record.size > MAX_IMAGE_BYTES:
-            raise Defect("too large", f"{record.size:,} bytes")
         data = self._rows[record.offset][self._columns[0]][0]["bytes"].as_py()
         if not isinstance(data, bytes) or len(data) != record.size:
             raise DataError(f"{record.name}: has changed since it was listed; add --force")

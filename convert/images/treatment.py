@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from rackrun.convert.images.info import ImageInfo, inspect, reason
-from rackrun.convert.readers.records import Container, Defect, Record
+from rackrun.convert.readers.records import MAX_IMAGE_BYTES, Container, Defect, Record
 from rackrun.shards.images import FORMATS, UNDECODABLE
 from rackrun.shards.resize import FINE, Resize, in_mode
 
@@ -39,6 +39,8 @@ class Treatment:
         """Return what is stored of a record; raise Defect if the image cannot be used."""
         from rackrun.shards.pillow import foreign_formats
 
+        if (size := max(record.size, record.length)) > MAX_IMAGE_BYTES:
+            raise Defect("too large", f"{size:,} bytes")
         data = container.read(record)
         crc = zlib.crc32(data)
         # Wrong bytes among compressed pixels decode without an error: only this check sees them.

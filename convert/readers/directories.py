@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rackrun.convert.readers.records import (
-    MAX_IMAGE_BYTES,
-    Defect,
     ImageDefect,
     Listed,
     Record,
@@ -56,8 +54,6 @@ class Folder:
 
     def read(self, record: Record) -> bytes:
         """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
-        if record.size > MAX_IMAGE_BYTES:
-            raise Defect("too large", f"{record.size:,} bytes")
         path = self.root / record.name
         with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
             data = file.read(record.size + 1)

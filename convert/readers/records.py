@@ -106,7 +106,10 @@ class Container(Protocol):
         """Its name in the manifest."""
 
     def read(self, record: Record) -> bytes:
-        """Read the image of a record; Defect if it alone is damaged, a Problem if all is lost."""
+        """Read the image of a record, which is not too large.
+
+        Defect if it alone is damaged, a Problem if all is lost.
+        """
 
 
 @dataclass

@@ -16,8 +16,6 @@ from typing import Any
 
 from rackrun.convert.readers.extent import Extent, unpacked
 from rackrun.convert.readers.records import (
-    MAX_IMAGE_BYTES,
-    Defect,
     ImageDefect,
     Listed,
     Record,
@@ -96,8 +94,6 @@ class Tar:
 
     def read(self, record: Record) -> bytes:
         """Return the content of a record."""
-        if record.size > MAX_IMAGE_BYTES:
-            raise Defect("too large", f"{record.size:,} bytes")
         return self._file.at(record.offset, record.size)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from rackrun.convert.readers.extent import Extent, unpacked
 from rackrun.convert.readers.records import (
-    MAX_IMAGE_BYTES,
     MAX_RATIO,
     Defect,
     ImageDefect,
@@ -98,8 +97,6 @@ class Zip:
 
     def read(self, record: Record) -> bytes:
         """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
-        if max(record.size, record.length) > MAX_IMAGE_BYTES:
-            raise Defect("too large", f"{max(record.size, record.length):,} bytes")
         if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
         start, method = self._content(record.offset)
