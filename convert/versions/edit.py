@@ -85,13 +85,12 @@ def _edited(data: str, requests: Sequence[str], action: str) -> None:
             return
         parts = []
         for part in newest.parts():
-            stays = np.ones(len(part.rows), bool)
-            for place, label in changes.items():
-                if place.split == part.split and label is None:
-                    stays[place.row] = False
-                elif place.split == part.split:
-                    part.rows["label"][place.row] = label
-            parts.append(part._replace(rows=part.rows[stays]))
+            here = {place.row: new for place, new in changes.items() if place.split == part.split}
+            if action == "drop":
+                part = part._replace(rows=np.delete(part.rows, [*here]))
+            else:
+                part.rows["label"][[*here]] = [*here.values()]
+            parts.append(part)
         newest.publish(parts, {DONE[action]: len(changes)}, (action, data, *requests))
         say(f"{folder}: {plural(len(changes), 'sample')} {DONE[action]}")
         if others:
