@@ -3,7 +3,7 @@
 import os
 import tempfile
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import file_digest
 from pathlib import Path, PurePosixPath
@@ -117,9 +117,11 @@ def _copied(url: str, name: str, scratch: Path) -> int:
 
 
 def refuse_duplicates(
-    tars: Iterable[ForeignTar], stored: Mapping[tuple[str, str], str] = MappingProxyType({})
+    tars: Iterable[ForeignTar],
+    stored: Mapping[tuple[str, str], str] = MappingProxyType({}),
+    dropped: Container[tuple[str, str]] = (),
 ) -> None:
-    """Raise DataError for a key that two tars of one split have.
+    """Raise DataError for a key that two tars of one split have, or one that was dropped.
 
     `stored`: the shard of each sample that is there already, by split and key.
     """
@@ -131,6 +133,11 @@ def refuse_duplicates(
                 raise DataError(
                     clean(f"{tar.path}: {key}: is in {earlier}, too; tars are taken whole: leave ")
                     + "one of them out, or write it again without that sample"
+                )
+            if (tar.split, key) in dropped:
+                raise DataError(
+                    clean(f"{tar.path}: {key}: was dropped by an earlier version; to add ")
+                    + "such samples again, add --allow dropped"
                 )
 
 

@@ -6,7 +6,7 @@ Tars that lie elsewhere get links. Whole tars are added, so none may hold a samp
 """
 
 import shlex
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain, islice
@@ -23,7 +23,7 @@ from rackrun.convert.readers.tars import Tar
 from rackrun.convert.readers.webdataset_tars import label_member, samples_in
 from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import DataError, UsageError
-from rackrun.terminal import clean, say
+from rackrun.terminal import say
 from rackrun.units import plural
 
 LOOKED_AT = 100  # samples of a tar whose layout is sought
@@ -64,9 +64,8 @@ def append_tars(
     if not listing.tars:
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
-    refuse_duplicates(listing.tars, _by_key(shards_of(newest.source)))
-    if not takes_dropped:
-        _refuse_dropped(listing.tars, _by_key(newest.earlier_shards()))
+    dropped = () if takes_dropped else _by_key(newest.earlier_shards())
+    refuse_duplicates(listing.tars, _by_key(shards_of(newest.source)), dropped)
     parts, classes, findings = adopt(
         listing,
         folder,
@@ -112,13 +111,3 @@ def _kept(
 
 def _by_key(shards: Iterable[StoredShard]) -> dict[tuple[str, str], str]:
     return {(each.split, key): each.shard.name for each in shards for key in each.sample_keys()}
-
-
-def _refuse_dropped(tars: Iterable[ForeignTar], dropped: Container[tuple[str, str]]) -> None:
-    for tar in tars:
-        for key in sorted(tar.keys):
-            if (tar.split, key) in dropped:
-                raise DataError(
-                    clean(f"{tar.path}: {key}: was dropped by an earlier version; to add ")
-                    + "such samples again, add --allow dropped"
-                )
