@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from rackrun.contract import phases
-from rackrun.launcher.remote.agent.host_watch import USAGE_SECONDS
+from rackrun.launcher.remote.agent.frames import USAGE_SECONDS
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import HostState, RankState, RunState
 from rackrun.launcher.supervision.agent_protocol import reach_order

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rackrun.launcher.remote.agent.reports import REPORT_BYTES
+from rackrun.launcher.remote.agent.frames import REPORT_BYTES
 
 _LARGEST = 2**53
 

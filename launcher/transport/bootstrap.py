@@ -16,11 +16,11 @@ from typing import Any
 
 from rackrun import contract
 from rackrun.launcher import remote
-from rackrun.launcher.remote import program
 from rackrun.terminal import one_line
 
 PACKAGES = (remote, contract)
 """All that the program on hosts is made of."""
+PROGRAM = f"{remote.__name__}.program"
 LONGEST_COMPLAINT = 300
 FRAME = re.compile(r'^  File "[^"\n]*(rackrun/[\w/]+\.py)", line (\d+)', re.MULTILINE)
 UNCHECKED = b"\1\0\0\0" + bytes(8)
@@ -35,7 +35,7 @@ BOOTSTRAP = (
     'f=open(os.memfd_create("rackrun"),"wb") if hasattr(os,"memfd_create")'
     ' else m.import_module("tempfile").TemporaryFile();f.write(d);f.flush();'
     'sys.path.insert(0,"/proc/self/fd/%d"%f.fileno());'
-    f'm.import_module("{program.__name__}").serve()'
+    f'm.import_module("{PROGRAM}").serve()'
 )
 """Reads the program from standard input, its size on a line before it, and starts it.
 

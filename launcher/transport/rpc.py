@@ -28,10 +28,7 @@ SIGNS = {
         "; does ~/.bashrc there start another shell? write there before that: [[ $- == *i* ]] ||"
         " return"
     ),
-    "not enough values to unpack": "; does a start-up file there read from standard input?",
-    "future feature annotations is not defined|invalid syntax": (
-        "; its Python is older than 3.8: name another with python= in hosts.txt"
-    ),
+    r"invalid literal for int\(\)": "; does a start-up file there read from standard input?",
 }
 """Signs in what a login shell or a Python printed last -> what they mean."""
 NOISE_BYTES = 1 << 16

@@ -69,7 +69,25 @@ FILE = {"path": "a", "size": 1, "mode": 0o644, "link": False}
 STREAM = coded(FILE, {**FILE, "path": "b/c"}).replace(b"\n", b"\nx") + b"\nx\n"
 
 
-@decoder(b"=" + coded({"files": {"a.txt": 1}, "odd": 1}, {"path": "a.txt", "size": 1}))
+NAMES = (
+    "../x",
+    "/etc/x",
+    "",
+    ".",
+    "a/../../x",
+    "plan.json",
+    "logs/x.out",
+    "\x1b]0;x\x07.txt",
+    "a\0b",
+)
+
+
+@decoder(
+    b"=" + coded({"files": {"a.txt": 1}, "odd": 1}, {"path": "a.txt", "size": 1}),
+    *(b"=" + coded({"files": {name: 1}}, {"path": name, "size": 1}) for name in NAMES),
+    *(b"=" + coded({"files": {"a.pt": size}}) for size in (99_000_000_000, -5, 2**52)),
+    b"=" + coded({"error": "\x1b[2J gone"}),
+)
 def fuzz_results(data: bytes) -> None:
     """Fuzz the transfer of results: they end below our folder, or are refused in one line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -85,6 +103,7 @@ def fuzz_results(data: bytes) -> None:
 
 @decoder(
     b"=" + coded({"root": "/x", "paths": ["a"], "surplus": 1}, {}, {"error": "no"}),
+    b"=" + coded({"root": "/x", "paths": ["../../.ssh/id_ed25519"], "surplus": 0}),
     b"=" + coded({"line": "x"}, {"code": 0}),
 )
 def fuzz_differences(data: bytes) -> None:

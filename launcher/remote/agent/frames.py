@@ -28,6 +28,8 @@ NO_RANK = 0xFFFF
 """The local rank of a frame that belongs to no rank: torchrun's output, the host's events."""
 
 READ_BYTES = 1 << 16
+REPORT_BYTES = 1 << 14  # longer reports are dropped
+USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 BACKLOG_BYTES = 1 << 20  # output that waits for the launcher; more stays in the ranks' pipes
 
 

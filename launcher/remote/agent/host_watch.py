@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rackrun.launcher.remote.agent.frames import Launcher
+from rackrun.launcher.remote.agent.frames import USAGE_SECONDS, Launcher
 from rackrun.launcher.remote.agent.ranks import LocalRanks
 from rackrun.launcher.remote.agent.reports import Reports
 from rackrun.launcher.remote.agent.torchrun import Torchrun
@@ -14,7 +14,6 @@ from rackrun.launcher.remote.processes import processor_ticks, state_of
 
 COMPUTING_SHARE = 0.05
 """The part of a core or GPU that a rank uses if it computes; one that waits uses less."""
-USAGE_SECONDS = 3.0  # or a third of a short heartbeat timeout: it is also the agent's sign of life
 
 
 class HostWatch:

@@ -8,9 +8,8 @@ import selectors
 import socket
 from typing import Any
 
-from rackrun.launcher.remote.agent.frames import READ_BYTES, REPORT, Launcher
+from rackrun.launcher.remote.agent.frames import READ_BYTES, REPORT, REPORT_BYTES, Launcher
 
-REPORT_BYTES = 1 << 14  # longer ones are dropped
 REPORT_FIELDS = 64  # likewise, when several are kept for later
 REPORTS_PER_TURN = 256  # a rank that reports in a tight loop gets no more of the agent's time
 

@@ -81,60 +81,6 @@ def senders(lab: Lab) -> list[int]:
     return [pid for pid in below if 'g["serve"]' in command_line(pid)]
 
 
-LIES = {
-    "above": {"files": {"../x": 1}},
-    "elsewhere": {"files": {"/etc/x": 1}},
-    "nothing": {"files": {"": 1}},
-    "here": {"files": {".": 1}},
-    "inside and out": {"files": {"a/../../x": 1}},
-    "our plan": {"files": {"plan.json": 1}},
-    "our result": {"files": {"result.json": 1}},
-    "a checkpoint to resume": {"files": {"checkpoints/step-99999999.pt": 1}},
-    "a log of ours": {"files": {"logs/fake/rank-0.out": 1}},
-    "a name that writes": {"files": {"\x1b]0;PWNED\x07": 1}},
-    "a NUL": {"files": {"a\0b": 1}},
-    "a surrogate": {"files": {"\ud800": 1}},
-    "deep": {"files": {"/".join("a" * 2000): 1}},
-    "long": {"files": {"a" * 300: 1}},
-    "another type": {"files": 5},
-    "a list": [],
-    "a number": 5,
-    "a size that is text": {"files": {"a": "x"}},
-    "half a byte": {"files": {"a": 1.5}},
-    "less than nothing": {"files": {"a": -5}},
-    "more than a disk": {"files": {"a.pt": 99_000_000_000}},
-    "more than we want": {"files": {"a.pt": 2**52}},
-    "many": {"files": {str(number): 1 for number in range(100_001)}},
-    "an error that writes": {"error": "\x1b[2J gone"},
-    "an error of another type": {"error": [1]},
-}
-BROKEN = {
-    "no JSON": replies(b"{"),
-    "no UTF-8": replies(b'"\xff"'),
-    "no end": replies(b"[" * 500_000),
-    "a number without end": replies(b"1" * 5000),
-    "a length without end": b"9" * 5000 + b"\n",
-    "a length below nothing": b"-5\n",
-    "a length beyond": b"999999999\n",
-    "no length": b"\x1b]0;PWNED\x07\n",
-}
-
-
-@pytest.mark.parametrize("lie", [*LIES, *BROKEN])
-def test_what_a_host_must_not_offer_is_refused_in_one_line(lie, tmp_path):
-    """Wrong paths, types, sizes, numbers, broken answers: a Problem, and no file."""
-    remote = tmp_path / "runs" / "run"
-    remote.mkdir(parents=True)
-    data = replies(json.dumps(LIES[lie]).encode()) if lie in LIES else BROKEN[lie]
-    host = FakeHost(service.MARKER + data)
-    with pytest.raises(Problem) as error:
-        fetch_results(host, host_plan(remote), "", remote)
-    assert str(error.value).isprintable()
-    assert len(str(error.value)) < 400
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-    host.wait_for_end()
-
-
 OURS = ("plan.json", "result-node3.json", "usage.jsonl", "logs/fake/rank-0.out")
 OURS += ("returned/rank-1.json", "checkpoints/step-99999999.pt")
 ONLY_HERE = (

@@ -363,34 +363,6 @@ def test_links_of_a_host_are_not_written_through(tmp_path, trap):
 ROOTED = {"root": "/x", "paths": [], "surplus": 0}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        {**ROOTED, "paths": ["../../.ssh/id_ed25519"]},
-        {**ROOTED, "paths": ["/etc/shadow"]},
-        {**ROOTED, "paths": ["\x1b]0;PWNED\x07"]},
-        {**ROOTED, "paths": 5},
-        {**ROOTED, "paths": [5]},
-        {**ROOTED, "surplus": "x"},
-        {**ROOTED, "surplus": 10**300},
-        {**ROOTED, "root": ["/x"]},
-        {"root": "/x"},
-        {"error": "\x1b]0;PWNED\x07"},
-        [],
-    ],
-)
-def test_a_host_is_sent_nothing_but_code(tmp_path, value):
-    """Whatever it asks for and however it answers: one line that names it, and no file of ours."""
-    (tmp_path / "a").write_text("code")
-    host = FakeHost(service.MARKER + replies(json.dumps(value).encode()))
-    code = with_files(WorkingTree(tmp_path, {}), ["a"], print)
-    with pytest.raises(Problem, match="^fake: ") as error:
-        upload_code(code, [Destination(host, "x")], print)
-    assert str(error.value).isprintable()
-    assert error.value.exit_code in (69, 78)
-    host.wait_for_end()
-
-
 def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path):
     """Its lines are clean; one that is no line ends it."""
     lines = [{"line": "\x1b]0;PWNED\x07 1 of 2"}, {"line": 5}]
