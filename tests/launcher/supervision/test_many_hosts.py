@@ -1,6 +1,5 @@
 """Many hosts: the launcher's open files, and the queue that all their readers share."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -13,9 +12,10 @@ from rackrun.launcher.run.job import Command, Job
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
-from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector
-from rackrun.launcher.transport.local import LocalTransport, SocketChannel
+from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector, drain
+from rackrun.launcher.transport.local import LocalTransport
 from rackrun.run_folder import RunFolder
+from tests.lab.waiting import until
 
 ALLOW = """
 import resource, sys
@@ -56,8 +56,7 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
     run = RunState(plan, begun := time.monotonic())
     run.take(Opened(0, port=1), begun)
     silence = SilenceDetector(run, agents, Limits(lease_seconds=15.0))
-    ours, theirs = socket.socketpair()
-    agents.of(0).channel = SocketChannel(ours)
+    channel = agents.of(0).channel = LocalTransport("a").open(["cat"])
 
     def lost(turns: int, seconds: float) -> str:
         """Return what is said of the host after so many turns of this length."""
@@ -68,12 +67,14 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
             message = "".join(lost.reason for lost in silence.lost(begun, None))
         return message
 
-    with ours, theirs:
-        assert lost(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening
-        theirs.send(b"a heartbeat")
-        assert lost(300, 0.1) == ""
-        ours.recv(100)
-        assert lost(1, 0.1) == "silent for 45 s"
-        agents.of(0).heard_at += 1
-        assert lost(150, 0.1) == ""
-        assert lost(2, 0.1) == "silent for 15 s"
+    assert lost(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening
+    channel.send(b"a heartbeat")
+    until(channel.is_unread, "it has come back", 20)
+    assert lost(300, 0.1) == ""
+    channel.receive()
+    assert lost(1, 0.1) == "silent for 45 s"
+    agents.of(0).heard_at += 1
+    assert lost(150, 0.1) == ""
+    assert lost(2, 0.1) == "silent for 15 s"
+    channel.close()
+    drain(channel)
