@@ -401,6 +401,17 @@ CODE = [
     )
 ]  # fmt: skip
 
+# A norm over one image, whose last layers have one value per channel.
+CODE += [
+    Refusal(
+        f"{RANK} --model resnet18 {TINY.replace('--width 4 ', '')} {option}".replace(
+            "--batch-size 4", "--batch-size 1"
+        ),
+        64, "a larger --batch-size", DATA, leaves="run", shows="12 images in 2 classes",
+    )
+    for option in ("", "--resampled")
+]  # fmt: skip
+
 # Tasks of one's own.
 EXAMPLE = (warm.ROOT / "examples" / "own_task.py").read_text()
 RIGHT = 'from rackrun.training.config import Config\nRECIPES = {"default": Config}'
