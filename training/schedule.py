@@ -38,22 +38,23 @@ class Stage:
     """The layers that keep their weights."""
 
 
-@dataclass(frozen=True)
 class Schedule:
     """The run in steps: epochs, minutes of warm-up and the like are converted here, once."""
 
-    epoch_steps: int
-    steps: int
-    log: int
-    evaluate: int
-    save: int
-    warmup: int
-    decay: int
-    shape: str
-    stages: tuple[Stage, ...]
-    logged_first: tuple[int, ...] = ()
-    user_schedule: Callable[..., object] | None = None
-    """The user's schedule: (step, steps) after a stage's warm-up -> share of its peak."""
+    def __init__(self, config: Config, epoch_steps: int, world: float) -> None:
+        """Plan epochs of this many steps; `world` is how many times --batch-size a step has."""
+        self._config = config
+        self.epoch_steps = epoch_steps
+        self.steps = config.epochs * epoch_steps
+        self.evaluate = config.eval_every_epochs * epoch_steps
+        self.save = config.save_every_epochs * epoch_steps
+        self.warmup = round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps)
+        self.decay = config.step_epochs * epoch_steps
+        self.stages = _stages(config, world if config.scale_lr else 1)
+        self._user_schedule: Callable[..., object] | None = None
+        if is_import_path(name := config.lr_schedule):
+            # (step, steps) after a stage's warm-up -> share of its peak
+            self._user_schedule = imported("--lr-schedule", name, "triangle", "step", "steps")
 
     @property
     def peak(self) -> float:
@@ -75,52 +76,35 @@ class Schedule:
         return stage.peak * self._share(step, warmup, steps)
 
     def _share(self, step: int, warmup: int, steps: int) -> float:
-        done = (step - warmup) / max(steps - warmup, 1)
-        if self.user_schedule:
+        shape, done = self._config.lr_schedule, (step - warmup) / max(steps - warmup, 1)
+        if self._user_schedule:
             after, total = step - warmup, steps - warmup
-            share = self.user_schedule(step=after, steps=total)
+            share = self._user_schedule(step=after, steps=total)
             if not isinstance(share, int | float) or not 0 <= share < math.inf:
                 raise UsageError(
-                    f"--lr-schedule {self.shape}: {share!r} at step {after} of {total}: return the"
+                    f"--lr-schedule {shape}: {share!r} at step {after} of {total}: return the"
                     " share of --lr, a number from 0 on"
                 )
             return float(share)
-        if self.shape == "step":
+        if shape == "step":
             return 0.1 ** (step // self.decay)
-        if self.shape == "cosine":
+        if shape == "cosine":
             return 0.5 * (1 + math.cos(math.pi * done))
-        if self.shape == "linear":
+        if shape == "linear":
             return 1 - done
-        if self.shape == "polynomial":
+        if shape == "polynomial":
             return (1 - done) ** 2
         return 1.0  # constant; on a plateau evaluations decide, see training/state.py
 
     def logs(self, step: int, epoch_end: int) -> bool:
         """Return whether the steps up to this one are logged."""
-        return step in self.logged_first or due(step, self.log, epoch_end)
+        every = self._config.log_every_steps
+        is_first = every == Config.log_every_steps and step in FIRST_LOGGED
+        return is_first or due(step, every, epoch_end)
 
     def epoch(self, step: int) -> float:
         """Return this many steps as epochs."""
         return step / self.epoch_steps
-
-
-def make_schedule(config: Config, epoch_steps: int, world: float) -> Schedule:
-    """Return the schedule of a run with epochs of this many steps, on this many ranks."""
-    return Schedule(
-        epoch_steps=epoch_steps,
-        steps=config.epochs * epoch_steps,
-        log=config.log_every_steps,
-        evaluate=config.eval_every_epochs * epoch_steps,
-        save=config.save_every_epochs * epoch_steps,
-        warmup=round(min(config.warmup_epochs, config.epochs / 2) * epoch_steps),
-        decay=config.step_epochs * epoch_steps,
-        shape=config.lr_schedule,
-        stages=_stages(config, world if config.scale_lr else 1),
-        logged_first=FIRST_LOGGED if config.log_every_steps == Config.log_every_steps else (),
-        user_schedule=imported("--lr-schedule", config.lr_schedule, "triangle", "step", "steps")
-        if is_import_path(config.lr_schedule)
-        else None,
-    )
 
 
 def _stages(config: Config, scale: float) -> tuple[Stage, ...]:

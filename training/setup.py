@@ -28,7 +28,7 @@ from rackrun.training.run import compatibility
 from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.run.data_version import pinned
 from rackrun.training.run.resume import Earlier, earlier_run
-from rackrun.training.schedule import make_schedule
+from rackrun.training.schedule import Schedule
 from rackrun.training.state import TrainingState
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
@@ -74,7 +74,7 @@ class TrainingRun:
         """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from."""
         self.task, self.config, self.ranks, self.requests = task, config, ranks, requests
         self.compute, self.data, self.earlier = compute, data, earlier
-        self.schedule = make_schedule(config, data.epoch_steps, data.batch / config.batch_size)
+        self.schedule = Schedule(config, data.epoch_steps, data.batch / config.batch_size)
         self.class_weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
         self.state = self._new_state()
 

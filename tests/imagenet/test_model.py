@@ -10,7 +10,7 @@ from rackrun.imagenet.model import build, mixed, training_size, transforms
 from rackrun.imagenet.recipes import RECIPES, ImageNet
 from rackrun.training.config import from_command_line
 from rackrun.training.optimizer import make_groups
-from rackrun.training.schedule import make_schedule
+from rackrun.training.schedule import Schedule
 
 IMAGES = torch.arange(8, dtype=torch.uint8)[:, None, None, None].expand(8, 3, 16, 16)
 LABELS = torch.arange(8)
@@ -38,7 +38,7 @@ def test_ffcvs_recipe_has_the_published_constants():
     before the ramp and 192 after it, rounded to multiples of 32.
     """
     config = RECIPES["ffcv16"]()
-    schedule = make_schedule(config, 312, 8)
+    schedule = Schedule(config, 312, 8)
     assert (config.epochs, config.batch_size * 8) == (16, 4096)
     assert schedule.peak == pytest.approx(1.7)
     assert [schedule.lr(312 * epoch) for epoch in (2, 9)] == pytest.approx([1.7, 0.85])
@@ -55,7 +55,7 @@ def test_torchvisions_second_recipe_has_the_published_constants():
     An average of 0.99998 per image and epoch of 600, moved every 32 steps.
     """
     config = RECIPES["torchvision-v2"]()
-    schedule = make_schedule(config, 100, 8)
+    schedule = Schedule(config, 100, 8)
     assert (config.epochs, config.batch_size * 8, schedule.peak) == (600, 1024, 0.5)
     assert schedule.lr(500) == 0.5 and schedule.lr(30250) == pytest.approx(0.25)
     assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, False, 2e-5)
@@ -69,13 +69,13 @@ def test_torchvisions_second_recipe_has_the_published_constants():
 def test_timms_third_procedure_has_the_published_constants():
     """Table 2 of "ResNet strikes back": LAMB, 2,048 images, cosine after 5 epochs, 224 of 235."""
     config = RECIPES["timm-a3"]()
-    schedule = make_schedule(config, 100, 8)
+    schedule = Schedule(config, 100, 8)
     assert (config.epochs, config.weight_decay, config.image_size) == (100, 0.02, 160)
     assert schedule.peak == pytest.approx(8e-3)
     assert (config.rand_augment, config.mixup, config.label_smoothing) == (3 * 6, 0.1, 0.0)
     assert (config.optimizer, config.batch_size * 8, config.warmup_epochs) == ("lamb", 2048, 5)
     assert (config.loss, config.bce_threshold, config.cutmix) == ("bce", 0.2, 1.0)
-    assert schedule.shape == "cosine" and config.interpolation == "bicubic"
+    assert config.lr_schedule == "cosine" and config.interpolation == "bicubic"
     last = transforms(config, 0)
     assert (last.evaluation_size, last.short_side) == (224, int(224 / 0.95))
 
@@ -90,7 +90,7 @@ def test_a_model_for_one_size_is_not_given_two():
 def test_torchvisions_first_recipe_has_the_published_constants():
     """SGD 0.1 for 256 images, by ten every 30 epochs, no warm-up, decay 1e-4 of everything."""
     config = RECIPES["torchvision-v1"]()
-    schedule = make_schedule(config, 100, 8)
+    schedule = Schedule(config, 100, 8)
     assert config.batch_size * 8 == 256 and config.epochs == 90
     rates = [schedule.lr(100 * epoch) for epoch in (0, 29, 30, 60, 89)]
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.001, 0.001])

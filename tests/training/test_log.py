@@ -14,7 +14,7 @@ from rackrun.training.counts import Counts
 from rackrun.training.lines import advice_on_waits
 from rackrun.training.log import Log
 from rackrun.training.ranks import Ranks
-from rackrun.training.schedule import make_schedule
+from rackrun.training.schedule import Schedule
 
 CPU = torch.device("cpu")
 DATA: Any = SimpleNamespace(classes=("cat", "dog"), has_evaluation=True)
@@ -22,7 +22,7 @@ DATA: Any = SimpleNamespace(classes=("cat", "dog"), has_evaluation=True)
 
 def log(rank: int = 0) -> Log:
     config = Config(epochs=5, workers=256)
-    schedule = make_schedule(config, 80, 64)
+    schedule = Schedule(config, 80, 64)
     made = Log(config, schedule, Ranks(rank, 2, rank, 2, CPU), DATA)
     made.folder = RunFolder(Path("run"))
     return made
