@@ -15,7 +15,7 @@ counts. The orientation in EXIF is ignored, as the published baselines do.
 import io
 import math
 from collections.abc import Callable
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -55,13 +55,6 @@ KERNELS = {
 }
 """torch's kernels for bytes, which write to a given place."""
 PILLOW_KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-
-
-class Random(Protocol):
-    """A generator to draw a crop with: `random.Random` or `numpy.random.Generator`."""
-
-    def random(self) -> float:
-        """Return a number in [0, 1)."""
 
 
 class Box(NamedTuple):
@@ -172,7 +165,7 @@ def whole(width: int, height: int) -> Box:
 def draw_box(
     width: int,
     height: int,
-    rng: Random,
+    rng: np.random.Generator,
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = RATIO,
 ) -> Box:
@@ -196,13 +189,8 @@ def draw_box(
     return Box((width - across) // 2, (height - down) // 2, across, down)
 
 
-def _between(limits: tuple[float, float], rng: Random) -> float:
+def _between(limits: tuple[float, float], rng: np.random.Generator) -> float:
     return limits[0] + (limits[1] - limits[0]) * rng.random()
-
-
-def has_end(data: bytes) -> bool:
-    """Return True if a JPEG has its end marker where that of a whole one is."""
-    return data.rfind(END, -TRAILER) >= 0
 
 
 def check_size(width: int, height: int) -> None:
@@ -216,7 +204,8 @@ def check_size(width: int, height: int) -> None:
 
 def _with_turbo(data: bytes, frame: Frame, rows: int, shrink: int) -> Pixels | None:
     """Return the first rows of a JPEG at 1/shrink of its size; None where libjpeg-turbo refuses."""
-    is_cut, stored = rows < frame.height and has_end(data), bytearray()
+    has_end = data.rfind(END, -TRAILER) >= 0  # where that of a whole one is
+    is_cut, stored = rows < frame.height and has_end, bytearray()
     if is_cut:
         # Decoders stop at the height in the header. To a strict one, the rest would be damage.
         stored += data
