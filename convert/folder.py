@@ -20,7 +20,7 @@ from rackrun.commands import called
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
 from rackrun.convert.readers.class_order import with_classes
-from rackrun.convert.readers.names import dataset_name, free_key
+from rackrun.convert.readers.names import dataset_name, free_key, similar
 from rackrun.convert.readers.records import (
     HELD_OUT,
     IMAGE_SUFFIXES,
@@ -121,10 +121,16 @@ def listing(
     for part in parts:
         strange = sorted(set(tree.folders(part)) - set(classes))
         if strange:
+            name = f"{source / part / strange[0]}: no class of {train[0]}/ has that name"
+            pairs = similar((*classes, strange[0]))
+            if like := next((other for other, new in pairs if new == strange[0]), ""):
+                raise DataError(
+                    f"{name}, but {ascii(like)} differs from {ascii(strange[0])} only by case, "
+                    "blanks, Unicode form or leading zeros: rename one"
+                )
             raise DataError(
-                f"{source / part / strange[0]}: no class of {train[0]}/ has that name; if {part}/ "
-                f"has no class folders, move it away: a part of {train[0]}/ is then held out; or "
-                f"list all images in a table, for {called('convert')} csv"
+                f"{name}; if {part}/ has no class folders, move it away: a part of {train[0]}/ is "
+                f"then held out; or list all images in a table, for {called('convert')} csv"
             )
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT

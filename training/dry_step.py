@@ -53,7 +53,12 @@ def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
         require_copy(model, config)
     has_channels_last = config.channels_last != "off"
     compute = Compute(torch.device("cpu"), "fp32", has_channels_last, compile=False)
-    logits = compute.logits(model, transforms.normalised, images)
+    try:
+        logits = compute.logits(model, transforms.normalised, images)
+    except RuntimeError as error:
+        shape = " x ".join(map(str, images.shape[1:]))
+        why = one_line(str(error))[:130]
+        raise RuntimeError(f"{why}; images are {shape}, by --image-size") from error
     check_logits(logits, IMAGES, classes)
     logits.sum().backward()  # type: ignore[no-untyped-call]
     require_plain_state(model, config)

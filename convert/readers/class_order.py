@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unicodedata import normalize
 
 from rackrun.convert.readers.records import ImageDefect, Listed, RecordListing
 from rackrun.errors import UsageError
@@ -27,11 +28,13 @@ def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
     if path is None:
         return listing
     names = classes_in(path)
-    numbers = {name: number for number, name in enumerate(names)}
+    numbers = {normalize("NFC", name): number for number, name in enumerate(names)}
     if len(numbers) < len(names):
         raise UsageError(f"--classes {path}: a class is in it twice, or a line is empty")
-    number_of = [numbers.get(name) for name in listing.classes]
-    left_out = [name for name in listing.classes if name not in numbers]
+    # macOS takes the letters in names of files apart, which nobody sees.
+    number_of = [numbers.get(normalize("NFC", name)) for name in listing.classes]
+    pairs = zip(listing.classes, number_of, strict=True)
+    left_out = [name for name, number in pairs if number is None]
     count = f"{len(left_out):,} of the {len(listing.classes):,} classes of the source"
     if len(names) < 2 or len(left_out) == len(listing.classes):
         such = f", such as {left_out[0]!r}" if left_out else ""

@@ -214,6 +214,16 @@ def test_a_set_of_one_class_of_several_is_converted(cli, tmp_path):
     assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (12, ["bird", "cat", "dog"])
 
 
+def test_classes_in_a_file_are_those_of_folders_that_macos_named(cli, tmp_path):
+    kinds = ("Bären", "Hunde")
+    for kind in kinds:
+        files = {f"{n}.jpg": drawn(f"{kind}{n}") for n in range(8)}
+        write(tmp_path / "set" / unicodedata.normalize("NFD", kind), files)
+    write(tmp_path, {"names.txt": "Hunde\nBären\n"})
+    assert cli("rackrun convert folder set out --classes names.txt").code == 0
+    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (16, ["Hunde", "Bären"])
+
+
 def test_captions_are_not_taken_for_classes(cli, tmp_path):
     members = [
         member

@@ -74,6 +74,7 @@ def strict(text: str) -> object:
     ("model", "more", "code", "says"),
     [
         ("View", "", 1, "--channels-last off"),
+        ("OfOtherSize", "", 1, "images are 3 x 32 x 32, by --image-size"),
         ("Unused", "", 64, "--freeze old_head"),
         ("WeightNormed", "--ema-decay 0.9", 1, "--ema-decay"),
         ("Held", "--ema-decay 0.9", 1, "--ema-decay"),

@@ -50,6 +50,14 @@ class View(nn.Module):
         return self.head(features.view(features.size(0), -1))
 
 
+class OfOtherSize(View):
+    """One for images of 44 pixels."""
+
+    def __init__(self, num_classes):
+        super().__init__(num_classes)
+        self.head = nn.Linear(6 * 20 * 20, num_classes)
+
+
 class Unused(Pooled):
     """One that keeps a layer which forward does not use."""
 

@@ -100,6 +100,28 @@ CLASSES = [
     Refusal(FOLDER, 64, "1 class folder", below("photos", classes(2, "only"))),
     Refusal(FOLDER, 65, "photos/b", below("photos", classes(2, "a")) | {"photos/b/notes.txt": "x"}),
     Refusal(FOLDER, 65, "val/c", below("photos/train", TWO) | {"photos/val/c/0.jpg": drawn("c")}),
+    Refusal(
+        FOLDER, 65, ("val/Gänse", "'Ga\\u0308nse'", "Unicode form"),
+        below("photos/train", classes(2, "a", unicodedata.normalize("NFD", "Gänse")))
+        | below("photos/val", classes(1, "a", "Gänse")),
+    ),
+    Refusal(
+        FOLDER, 65, ("photos/val/images", "move it away", "convert csv"),
+        below("photos/train", TWO) | {"photos/val/images/0.jpg": drawn("v")},
+    ),
+    Refusal(FOLDER, 64, ("photos/data, a, b", "give that"), below("photos/data", TWO)),
+    Refusal(
+        FOLDER, 64, "no class folders in train/",
+        {f"photos/train/{kind}.{n}.jpg": drawn(f"{kind}{n}") for kind in "ab" for n in range(9)},
+    ),
+    Refusal(
+        "rackrun convert folder all.zip out", 64, "it holds train.zip",
+        {"all.zip": zipped({"train.zip": zipped(TWO), "sample.csv": b"id"})},
+    ),
+    Refusal(
+        FOLDER, 65, ("photos/b", "--exclude b"),
+        below("photos", classes(2, "a")) | {"photos/b/x.txt": ""},
+    ),
     Refusal(FOLDER, 64, "--val-percent 0", below("photos", classes(1, "a", "b"))),
     Refusal(FOLDER, 64, ("val", "--val-percent 0"), TRAIN | {"photos/val/a/notes.txt": "x"}),
     Refusal(FOLDER, 64, ("Train", "train"), TRAIN | below("photos/Train", TWO)),
