@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
@@ -148,10 +149,23 @@ def new_run_folder(runs: Path, name: str, share: bool = False) -> RunFolder:
         mode = SHARED_MODE if share else PRIVATE_MODE
         path = next(runs / name for name in candidates if _make_folder(runs / name, mode))
     except OSError as error:
-        reason = f"cannot make a run folder in {runs}: {error.strerror}"
-        raise SaveError(f"{reason}; type: --runs FOLDER") from error
+        raise _no_run_folder(runs, error) from error
     point_latest_to(path)
     return RunFolder(path.resolve())
+
+
+def join_run_folder(path: Path, share: bool = False) -> None:
+    """Make the folder of a run that node 0 has begun; on shared storage, it is there already."""
+    try:
+        if _make_folder(path, SHARED_MODE if share else PRIVATE_MODE):
+            point_latest_to(path)
+    except OSError as error:
+        raise _no_run_folder(path.parent, error) from error
+
+
+def _no_run_folder(runs: Path, error: OSError) -> SaveError:
+    hint = "--name SHORTER" if error.errno == errno.ENAMETOOLONG else "--runs FOLDER"
+    return SaveError(f"cannot make a run folder in {runs}: {error.strerror}; type: {hint}")
 
 
 def folder_name(name: str) -> str:

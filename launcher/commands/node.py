@@ -43,6 +43,7 @@ from rackrun.launcher.schedulers import Placement, Sourced, find_placement
 from rackrun.launcher.settings_file import SettingsFile
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port
+from rackrun.run_folder import join_run_folder
 from rackrun.units import plural
 
 OPTIONS = NodeOptions
@@ -154,6 +155,7 @@ def _launch_node(
                 " the node more, as with srun --cpus-per-task=N"
             )
         job = job_for(placement, spec, meeting.agreement)
+        join_run_folder(job.folder.path, options.share)
         show = shown_here(options.plain)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         several = placement.nodes.value > 1

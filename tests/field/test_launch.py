@@ -4,15 +4,15 @@ import getpass
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 import rackrun
 from tests.lab.hosts import Lab, wait_for_banner
-from tests.lab.run import run
+from tests.lab.run import Result, start
 from tests.lab.waiting import until
+from tests.lab.warm import free_port
 
 
 def check(lab: Lab, *words: str, **more: object) -> tuple[int, str]:
@@ -215,23 +215,35 @@ def test_a_node_file_that_names_a_host_once_per_slot_gives_as_many_ranks(lab):
     assert "8 ranks" in out + err
 
 
-def test_nodes_started_with_other_options_never_train_together(tmp_path):
-    port = str(29_000 + os.getpid() % 900)
+def nodes(folder: Path, *works: str) -> list[Result]:
+    """Start two nodes by hand, whose run folders are their own; return how they ended."""
+    port = str(free_port("127.0.0.1"))
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NNODES": "2"}
-    results = {}
+    started = [
+        start(
+            f"rackrun node --wait-seconds 60 --runs r{rank} {work}",
+            folder,
+            env={**world, "NODE_RANK": str(rank)},
+        )
+        for rank, work in enumerate(works)
+    ]
+    texts = [process.communicate(timeout=120) for process in started]
+    codes = [process.wait() for process in started]
+    return [Result(code, *text, folder) for code, text in zip(codes, texts, strict=True)]
 
-    def node(rank: int, lr: str) -> None:
-        options = "--synthetic --epochs 1 --steps-per-epoch 2 --batch-size 4"
-        line = f"rackrun node --runs r{rank} catdog {options} --lr {lr}"
-        results[rank] = run(line, tmp_path, env={**world, "NODE_RANK": str(rank)})
 
-    threads = [threading.Thread(target=node, args=pair) for pair in enumerate(("0.1", "0.5"))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all(result.code for result in results.values()), results
-    assert any("--lr" in result.err or "catdog" in result.err for result in results.values())
+def test_nodes_started_with_other_options_never_train_together(tmp_path):
+    task = "catdog --synthetic --epochs 1 --steps-per-epoch 2 --batch-size 4"
+    results = nodes(tmp_path, f"{task} --lr 0.1", f"{task} --lr 0.5")
+    assert all(result.code for result in results), results
+    assert any("--lr" in result.err or "catdog" in result.err for result in results), results
+
+
+def test_nodes_that_share_no_folder_run(tmp_path):
+    results = nodes(tmp_path, *["-- sh -c 'echo rank $RANK'"] * 2)
+    for rank, result in enumerate(results):
+        assert result.code == 0 and f"rank {rank}" in result.out, results
+        assert len(list((tmp_path / f"r{rank}").glob("2*/output*.log"))) == 1
 
 
 @pytest.mark.parametrize("size", [1, 2])
