@@ -14,7 +14,8 @@ from pathlib import Path
 from rackrun.commands import called
 from rackrun.contract.files import MANIFEST_NAME
 
-ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".parquet")
+ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz")
+TABLES = (".csv", ".tsv")
 IMAGES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff")
 MOST_NAMES = 1000  # to look at; a folder may have millions
 VERSIONED = re.compile(r"(.+)@([1-9][0-9]{0,4})")
@@ -79,11 +80,13 @@ def why_no_splits(location: str, needed: Sequence[str], splits: Sequence[str]) -
 def _about_a_file(file: Path) -> str:
     if file.name == MANIFEST_NAME:
         return f"name the folder it is in: {file.parent}"
-    if file.name.lower().endswith(ARCHIVES):
-        command = f"{called('convert')} catdog {shlex.quote(str(file))} OUT"
-        others = f"{called('convert')} --help shows those for other data"
-        return f"an archive, not a folder of shards; for cats and dogs: {command}; {others}"
-    return f"a file, not a folder of shards; type: {called('convert')} --help"
+    kinds = {"folder": ARCHIVES, "csv": TABLES}
+    kind = next((kind for kind, ends in kinds.items() if file.name.lower().endswith(ends)), "")
+    if not kind:
+        return f"a file, not a folder of shards; type: {called('convert')} --help"
+    command = f"{called('convert')} {kind} {shlex.quote(str(file))} OUT"
+    others = f"{called('convert')} --help shows those for other data"
+    return f"a file, not a folder of shards; to convert it, type: {command}; {others}"
 
 
 def _sample(folder: Path) -> Iterator[Path]:

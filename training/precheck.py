@@ -142,7 +142,9 @@ def _check_plain(config: Config, typed: Collection[str], is_here: bool) -> None:
     for option, location in (("--data", config.data), ("--eval-data", config.eval_data)):
         for tar in expanded(location):
             if not tar.startswith((PIPE, *WEB)) and not Path(tar).is_file():
-                raise UsageError(f"{option} {one_line(location)[:80]}: no file {one_line(tar)}")
+                advice = "; name tars with braces, as in s-{000..127}.tar" if "*" in tar else ""
+                where = f"{option} {one_line(location)[:80]}"
+                raise UsageError(f"{where}: no file {one_line(tar)}{advice}")
     if config.classes and not Path(config.classes).is_file():
         raise UsageError(f"--classes {config.classes}: no such file")
 

@@ -127,7 +127,7 @@ class Zip:
             raise DataError(f"{self.path}: {name} is a symbolic link; unpack it, give the folder")
         end = info.header_offset + LOCAL.size + info.compress_size
         if info.header_offset < 0 or end > self._file.length:
-            advice = "download it again"
+            advice = "download it again, or join its parts if it has some (.z01)"
             if self._file.length > MAX_32_BITS:
                 advice = (
                     "only macOS reads its Finder's archives over 4 GB: there, type "

@@ -84,7 +84,8 @@ class OutputSettings(Slice):
     tensorboard: bool = True
     """Write TensorBoard events."""
     track: str = ""
-    """Also send metrics, settings and report to wandb, mlflow or both, comma-separated."""
+    """Also send metrics, settings and report to wandb, mlflow or both, comma-separated; files for
+    TensorBoard are written anyway."""
     profile_steps: str = ""
     """Write a torch.profiler trace of rank 0 from the first to the second step: 50,60."""
 

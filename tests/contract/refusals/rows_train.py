@@ -180,6 +180,14 @@ PLAIN_TARS = [
 ]  # fmt: skip
 SHARDS = [
     Refusal("rackrun local catdog --data nowhere", 64, "nowhere"),
+    Refusal(
+        "rackrun local catdog --data x.zip", 64, "rackrun convert folder x.zip OUT", {"x.zip": ""}
+    ),
+    Refusal("rackrun local catdog --data x.csv", 64, "convert csv x.csv OUT", {"x.csv": ""}),
+    Refusal(
+        "rackrun local catdog --data s-*.tar --resampled --epoch-samples 9 --num-classes 2", 64,
+        ("no file s-*.tar", "s-{000..127}.tar"),
+    ),
     Refusal(CATDOG, 64, ("data", "dataset.json"), {"data/": ""}),
     Refusal(CATDOG, 65, "dataset.json", DATA | {"data/dataset.json": changed(lambda data: b"{")}),
     Refusal(CATDOG, 65, "dataset.json", DATA | {"data/dataset.json": with_fields(version=2)}),
