@@ -112,7 +112,7 @@ def is_forwarded(environment: Mapping[str, str]) -> bool:
     return is_of_sshd and "SSH_CONNECTION" in environment and "SSH_AGENT_PID" not in environment
 
 
-OF_LIBRARIES = ("NCCL_", "GLOO_", "HF_")
+OF_LIBRARIES = ("CUDA_VISIBLE_DEVICES", "GLOO_", "HF_", "MLFLOW_", "NCCL_", "TORCH_", "WANDB_")
 
 
 def not_passed_on(environment: Mapping[str, str], passed: Collection[str]) -> list[str]:

@@ -131,6 +131,16 @@ def test_an_interpreter_that_the_folder_chooses_is_the_one_of_the_ranks(lab):
     assert code == 0, out + err
 
 
+@pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "WANDB_MODE", "NCCL_DEBUG"])
+def test_a_variable_of_this_shell_that_ranks_do_not_get_is_named(name, lab):
+    lab.ready(1)
+    line = (lab.cheap_hosts(), "--", "true")
+    code, out, err = lab.result_of(*line, env={name: "1"})
+    assert code == 0 and f"--env {name}" in err, out + err
+    code, out, err = lab.result_of("--env", name, *line, env={name: "1"})
+    assert code == 0 and name not in err, out + err
+
+
 # Names and addresses
 
 
