@@ -10,7 +10,7 @@ In an archive all of that may be below one more folder.
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import ClassVar
@@ -42,6 +42,7 @@ from rackrun.units import first_few, plural
 
 LETTERS = re.compile(r"[a-z]+")
 SPLIT_WORD = re.compile(rf"({'|'.join(SPLITS)})(?:set|data|images?)?[ab]?")
+MASK = re.compile(r"[ _-](?:masks?|segmentation|ground_?truth)(?:[ _-]?\d+)?$", re.IGNORECASE)
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".7z", ".rar")
 NO_SPLITS = "if all folders are classes, add --allow split-names"
 EXAMPLE = "expected SRC/<class>/<images>, or SRC/train/<class>/<images> and SRC/val/…, SRC/test/…"
@@ -118,20 +119,8 @@ def listing(
     for part in [top for top, split in parts.items() if split == TEST]:
         if not set(tree.folders(part)) & set(classes):
             del parts[part]  # a test set without labels
-    for part in parts:
-        strange = sorted(set(tree.folders(part)) - set(classes))
-        if strange:
-            name = f"{source / part / strange[0]}: no class of {train[0]}/ has that name"
-            pairs = similar((*classes, strange[0]))
-            if like := next((other for other, new in pairs if new == strange[0]), ""):
-                raise DataError(
-                    f"{name}, but {ascii(like)} differs from {ascii(strange[0])} only by case, "
-                    "blanks, Unicode form or leading zeros: rename one"
-                )
-            raise DataError(
-                f"{name}; if {part}/ has no class folders, move it away: a part of {train[0]}/ is "
-                f"then held out; or list all images in a table, for {called('convert')} csv"
-            )
+    if train:
+        _compare_classes(tree, parts, train[0], classes)
     if train and VAL not in parts.values():
         parts[train[0]] = HELD_OUT
         say(f"{source}: no val/ in it: a part of each class of {train[0]}/ is held out instead")
@@ -151,6 +140,28 @@ def listing(
         no_val=no_val,
         group_of=_by_folder(class_depth + group_level) if group_level else None,
     )
+
+
+def _compare_classes(tree: Tree, parts: Collection[str], train: str, classes: list[str]) -> None:
+    """Raise DataError for a split with other classes; say which folder of classes is no split."""
+    for part in parts:
+        if not (strange := sorted({*tree.folders(part)} - {*classes})):
+            continue
+        name = f"{tree.source / part / strange[0]}: no class of {train}/ has that name"
+        pairs = similar((*classes, strange[0]))
+        if like := next((other for other, new in pairs if new == strange[0]), ""):
+            raise DataError(
+                f"{name}, but {ascii(like)} differs from {ascii(strange[0])} only by case, blanks, "
+                "Unicode form or leading zeros: rename one"
+            )
+        raise DataError(
+            f"{name}; if {part}/ has no class folders, move it away: a part of {train}/ is then "
+            f"held out; or list all images in a table, for {called('convert')} csv"
+        )
+    for top in tree.folders():
+        if top not in parts and {*tree.folders(top)} & {*classes}:
+            what = f"{tree.source}: {top} has class folders, too, and is none of train, val, test"
+            say(clean(f"{what}: its images are left out"))
 
 
 def _instead(tree: Tree, *way: str) -> str:
@@ -234,7 +245,7 @@ def _split_in(name: str) -> str:
 
 def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[Listed]:
     labels = {name: label for label, name in enumerate(classes)}
-    counts, strays = Counter[str](), Counter[str]()
+    counts, strays, masks = Counter[str](), Counter[str](), list[str]()
     taken: set[str] = set()
     for record in images(tree.records):
         if isinstance(record, ImageDefect):
@@ -257,7 +268,11 @@ def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[
         stems = stem, stem + below.suffix.replace(".", "_")
         key = free_key(stems, record.name, taken)
         counts[name] += 1
+        masks += [record.name] * bool(MASK.search(stem))
         yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
+    if masks:
+        what = f"{plural(len(masks), 'image')} with a name as of a mask: {first_few(masks, 2)}"
+        say(clean(f"{tree.source}: {what}; if that is what they are, leave them out by --exclude"))
     if len(parts) == 1 and (others := [top for top in strays if top and strays[top]]):
         raise DataError(
             clean(

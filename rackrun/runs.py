@@ -106,8 +106,6 @@ def final_weights(given: str | os.PathLike[str]) -> Path:
         runs = {folder.name: str(folder) for folder in path.parent.glob("*")}
         near = [runs[name] for name in get_close_matches(path.name, runs, n=1)]
         meant = near[0] if near else f"another; {called('ps')} lists the runs"
-        if "://" in os.fspath(given):
-            raise UsageError(f"{given}: an address; download the file, and type its path")
         raise UsageError(f"{path}: no such run or file; type {meant}")
     if not path.is_dir():
         return path

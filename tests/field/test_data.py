@@ -224,6 +224,30 @@ def test_classes_in_a_file_are_those_of_folders_that_macos_named(cli, tmp_path):
     assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (16, ["Hunde", "Bären"])
 
 
+def test_a_folder_of_classes_that_is_no_split_is_named(cli, tmp_path):
+    files = {
+        f"food/{split}/{kind}/{n}.jpg": drawn(f"{split}{kind}{n}")
+        for split in ("training", "validation", "evaluation")
+        for kind, n in each_kind(6)
+    }
+    write(tmp_path, files)
+    result = cli("rackrun convert folder food out")
+    assert result.code == 0 and "evaluation has class folders, too" in result.err, result
+    assert count(tmp_path / "out") == 24
+
+
+def test_masks_beside_images_are_named(cli, tmp_path):
+    masks = {
+        name.replace(".jpg", "_mask_1.png"): drawn(name, format="PNG", mode="1")
+        for name in pictures()
+    }
+    write(tmp_path, {**pictures(), **masks})
+    result = cli("rackrun convert folder set out")
+    assert result.code == 0 and "24 images with a name as of a mask" in result.err, result
+    assert cli("rackrun convert folder set plain --exclude '*_mask_*'").code == 0
+    assert count(tmp_path / "plain") == 24
+
+
 def test_captions_are_not_taken_for_classes(cli, tmp_path):
     members = [
         member

@@ -30,6 +30,8 @@ class PublishedWeights:
         """Raise UsageError for options that lack others they need."""
         if not self.weights and self != PublishedWeights():
             raise UsageError("--classes and the options after it in --help need --weights FILE")
+        if "://" in self.weights:
+            raise UsageError(f"--weights {self.weights}: download the file, and type its path")
         if self.weights and not (model and self.classes):
             raise UsageError(
                 f"--weights {self.weights}: type --model with the name of the model, and --classes"

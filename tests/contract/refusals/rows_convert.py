@@ -341,6 +341,7 @@ TABLES = [
         for names, data in (
             (("'path'", "file, label"), "file,label\na,b\n"),
             (("t.csv", "UTF-8"), b"path,label\n\xff,b\n"),
+            (("t.csv", "path,label"), "img/0.jpg,a\nimg/1.jpg,b\n"),
             (("t.csv", "UTF-8"), "path,label\na,b\n".encode("utf-16")),
         )
     ),

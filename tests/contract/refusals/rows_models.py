@@ -1,12 +1,16 @@
 """Refusals of what is done with a model: predict, evaluate, export, models."""
 
+from zipfile import ZIP_DEFLATED
+
 from tests.contract.refusals.rows_train import DATA, FIRST_RUN, RUNS
 from tests.lab.data import drawn
 from tests.lab.refusal import Refusal
-from tests.lab.sources import below, classes, cut, flipped, made_by, removed
+from tests.lab.sources import below, classes, cut, flipped, made_by, removed, zipped
 
 FINAL = f"{FIRST_RUN}/final.pt"
 IMAGE = {"cat.jpg": drawn("cat")}
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+SCRIPT = zipped({"net/code/__torch__.py": b"x" * 99, "net/data.pkl": b""}, ZIP_DEFLATED)
 PREDICT = f"rackrun predict {FIRST_RUN}"
 PREDICTIONS = [
     Refusal("rackrun predict", 64, "CHECKPOINT"),
@@ -26,6 +30,19 @@ PREDICTIONS = [
     Refusal(f"{PREDICT} cat.jpg", 74, FINAL, RUNS | IMAGE | {FINAL: cut(-1000)}),
     Refusal(f"rackrun predict {FINAL} cat.jpg", 64, FINAL, RUNS | IMAGE | {FINAL: removed}),
     Refusal("rackrun predict page.pt cat.jpg", 74, "page.pt", IMAGE | {"page.pt": "<html>404"}),
+    *(
+        Refusal(
+            f"rackrun predict --weights {file} --model resnet18 --classes names cat.jpg",
+            code,
+            what,
+            IMAGE | {"names": "a\nb\n", "lfs.pt": LFS, "jit.pt": SCRIPT},
+        )
+        for file, code, what in (
+            ("https://x.org/w.pt", 64, ("https://x.org/w.pt", "download")),
+            ("lfs.pt", 74, "git lfs pull"),
+            ("jit.pt", 74, "TorchScript"),
+        )
+    ),
     Refusal(f"{PREDICT} cat.jpg --classes names", 64, "--classes", RUNS | IMAGE | {"names": "a"}),
     Refusal("rackrun predict --weights w.pt --model a:B cat.jpg", 64, "--classes", IMAGE),
     Refusal(f"python -m rackrun.imagenet predict {FINAL} cat.jpg", 74, "catdog", RUNS | IMAGE),
