@@ -103,6 +103,19 @@ def image_folder(location: str, transform: Transform) -> Iterable[Any]:
     return loader(data)
 
 
+def streaming(location: str, transform: Transform) -> Iterable[Any]:
+    """Load with MosaicML Streaming."""
+    from streaming import StreamingDataset
+
+    class Images(StreamingDataset):
+        def __getitem__(self, number: int) -> Any:
+            sample = super().__getitem__(number)
+            return transform(sample["jpeg"]), sample["label"]
+
+    data = Images(local=location, shuffle=True, batch_size=BATCH)
+    return DataLoader(data, BATCH, num_workers=WORKERS, drop_last=True)
+
+
 def litdata(location: str, transform: Transform) -> Iterable[Any]:
     """Load with Lightning's litData."""
     from litdata import StreamingDataLoader, StreamingDataset
@@ -131,6 +144,31 @@ def dali(location: str) -> Iterable[Any]:
     return DALIClassificationIterator(images(), reader_name="files", auto_reset=True)
 
 
+def spdl(location: str) -> Iterable[Any]:
+    """Load with SPDL, in threads of this process, as its ImageNet example does."""
+    import random
+
+    import spdl.io
+    from spdl.dataloader import DataLoader as ThreadLoader
+
+    paths = [str(path) for path in sorted(Path(location).glob("*/*"))]
+    resized = spdl.io.get_video_filter_desc(
+        scale_width=256, scale_height=256, crop_width=SIZE, crop_height=SIZE, pix_fmt="rgb24"
+    )
+
+    def decoded(batch: list[str]) -> torch.Tensor:
+        buffer = spdl.io.load_image_batch(
+            batch, width=None, height=None, pix_fmt=None, filter_desc=resized, strict=True
+        )
+        return spdl.io.to_torch(buffer)
+
+    random.shuffle(paths)
+    return ThreadLoader(
+        paths, batch_size=BATCH, drop_last=True, aggregator=decoded, num_threads=WORKERS,
+        buffer_size=16, timeout=60,
+    )  # fmt: skip
+
+
 def ffcv(location: str) -> Iterable[Any]:
     """Load with FFCV, in threads of this process."""
     from ffcv.fields.basics import IntDecoder
@@ -151,7 +189,7 @@ def ffcv(location: str) -> Iterable[Any]:
     return Loader(location, BATCH, WORKERS, order=order, pipelines=pipelines, os_cache=True)
 
 
-THREADED = {"dali": dali, "ffcv": ffcv}
+THREADED = {"dali": dali, "spdl": spdl, "ffcv": ffcv}
 """Loaders with threads and transforms of their own."""
 
 
@@ -185,8 +223,18 @@ def batches(name: str, location: str) -> Iterable[Any]:
         return DataLoader(PureDecode(location), batch_size=None, num_workers=WORKERS)
     if who in THREADED:
         return THREADED[who](location)
-    made = {"webdataset": webdataset, "folder": image_folder, "lit": litdata}
+    made = {"webdataset": webdataset, "folder": image_folder, "mds": streaming, "lit": litdata}
     return made[who](location, TRANSFORMS[how]())
+
+
+def write_mds(source: Path, target: Path) -> None:
+    """Write the images in the format of MosaicML Streaming."""
+    from streaming import MDSWriter
+
+    columns = {"jpeg": "bytes", "label": "int"}
+    with MDSWriter(out=str(target), columns=columns, size_limit=1 << 26) as writer:
+        for label, data in labelled(source):
+            writer.write({"jpeg": data, "label": label})
 
 
 def write_lit(source: Path, target: Path) -> None:
@@ -219,6 +267,7 @@ def labelled(source: Path) -> Iterator[tuple[int, bytes]]:
 
 
 WRITERS = {
+    "write-mds": write_mds,
     "write-lit": write_lit,
     "write-ffcv-raw": partial(write_ffcv, mode="raw"),
     "write-ffcv-q90": partial(write_ffcv, mode="jpg"),

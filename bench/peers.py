@@ -9,8 +9,9 @@ workers or threads. They run in turn, several rounds. The table gives the median
 most CPU time of the whole process tree per image, its ratio to pure decoding (the median of the
 ratios within each round), images per second by the clock, and the disk space beside that of the
 JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
-90. Two rows are of the same images with a shorter side of 256, in ratio to decoding those. Peers
-that are not installed here take part if --peers names the Python of bench/install_peers.sh.
+90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Two rows are of the same
+images with a shorter side of 256, in ratio to decoding those. Peers that are not installed in the
+Python of bench/install_peers.sh take part only if --peers names it.
 """
 
 import json
@@ -44,18 +45,21 @@ NAMES = {
     "ours-exact": "rackrun, exact epochs, from a folder",
     "ours-exact-nginx": "rackrun, exact epochs, from nginx",
     "webdataset-stock": "webdataset as in its examples",
+    "folder-stock": "ImageFolder as in its examples",
     "webdataset-uint8": "webdataset, torchvision.io, uint8",
     "folder-uint8": "ImageFolder, torchvision.io, uint8",
+    "mds-uint8": "MosaicML Streaming, torchvision.io, uint8",
     "lit-uint8": "litData, torchvision.io, uint8",
     "dali": "DALI on the CPU, uint8",
+    "spdl": "SPDL as in its ImageNet example, threads",
     "ffcv-raw": "FFCV, raw pixels, uint8",
     "ffcv-q90": "FFCV, JPEG of quality 90, uint8",
     "decode": "only decoding, whole images",
     "ours-256": "rackrun, shorter side 256",
     "decode-256": "only decoding, shorter side 256",
 }
-PEERS = ("lit-uint8", "dali", "ffcv-raw", "ffcv-q90")
-WRITTEN = ("lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
+PEERS = ("mds-uint8", "lit-uint8", "dali", "spdl", "ffcv-raw", "ffcv-q90")
+WRITTEN = ("mds", "lit", "ffcv-raw", "ffcv-q90")  # in a format of their own
 
 
 Result = dict[str, float]
