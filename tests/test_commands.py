@@ -18,6 +18,7 @@ import pytest
 from rackrun.catdog.demo import Demo
 from rackrun.catdog.drawing import jpeg
 from tests.lab.clone import ROOT, Clone
+from tests.lab.pages import SMALL, lines_of
 
 STARTED = ROOT / "docs" / "getting-started"
 PAGES = [ROOT / "README.md", *(STARTED / f"{n}.md" for n in ("install", "first-run", "many-hosts"))]
@@ -31,19 +32,6 @@ FOREIGN = ("pip",)
 """What lines of other programs begin with which are not typed."""
 
 TYPED_ELSEWHERE = ("./run-ssh --sync hosts.txt",)  # the demo on hosts, in a test of its own
-
-SMALL = {
-    "catdog": "--image-size 32 --width 4 --batch-size 8",
-    "classify": "--model shufflenet_v2_x0_5 --weights '' --image-size 32 --batch-size 8",
-}
-"""What is typed behind a command that trains, so that it takes seconds and downloads nothing."""
-
-
-def lines_of(page: Path) -> list[str]:
-    """Return the commands of a page: lines after a prompt."""
-    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.M | re.S)
-    lines = [line for block in blocks for line in block.splitlines() if line.startswith("$ ")]
-    return [re.sub(r" +# .*", "", line.removeprefix("$ ")) for line in lines]
 
 
 @pytest.fixture(scope="module")
