@@ -247,8 +247,9 @@ class Trainer:
             # By the labels from before mixing: of a mixed image only one class counts as right.
             sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
         # Also if it is skipped at times only: DDP would mix up what the ranks send.
-        if self.ranks.world > 1 and (unused := unused_layers(state.model, set())):
-            raise UserCodeError(why_unused(unused, config))
+        trained = (weight for group in state.optimizer.param_groups for weight in group["params"])
+        if self.ranks.world > 1 and any(w.requires_grad and w.grad is None for w in trained):
+            raise UserCodeError(why_unused(unused_layers(state.model, set()), config))
         # The last wait for another rank: from here on the step is taken as a whole, or not at all.
         self.exchange.complete()
         self.times.exchanged()
