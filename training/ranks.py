@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.machine import core_count
@@ -57,10 +56,9 @@ class Ranks:
         """True where there are other ranks, and this one has joined them."""
         return self.world > 1 and dist.is_initialized()
 
-    def ddp(self, model: nn.Module, compresses: bool = False) -> nn.Module:
+    def ddp(self, model: nn.Module) -> nn.Module:
         """Return the model as training calls it: under DDP where there are other ranks.
 
-        Where it `compresses`, gradients travel as bfloat16: half the bytes, two digits less.
         Buffers are not broadcast at every step, which can double a small model's step; they are
         shared when they count (`share_statistics`).
         """
@@ -83,8 +81,6 @@ class Ranks:
         )
         for each, kept in zip(_statistics(model), statistics, strict=True):
             each.copy_(kept)
-        if compresses:
-            distributed.register_comm_hook(None, bf16_compress_hook)
         return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:

@@ -2,22 +2,23 @@
 
     data       from the end of the last step until the batch is on the device
     compute    forward and backward, until the last of its own gradients is there
-    exchange   until the gradients of all ranks are there; 0 on a single rank
+    exchange   until the gradients of all ranks are there
     the rest   update and reports; not looked at
 
-A step costs four readings of a clock: on a GPU, events in its own stream, which no host code waits
-for until they are looked at.
+A step costs up to four readings of a clock: on a GPU, events in its own stream, which no host code
+waits for until they are looked at.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from rackrun.training.ranks import Ranks
@@ -27,54 +28,89 @@ Times = npt.NDArray[np.float64]
 Mark = float | torch.cuda.Event
 
 PARTS = ("data", "compute", "exchange")
+MARKS = len(PARTS) + 1
+UNREAD_STEPS = 8  # that a GPU may be behind
 
 
 class StepTimes:
     """The clock of this rank's steps, read by those who look for data, stragglers and balance."""
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
         self._on_gpu = ranks.device.type == "cuda"
         self._marks: list[Mark] = []  # of the current step
-        self._steps: list[list[Mark]] = []  # since `take`
-        self._hook: RemovableHandle | None = None
-        if ranks.world > 1:
-            # The first weight's gradient is the last one.
+        self._waits: list[list[Mark]] = []  # since `data_seconds`
+        self._steps: list[list[Mark]] = []  # since `take`; between several ranks
+        self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS)  # since `compute_nanoseconds`
+        self._has_others = ranks.world > 1
+        self._hooks: tuple[RemovableHandle, ...] = ()
+        if self._has_others:
             first = next(weight for weight in model.parameters() if weight.requires_grad)
-            self._hook = first.register_post_accumulate_grad_hook(self._computed)  # type: ignore[no-untyped-call]
+            self._hooks = (
+                first.register_post_accumulate_grad_hook(self._computed),  # type: ignore[no-untyped-call]
+                optimizer.register_step_pre_hook(self._exchanged),
+            )
 
     def close(self) -> None:
         """Look at no further steps."""
-        if self._hook:
-            self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """Yield the same batches; the work on each is timed until `exchanged` is called."""
+        """Return the same batches; the work on each is timed until the next one is asked for."""
         remaining = iter(batches)
         while True:
             self._marks = [self._now()]
-            batch = next(remaining, None)
-            if batch is None:
+            for batch in remaining:
+                self._marks.append(self._now())
+                self._waits.append(self._marks)
+                if self._has_others:
+                    self._steps.append(self._marks)  # complete once the optimizer begins
+                    self._newest.append(self._marks)
+                yield batch
+                break
+            else:
                 return
-            self._marks.append(self._now())
-            yield batch
 
-    def exchanged(self) -> None:
-        """Note that all gradients of a step are there."""
-        now = self._now()
-        asked, arrived, *computed = self._marks
-        self._steps.append([asked, arrived, *(computed or [now]), now])
+    def data_seconds(self) -> float:
+        """Return how long this rank waited for data since the last call; waits for the device."""
+        waits, self._waits = self._waits, []
+        return sum(_between(*marks[:2]) for marks in waits)
+
+    def compute_nanoseconds(self) -> int:
+        """Return what forward and backward took in the steps that have ended since the last call.
+
+        The mean; 0 if none has, as where a GPU is behind.
+        """
+        seconds = []
+        while len(self._newest) > 1 and _is_over(self._newest[0]):
+            if len(marks := self._newest.popleft()) == MARKS:  # it had a part in the step
+                seconds.append(_between(*marks[1:3]))
+        return max(1, round(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
+
+    def __len__(self) -> int:
+        """Return the steps that `take` would return."""
+        return len(self._steps)
 
     def take(self) -> Times:
         """Return the seconds of the parts of the steps since the last call: (steps, 3).
 
-        It waits for the device.
+        They are -1 of a step in which this rank had no part.
         """
         steps, self._steps = self._steps, []
-        rows = [[_between(*pair) for pair in pairwise(marks)] for marks in steps]
+        rows = [
+            [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
+            if len(marks) == MARKS
+            else [-1.0] * len(PARTS)
+            for marks in steps
+        ]
         return np.array(rows).reshape(-1, len(PARTS))
 
     def _computed(self, weight: torch.Tensor) -> None:
-        del self._marks[2:]  # of a batch in several parts, the last one counts
+        # The first weight's gradient is the last one. Of a batch in several parts, the last counts.
+        del self._marks[2:]
+        self._marks.append(self._now())
+
+    def _exchanged(self, optimizer: Optimizer, *arguments: object) -> None:
         self._marks.append(self._now())
 
     def _now(self) -> Mark:
@@ -83,6 +119,11 @@ class StepTimes:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _is_over(marks: list[Mark]) -> bool:
+    # A GPU may be behind the host: reading the times of a step that it has not done would wait.
+    return isinstance(marks[-1], float) or marks[-1].query()  # type: ignore[no-untyped-call]
 
 
 def _between(first: Mark, last: Mark) -> float:

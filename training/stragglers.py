@@ -16,13 +16,12 @@ from functools import cached_property
 import numpy as np
 
 from rackrun.training.ranks import Ranks
-from rackrun.training.step_times import PARTS, Times
+from rackrun.training.step_times import PARTS, StepTimes, Times
 from rackrun.units import plural
 
 FIRST_STEPS, EVERY_STEPS = 20, 200  # until the first look, and between later ones
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
-NO_TIMES = np.empty((0, len(PARTS)))
 
 
 @dataclass(frozen=True)
@@ -87,23 +86,22 @@ class Stragglers:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._is_first_look = True
-        self._own = NO_TIMES  # since the last look
 
-    def waiting(self, times: Times) -> Waiting | None:
-        """Return who waited for whom, after enough steps; a collective on all ranks.
-
-        `times` are those of this rank's steps since the last call.
-        """
-        self._own = np.concatenate([self._own, times])
-        enough = FIRST_STEPS if self._is_first_look else EVERY_STEPS
-        if self._ranks.world == 1 or len(self._own) < enough:
+    def waiting(self, times: StepTimes) -> Waiting | None:
+        """Return who waited for whom, after enough steps; a collective on all ranks."""
+        if len(times) < (FIRST_STEPS if self._is_first_look else EVERY_STEPS):
             return None
-        own = self._own[1:] if self._is_first_look else self._own
-        self._is_first_look, self._own = False, NO_TIMES
+        own = times.take()
+        if self._is_first_look:
+            own = own[1:]
+            self._is_first_look = False
         nanoseconds = np.rint(own * 1e9).astype(np.int64)
         by_rank = self._ranks.all_gather(nanoseconds.ravel())
         every = np.stack(by_rank).reshape(self._ranks.world, len(own), len(PARTS)) / 1e9
-        found = straggler_in(every)
+        whole = (every >= 0).all(axis=(0, 2))
+        if not whole.any():
+            return None
+        found = straggler_in(every[:, whole])
         return replace(found, host=self._hosts[found.rank])
 
     @cached_property

@@ -6,8 +6,7 @@ has one stage, or two with --head-epochs, which train different layers (training
 
 The gradient of a step is the sum over the samples of all ranks divided by the global batch, which
 is constant. DDP divides the sum of the ranks' gradients by their number; the loss is scaled to
-compensate for that, and is never reduced before `backward`. What ranks exchange is the same on all
-of them, bit for bit, and so are their weights afterwards.
+compensate for that, and is never reduced before `backward`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 from rackrun.contract import phases
 from rackrun.errors import Problem, UserCodeError
-from rackrun.training.balance import Balance, remedy, why_even
+from rackrun.training.balance import begin_balance, remedy
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
@@ -35,6 +32,7 @@ from rackrun.training.device import seed_step
 from rackrun.training.divergence import require_finite
 from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.evaluation import Scores, Table
+from rackrun.training.gradient_sync import GradientSync, split
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange
@@ -100,7 +98,6 @@ class Trainer:
         self.schedule, self.state = run.schedule, run.state
         self.compute, self.log, self.checkpoints = run.compute, run.log, run.checkpoints
         self.run = run
-        self.images_per_part = run.config.batch_size // run.config.grad_accum_steps
         self.scores: Scores | None = None  # of the last evaluation
         self.compiled: set[object] = set()  # kinds of batches
         self.stragglers = Stragglers(run.ranks)
@@ -138,12 +135,15 @@ class Trainer:
         # What is made anew for each stage: DDP waits for the gradients of all weights that trained
         # when it was made.
         config, state, ranks = self.config, self.state, self.ranks
-        self.times = StepTimes(state.model, ranks)
-        self.balance = self.begun_balance() if config.balance == "auto" else None
+        self.times = StepTimes(state.model, state.optimizer, ranks)
+        self.balance = begin_balance(self.run, self.times) if config.balance == "auto" else None
         # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
         # after a step, so they agree on the strongest request during the steps.
-        self.exchange = StepExchange(ranks, lambda: self.run.requests.pending)
-        self.ddp = ranks.ddp(state.model, config.grad_compression == "bfloat16")
+        self.exchange = StepExchange(
+            ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
+        )
+        self.sync = GradientSync(config, ranks, state)
+        self.sync.require_join(self.data.samples_in(self.schedule.epoch_steps - 1))
         return self.times
 
     def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
@@ -159,12 +159,15 @@ class Trainer:
                 log.note_rows(state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
+                samples = self.data.samples_in(state.step)
+                parts, fewest = self.sync.parts(self.data.cut(state.step), samples)
                 kind = (stage, batch.images.shape[2:])
-                with self.compiling(kind):
-                    self.step(batch, transforms)
+                with self.compiling(kind), self.sync.step(samples, fewest):
+                    self.step(batch, parts, transforms)
                 # From here on, state.step is the number of steps that are done.
                 log.step(state.step)
                 self.checkpoints.report_ended()
+                self.cut_anew()
                 if schedule.logs(state.step, epoch_end):
                     self.log_interval()
                 request = self.exchange.request
@@ -175,24 +178,14 @@ class Trainer:
                 return request
         return 0
 
-    def begun_balance(self) -> Balance | None:
-        """Return what cuts steps by the speeds of the ranks; None where they can only be even.
-
-        A line says why, unless this rank is alone.
-        """
-        if self.ranks.world == 1:
-            return None
-        if why := why_even(self.state.model, self.data.batch, self.ranks.world):
-            self.log.say(f"--balance auto: steps are split evenly, since {why}")
-            return None
-        balance = Balance(self.ranks, self.data, self.state.step)
-        self.note_counts(balance.counts, self.state.step)
-        return balance
-
-    def note_counts(self, counts: list[int], step: int) -> None:
-        """Note how many images each rank gets of a full step from this one on."""
-        self.checkpoints.images_by_rank = counts
-        self.log.shares(step, counts)
+    def cut_anew(self) -> None:
+        """Cut later steps by the speeds of the ranks, if it is time (--balance auto)."""
+        if not self.balance:
+            return
+        if cut := self.balance.next_cut(self.state.step, self.exchange.largest):
+            self.data.recut(cut)
+            self.checkpoints.images_by_rank = self.balance.counts
+            self.log.shares(cut.step, self.balance.counts)
 
     def compiling(self, kind: object) -> AbstractContextManager[None]:
         """Report the phase "compile" at the first batch of a kind, for which torch compiles.
@@ -204,39 +197,29 @@ class Trainer:
         self.compiled.add(kind)
         return self.log.during(phases.COMPILE)
 
-    def parts(self) -> int:
-        """Return in how many parts this rank computes its batch (--grad-accum-steps)."""
-        cut = self.data.cut(self.state.step)
-        sizes = cut.sizes(self.data.samples_in(self.state.step))
-        # Under an even cut equally many on all ranks: a SyncBatchNorm exchanges in each.
-        most = sizes.max() if cut.is_even else sizes[self.ranks.rank]
-        return max(1, -(-int(most) // self.images_per_part))
-
-    def step(self, batch: Batch, transforms: Transforms) -> None:
+    def step(self, batch: Batch, parts: int, transforms: Transforms) -> None:
         """Take a step of the optimizer, and count its loss and correct predictions."""
         config, state, classes = self.config, self.state, len(self.data.classes)
+        if not len(batch.labels) + batch.skipped:
+            # The end of an exact epoch: the ranks that have samples compute the step, and hand over
+            # their state as the context of `sync.step` ends.
+            state.is_whole = False
+            self.exchange.complete()
+            return
         # By the step, so that a run that resumes draws what it would have drawn.
         seed_step(config, self.ranks, state.step)
         share = self.ranks.world / self.data.batch  # DDP divides by the world
-        sums: list[
-            tuple[torch.Tensor, torch.Tensor]
-        ] = []  # on the device: no step waits for a number
-        parts = self.parts()
-        split = batch.split(parts, fewest=min(2, self.images_per_part))
-        for number, (images, labels, companions) in enumerate(split, start=1):
-            with self.without_exchange() if number < parts else nullcontext():
-                mixed, targets = images, labels
-                if len(labels):
-                    mixed, targets = self.task.mix(config, images, labels, classes)
+        # On the device: no step waits for a number.
+        sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for number, (images, labels) in enumerate(split(batch, parts), start=1):
+            with self.sync.part(len(labels), is_last=number == parts):
+                mixed, targets = self.task.mix(config, images, labels, classes)
                 if len(labels) and self.shows_next_batch:
                     self.show_first_batch(mixed, targets)
-                if len(companions):
-                    mixed = torch.cat([mixed, companions])
-                logits = self.compute.logits(self.ddp, transforms.normalised, mixed)
-                check_logits(logits, len(mixed), classes)
+                logits = self.compute.logits(self.sync.model, transforms.normalised, mixed)
+                check_logits(logits, len(labels), classes)
                 if not state.step and number == 1 and are_probabilities(logits):
                     self.log.say(PROBABILITIES)
-                logits = logits[: len(labels)]  # companions do not count
                 # A sum over samples, then a constant: means of uneven parts weigh their samples
                 # unlike.
                 loss = summed_loss(logits, targets, config, self.run.weights_for(logits))
@@ -252,21 +235,13 @@ class Trainer:
             raise UserCodeError(why_unused(unused_layers(state.model, set()), config))
         # The last wait for another rank: from here on the step is taken as a whole, or not at all.
         self.exchange.complete()
-        self.times.exchanged()
         if config.clip_grad:
             # The limit is one of true gradients, not of those that a float16 loss scales up.
             state.scaler.unscale_(state.optimizer)
-            clip_grad_norm_(self.ddp.parameters(), config.clip_grad)
+            clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
         with state.changing():
             state.advance()
         self.log.sums.add(sums, len(batch.labels), batch.skipped)
-
-    def without_exchange(self) -> AbstractContextManager[None]:
-        """Return the context of all parts of a batch but the last, which exchanges gradients."""
-        # Of forward, too: that is where DDP prepares its exchange.
-        if isinstance(self.ddp, DistributedDataParallel):
-            return self.ddp.no_sync()
-        return nullcontext()
 
     def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
         """Write training images of the first step for the report."""
@@ -279,20 +254,14 @@ class Trainer:
         # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
         # the rank waits for the device, which is why `logs` is true only now and then.
         state, log, ranks = self.state, self.log, self.ranks
-        times = self.times.take()
-        own = [*log.sums.take(), times[:, 0].sum() / ranks.world]
+        own = [*log.sums.take(), self.times.data_seconds() / ranks.world]
         total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
         loss, right, samples, skipped, data_seconds = total
         counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
         lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
         scaling = state.take_scaling()
         log.interval(state.step, counts, lr, scaling)
-        if self.balance:
-            costs = ranks.all_gather(np.array([self.balance.cost(state.step, times)]))
-            if cut := self.balance.next_cut(state.step, np.concatenate(costs)):
-                self.data.recut(cut)
-                self.note_counts(self.balance.counts, cut.step)
-        if waiting := self.stragglers.waiting(times):
+        if waiting := self.stragglers.waiting(self.times):
             words = remedy(self.config, self.balance, waiting, state.step)
             log.waits(state.step, replace(waiting, remedy=words))
 

@@ -116,9 +116,7 @@ class InMemory(Data):
         step = start
         while True:
             images, labels = samples(step, self.samples_in(step))
-            own = images[self.mine]
-            companions = images[: max(2 - len(own), 0)]
-            yield Batch(torch.cat([own, companions]), labels[self.mine])
+            yield Batch(images[self.mine], labels[self.mine])
             step += 1
 
     def evaluation(self) -> Iterator[Batch]:

@@ -15,10 +15,10 @@ from rackrun.training.data.open import Synthetic
 from rackrun.training.data.samples import Batch
 from rackrun.training.device import Compute
 from rackrun.training.evaluation import Table
+from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
-from rackrun.training.step_times import StepTimes
 from rackrun.training.stop_requests import StepExchange, StopRequests
 from rackrun.training.train import Trainer
 
@@ -76,16 +76,14 @@ def test_a_step_asks_the_device_for_nothing(recipe, options, tmp_path):
     run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     run.log.folder = RunFolder(tmp_path)
     trainer = Trainer(run)
-    trainer.ddp = run.state.model
-    trainer.times = StepTimes(run.state.model, Ranks(0, 1, 0, 1, CPU))
+    trainer.sync = GradientSync(config, ranks, run.state)
     trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)
     trainer.shows_next_batch = False
     run.state.step = 1
     for _ in range(2):
         run.state.set_lr(0.1)
         trainer.exchange.begin()
-        next(trainer.times.watched([batch]))
-        trainer.step(batch, TASK.transforms(config, 0))
+        trainer.step(batch, config.grad_accum_steps, TASK.transforms(config, 0))
     with pytest.raises((RuntimeError, NotImplementedError)):
         run.log.sums.take()  # the line of the log is the one that asks
 

@@ -16,8 +16,6 @@ from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.row_reader import Part
 from rackrun.training.settings.data import DataSettings
 
-FEWEST = 2  # images of a batch, companions among them
-
 
 @dataclass(frozen=True)
 class Steps:
@@ -56,8 +54,7 @@ class Steps:
     def largest_part(self, world: int, config: DataSettings) -> int:
         """Return the samples of the largest batch that one of so many ranks may get."""
         even = -(-self.batch // world)
-        part = min(self.batch, even * MOST_SHARE) if config.balance == "auto" else even
-        return max(part, FEWEST)
+        return min(self.batch, even * MOST_SHARE) if config.balance == "auto" else even
 
     def order(self, epoch: int) -> Rows:
         """Return the row of every sample of an epoch."""
@@ -84,6 +81,4 @@ class Steps:
                     samples = self.samples_in(step)
                     edges = (step - first) * self.batch + cut(step).edges(samples)
                     begin, end = int(edges[rank]), int(edges[rank + 1])
-                    places = np.arange(begin, max(end, begin + FEWEST))
-                    rows = np.take(order, places, mode="wrap")
-                    yield Part(step - start, epoch, begin, rows, rows.size - (end - begin))
+                    yield Part(step - start, epoch, begin, order[begin:end])

@@ -44,8 +44,6 @@ class Filled(NamedTuple):
     """Bad samples that are not in it."""
     rows: Rows | None = None
     """The row of each image in the index, if known."""
-    companions: int = 0
-    """How many images of other batches follow (see `Batch.images`)."""
 
 
 class Ring:
@@ -77,10 +75,10 @@ class Ring:
 
     def batch(self, filled: Filled) -> Batch:
         """Return the batch that a worker has written."""
-        number, shape, keys, left_out, rows, companions = filled
-        images, labels = self.place(number, len(keys) + companions, shape)
+        number, shape, keys, left_out, rows = filled
+        images, labels = self.place(number, len(keys), shape)
         indices = None if rows is None else torch.from_numpy(rows)
-        return Batch(images.permute(0, 3, 1, 2), labels[: len(keys)], left_out, indices, keys)
+        return Batch(images.permute(0, 3, 1, 2), labels, left_out, indices, keys)
 
 
 def _check_room(length: int) -> None:

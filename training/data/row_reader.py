@@ -27,8 +27,6 @@ class Part(NamedTuple):
     """The position in the epoch of the first of them."""
     rows: Rows
     """The rows of the index, a sample each."""
-    companions: int = 0
-    """How many at the end belong to other batches (see `Batch.images`)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,5 @@ class RowReader(Dataset[Filled | Problem]):
         kept = np.flatnonzero(is_kept).tolist()
         if len(kept) < size:
             images[: len(kept)], labels[: len(kept)] = images[kept], labels[kept]
-        own = [index for index in kept if index < size - part.companions]
-        own_keys, news = [keys[index] for index in own], self.quarantine.news()
-        companions = len(kept) - len(own)
-        return Filled(part.number, shape, own_keys, news, part.rows[own], companions)
+            keys = [keys[index] for index in kept]
+        return Filled(part.number, shape, keys, self.quarantine.news(), part.rows[kept])

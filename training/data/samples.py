@@ -39,12 +39,7 @@ class Batch(NamedTuple):
     the next but one batch is asked for.
     """
 
-    images: torch.Tensor
-    """uint8 (B, channels, size, size), and in exact epochs up to two more where B is 0 or 1.
-
-    Those companions belong to other batches: they are computed and do not count, so that every rank
-    takes part in every step, and a batch norm has more than one image.
-    """
+    images: torch.Tensor  # uint8 (B, channels, size, size)
     labels: torch.Tensor  # int64 (B,)
     left_out: Sequence[str] = ()  # bad samples that are not in it
     rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
@@ -54,19 +49,6 @@ class Batch(NamedTuple):
     def skipped(self) -> int:
         """How many bad samples are not in it."""
         return len(self.left_out)
-
-    def split(self, parts: int, fewest: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Yield images, labels, and companions of these images where they are too few, by part.
-
-        Companions are the images after those of the part, or the first ones after the last.
-        """
-        end = 0
-        images = self.images[: len(self.labels)].tensor_split(parts)
-        for some, labels in zip(images, self.labels.tensor_split(parts), strict=True):
-            end += len(some)
-            lacking = min(max(fewest - len(some), 0), len(self.images))
-            places = [(end + each) % len(self.images) for each in range(lacking)]
-            yield some, labels, self.images[places] if places else self.images[:0]
 
 
 class Quarantine:
