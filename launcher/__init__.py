@@ -34,13 +34,13 @@ def launch(*args: object, **options: object) -> LaunchResult:
 def _launch(args: tuple[str, ...], options: dict[str, object]) -> Result:
     """Launch here, on hosts, or on a Ray cluster, depending on the options."""
     if options.keys() & {"hosts", "host_list", "slurm"}:
-        from rackrun.launcher.commands.ssh import launch as launch_there
+        from rackrun.launcher.commands.ssh import SshLaunch
 
-        return launch_there(args, options)
+        return SshLaunch.launch(args, options)
     if "address" in options:
-        from rackrun.launcher.commands.ray import launch as launch_on_ray
+        from rackrun.launcher.commands.ray import RayLaunch
 
-        return launch_on_ray(args, options)
-    from rackrun.launcher.commands.local import launch as launch_here
+        return RayLaunch.launch(args, options)
+    from rackrun.launcher.commands.local import LocalLaunch
 
-    return launch_here(args, options)
+    return LocalLaunch.launch(args, options)

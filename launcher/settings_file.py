@@ -1,7 +1,6 @@
 """A settings file: the options of the launcher, and a task with its options or a command.
 
     launch = "ssh"                       # what `rerun` starts: local, ssh, ray or node
-    typed = ["rackrun", "ssh", ...]      # the command of a run of a task, for its report
     command = ["python", "train.py"]     # unless a table names a task
 
     [launcher]
@@ -35,7 +34,7 @@ from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.run.settings import Options
 from rackrun.user_code.tasks import find_task, known_tasks
 
-KEYS = ("launch", "typed", "command", "launcher")
+KEYS = ("launch", "command", "launcher")
 """The keys besides the names of tasks."""
 WAYS = ("local", "ssh", "ray", "node")
 KINDS: dict[type, str] = {
@@ -191,11 +190,8 @@ def words_of(table: Table) -> Iterator[str]:
             yield f"--{key}={value}"
 
 
-def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] = ()) -> str:
-    """Return a launch as a settings file, with the command that was typed.
-
-    Of --secret it has the names only.
-    """
+def settings_text(way: str, settings: Options, work: Work) -> str:
+    """Return a launch as a settings file; of --secret it has the names only."""
     launcher: dict[str, Any] = {}
     for option in options(type(settings)):
         value = reduce(getattr, option.whole, settings)
@@ -203,7 +199,7 @@ def settings_text(way: str, settings: Options, work: Work, typed: Sequence[str] 
             launcher[option.key] = str(value) if isinstance(value, Path) else value
     if hasattr(settings, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
         launcher[HOSTS] = str(getattr(settings, HOSTS))
-    keys: dict[str, Any] = {"launch": way, **({"typed": typed} if typed else {})}
+    keys: dict[str, Any] = {"launch": way}
     tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
     if isinstance(work, TaskWork):
         tables[work.task] = options_of(work.options)

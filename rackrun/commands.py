@@ -35,18 +35,14 @@ COMMANDS = {
         "Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)
     ),
     "rack": ModuleCommand("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
-    "ps": ModuleCommand(
-        "Runs", "List the runs of this folder and on hosts.", "rackrun.launcher.catalog.ps"
-    ),
+    "ps": ModuleCommand("Runs", "List the runs of this folder.", "rackrun.launcher.catalog.ps"),
     "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
     "attach": ModuleCommand("Runs", "Show a run from its first line on.", _RUN, ("attach",)),
     "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
-    "status": ModuleCommand(
-        "Runs", "Show the processes of a run on every host.", _RUN, ("status",)
-    ),
+    "status": ModuleCommand("Runs", "Show how a run goes on every host.", _RUN, ("status",)),
     "stop": ModuleCommand(
         "Runs", "Stop a run as Ctrl-C would; verify every host.", _RUN, ("stop",)
     ),

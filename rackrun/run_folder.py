@@ -76,7 +76,7 @@ class RunFolder:
     settings = _File("run.toml")
     """The settings file with which the run can be started again."""
     hosts = _File("hosts.json")
-    """How its hosts are reached, for `status` and `stop`; not there for a run on this machine."""
+    """How its hosts are reached, for `stop`; not there for a run on this machine."""
     result = _File("result.json", of_node=True)
     """The result, written when the run has ended."""
     returned = _File(RETURNED)

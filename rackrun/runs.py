@@ -8,33 +8,24 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated
 
 from rackrun.commands import called
 from rackrun.contract.files import LATEST
 from rackrun.errors import SaveError, UsageError
+from rackrun.run_files import plan_in
 from rackrun.run_folder import RUN_NAME, RUNS, RunFolder
-from rackrun.shapes import Excerpt, Misshapen, matches, parsed_file
 
 SHORT_ID = 8
 """Digits of a run's id in messages; those of its attempts on hosts begin with them."""
-MOST_BYTES = 1 << 26  # of a plan or a record, which name every host
-MOST_HOSTS = 100_000
 
 _FOLDER = re.compile(RUN_NAME)
-ID = re.compile(r"[0-9a-f]{8}|[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
-
-
-class PlannedId(Excerpt, frozen=True):
-    """The part of plan.json that tells runs apart."""
-
-    run_id: Annotated[str, matches(ID.pattern)]
 
 
 @dataclass(frozen=True)
@@ -117,6 +108,13 @@ def final_weights(given: str | os.PathLike[str]) -> Path:
     return files.final
 
 
+def how_to_continue(folder: RunFolder) -> str:
+    """Return the command that continues the run of a task from its newest checkpoint."""
+    path = folder.path
+    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"{called('rerun')} {shlex.quote(str(path))} --resume {shlex.quote(str(path))}"
+
+
 def unknown_run(text: str) -> UsageError:
     """Return the error for a run that is none of this folder's."""
     elsewhere = "for a run in another folder, type its folder; on another machine, add --on HOST"
@@ -161,11 +159,7 @@ def _in_folder(folder: Path) -> Run:
     """Return the run of a folder; of a link such as `runs/latest`, of what it leads to now."""
     if folder.is_symlink():
         folder = folder.parent / folder.readlink()
-    return Run(_id_in(folder), name_of(folder.name), start_of(folder), RunFolder(folder))
-
-
-def _id_in(folder: Path) -> str:
-    """Return the id of the run of a folder; empty where there is none."""
-    with suppress(OSError, Misshapen):
-        return parsed_file(RunFolder(folder).plan, PlannedId, MOST_BYTES).run_id
-    return ""
+    files = RunFolder(folder)
+    plan = plan_in(files)
+    run_id = plan.run_id if plan and plan.has_id else ""
+    return Run(run_id, name_of(folder.name), start_of(folder), files)

@@ -42,10 +42,10 @@ def restore(before: dict[signal.Signals, Any]) -> None:
 
 
 @contextmanager
-def ended_by_a_signal() -> Iterator[None]:
-    """Let the first Ctrl-C, TERM or HUP end an optional wait by KeyboardInterrupt, and no other.
+def ended_by_a_signal(*numbers: signal.Signals) -> Iterator[None]:
+    """Let the first of these signals end an optional wait by KeyboardInterrupt, and no other.
 
-    In a thread of a user's program, signals are left alone.
+    By default, Ctrl-C, TERM and HUP do. In a thread of a user's program, signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,7 +57,7 @@ def ended_by_a_signal() -> Iterator[None]:
             received.append(number)
             raise KeyboardInterrupt
 
-    before = handle((signal.SIGINT, PASSED_ON_INT, signal.SIGTERM, signal.SIGHUP), end)
+    before = handle(numbers or (signal.SIGINT, PASSED_ON_INT, signal.SIGTERM, signal.SIGHUP), end)
     try:
         yield
     finally:

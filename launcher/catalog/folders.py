@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from rackrun.launcher.catalog.listed import ListedRun, task_of
-from rackrun.launcher.run.job import RUN_ID
-from rackrun.launcher.run.result import ending_in
+from rackrun.launcher.run.job import TASK_MODULE
+from rackrun.run_files import MOST_BYTES, end_in, plan_in
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES, folders_in, is_supervised, name_of, start_of
-from rackrun.shapes import Excerpt, Misshapen, at_least, between, matches, parsed, parsed_file
+from rackrun.runs import folders_in, is_supervised, name_of, start_of
+from rackrun.shapes import Excerpt, Misshapen, between, parsed, parsed_file
 
 METRICS_BYTES = 1 << 16  # of the end of metrics.jsonl
-
-
-class ListedHost(Excerpt, frozen=True):
-    """A host of plan.json."""
-
-    name: str
-    command: tuple[str, ...]
-
-
-class PlannedRun(Excerpt, frozen=True):
-    """The part of plan.json that the list shows."""
-
-    run_id: Annotated[str, matches(RUN_ID)]
-    hosts: Annotated[tuple[ListedHost, ...], at_least(1)]
 
 
 class ReachedStep(Excerpt, frozen=True):
@@ -39,22 +25,42 @@ class ReachedStep(Excerpt, frozen=True):
     step: Annotated[int, between(0)] | None = None
 
 
+@dataclass(frozen=True)
+class ListedRun:
+    """A run as the list shows it."""
+
+    run: str
+    """The id of its newest attempt; all of its attempts have ids that begin alike."""
+    name: str
+    task: str
+    hosts: tuple[str, ...]
+    state: str
+    """running, done, failed, interrupted or killed."""
+    exit_code: int | None
+    step: int | None
+    age_seconds: float
+    """Seconds since its start."""
+    folder: str
+
+
 def runs_in(runs: Path) -> Iterator[ListedRun]:
     """Yield the runs whose folders are in `runs`, the newest first; what is damaged is left out."""
     for folder in folders_in(runs):
-        with suppress(OSError, Misshapen):
-            yield _run_in(folder)
+        if run := _run_in(folder):
+            yield run
 
 
-def _run_in(path: Path) -> ListedRun:
+def _run_in(path: Path) -> ListedRun | None:
     folder = RunFolder(path)
-    plan, ending = parsed_file(folder.plan, PlannedRun, MOST_BYTES), ending_in(folder)
+    plan, ending = plan_in(folder), end_in(folder)
+    if plan is None or not plan.has_id or not plan.hosts:
+        return None
     goes_on = "running" if is_supervised(folder) else "killed"
     step = ending.report.get("step") if ending else None
     return ListedRun(
         run=plan.run_id,
         name=name_of(path.name),
-        task=task_of(plan.hosts[0].command),
+        task=_task_of(plan.hosts[0].command),
         hosts=tuple(host.name for host in plan.hosts),
         state=ending.verdict if ending else goes_on,
         exit_code=ending.exit_code if ending else None,
@@ -73,3 +79,13 @@ def _last_step(folder: RunFolder) -> int | None:
         lines = file.read().rpartition(b"\n")[0].splitlines()  # the last one may be cut short
         return parsed(lines[-1], ReachedStep, METRICS_BYTES).step if lines else None
     return None
+
+
+def _task_of(command: Sequence[str]) -> str:
+    # The task that a rank's command line runs, or the name of the user's program.
+    words = tuple(command)
+    for index in range(len(words) - 2):
+        if words[index : index + 2] == TASK_MODULE:
+            return words[index + 2]
+    scripts = [word for word in words if word.endswith((".py", ".sh"))]
+    return (scripts or [*words, ""])[0].rpartition("/")[2]

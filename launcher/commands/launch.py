@@ -1,22 +1,26 @@
 """One launch, wherever its hosts come from.
 
-    options, work -> a source of hosts -> the task's check -> data -> code -> attempts -> result
+    options, work -> hosts -> the task's check -> data -> code -> attempts -> result
 
-A source is this machine, a hosts file or list, an allocation of Slurm, or a Ray cluster: it takes
-the launch without hosts, and yields the launch on them for as long as they can be reached.
+The hosts are this machine, those of a file or list, the nodes of an allocation of Slurm, or of a
+Ray cluster: a subclass of `LaunchMethod` for each.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, ClassVar
 
-from rackrun.launcher.commands.parse import refuse_shared
+from rackrun.commandline.help_page import Head
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.parse import from_names, read, refuse_shared
 from rackrun.launcher.commands.show import show_plan
+from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.data_preparation import (
     NotMade,
@@ -32,21 +36,83 @@ from rackrun.launcher.lifecycle.task_check import check_task_options, refuse_abs
 from rackrun.launcher.output.run_output import Show
 from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.preflight.checks import check_allowed
+from rackrun.launcher.run.job import Work
 from rackrun.launcher.run.result import Result
-
-Complete: TypeAlias = Callable[[LaunchSpec], LaunchSpec]
-"""Adds the code of the hosts to a launch; to one that starts, also brings it there."""
+from rackrun.launcher.settings_file import SettingsFile, settings_text
 
 
-@dataclass(frozen=True)
-class LaunchMethod:
-    """A method of launching: where the hosts come from, and how their code gets there."""
+class LaunchMethod(ABC):
+    """A method of launching, with its options."""
 
-    called: tuple[str, ...]
-    """The command, and what stands between it and a task."""
-    source: Callable[[LaunchSpec], AbstractContextManager[LaunchSpec]]
-    with_code: Complete = lambda spec: spec
-    with_planned_code: Complete = lambda spec: spec
+    name: ClassVar[str]
+    """The command."""
+    settings: ClassVar[type[Any]]
+    head: ClassVar[Head]
+    """The head of its help."""
+
+    def __init__(self, options: Any) -> None:
+        """Take options of its settings class."""
+        self.options = options
+
+    # -- where the methods differ
+
+    @property
+    @abstractmethod
+    def default_work(self) -> Work:
+        """What runs if nothing is typed."""
+
+    @abstractmethod
+    def on_hosts(self, spec: LaunchSpec) -> AbstractContextManager[LaunchSpec]:
+        """Yield the launch on its hosts for as long as they can be reached."""
+
+    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
+        """Return the launch with the code of its hosts; bring it there, unless it is planned."""
+        return spec
+
+    def spec_of(self, work: Work) -> LaunchSpec:
+        """Return the launch, whose hosts are not known yet."""
+        return LaunchSpec(work, self.options, settings_text(self.name, self.options, work))
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The command, and what stands between it and a task."""
+        return (self.name,)
+
+    @property
+    def sweep_groups(self) -> Sequence[str]:
+        """The groups of hosts on which runs of a sweep are side by side."""
+        return [""]
+
+    def begin(self, work: Work | None) -> int:
+        """Launch, or show what would run; return the exit code."""
+        spec = self.spec_of(work or self.default_work)
+        return self.show(spec) if self.options.dry_run else self.start(spec)
+
+    # -- from the command line, and from Python
+
+    @classmethod
+    def main(cls, args: Sequence[str], again: SettingsFile | None = None) -> int:
+        """Run the command line, or a run `again`; return the exit code."""
+        line = read(cls.name, cls.settings, cls.head, args, again)
+        method = cls(line.options)
+        if getattr(line.options, "sweep", ()):
+            from rackrun.launcher.search.sweep import sweep  # with numpy
+
+            groups = method.sweep_groups
+            return sweep(cls.name, line.words, line.work, line.options, groups)
+        with line.naming_the_file():
+            return method.begin(line.work)
+
+    @classmethod
+    def launch(cls, args: Sequence[str], values: Mapping[str, object]) -> Result:
+        """Launch from Python: what is to run, and the options by name."""
+        work = work_of(args)
+        if work is None:
+            raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
+        method = cls(from_names(cls.settings, values))
+        return method.run(method.spec_of(work), shown_here(method.options.plain))
+
+    # -- what all methods do
 
     @contextmanager
     def prepared(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
@@ -58,7 +124,7 @@ class LaunchMethod:
             refuse_absent_data(spec.work, spec.options.runs)
         folder = spec.planned_folder if is_visible else None
         checking = check_task_options(spec.work, *self.called, folder=folder)
-        with checking as needs_of_task, self.source(spec) as on_hosts:
+        with checking as needs_of_task, self.on_hosts(spec) as on_hosts:
             yield on_hosts.with_needs(refuse_shared(spec.work, needs_of_task()))
 
     def run(self, spec: LaunchSpec, show: Show) -> Result:
@@ -66,7 +132,7 @@ class LaunchMethod:
         with self.prepared(spec) as ready:
             make(spec.work, ready.work)
             with served(ready.work, ready.options.serving, ready.addresses) as work:
-                return Launch(self.with_code(replace(ready, work=work)), show).run()
+                return Launch(self.with_code(replace(ready, work=work), False), show).run()
 
     def start(self, spec: LaunchSpec) -> int:
         """Launch, in a controller where a person may leave it; return the exit code."""
@@ -90,7 +156,7 @@ class LaunchMethod:
                 pending = {**ready.pending, "shards": "made at the start"}
                 ready = replace(ready, pending=pending)
             with served(ready.work, ready.options.serving, ready.addresses) as work:
-                yield self.with_planned_code(replace(ready, work=work))
+                yield self.with_code(replace(ready, work=work), True)
 
     def show(self, spec: LaunchSpec) -> int:
         """Print what would run; return 0."""

@@ -16,7 +16,7 @@ from rackrun.launcher.commands.parse import SPELLINGS
 from rackrun.launcher.output.console import say
 from rackrun.launcher.viewer.attach import AttachOptions, attach
 from rackrun.launcher.viewer.logs import LogsOptions, logs
-from rackrun.launcher.viewer.reach import plan_in
+from rackrun.launcher.viewer.reach import plan_of
 from rackrun.launcher.viewer.status import StatusOptions, status
 from rackrun.launcher.viewer.stop import StopOptions, stop
 from rackrun.runs import NAME, Run, find_run, unknown_run
@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> int:
         raise UsageError(f"{options.run!r} is not the name of a run: {hint}")
     if run is None:
         raise unknown_run(options.run)
-    plan_in(run.folder)  # refuses the folder of no run
+    plan_of(run.folder)  # refuses the folder of no run
     if not run.id:  # which would mean every run of this account
         raise UsageError(f"{run.folder.plan}: has no run ID")
     if not options.run.startswith(run.id):

@@ -21,8 +21,8 @@ from types import FrameType
 
 from rackrun.commands import called
 from rackrun.errors import UsageError
-from rackrun.launcher.commands.node_agreement import job_for, meet, processes, slots_of
-from rackrun.launcher.commands.parse import kept_settings, read, refuse_shared
+from rackrun.launcher.commands.node_agreement import job_for, meet, processes
+from rackrun.launcher.commands.parse import read, refuse_shared
 from rackrun.launcher.commands.settings import MACHINE_CHECKS, NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
@@ -40,13 +40,11 @@ from rackrun.launcher.run.plan import Plan, PlannedHost, describe, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions, Options
 from rackrun.launcher.schedulers import Placement, Sourced, find_placement
-from rackrun.launcher.settings_file import SettingsFile
+from rackrun.launcher.settings_file import SettingsFile, settings_text
 from rackrun.launcher.supervision.peers import Peers
 from rackrun.launcher.transport.local import LocalTransport, free_port
 from rackrun.run_folder import join_run_folder
 from rackrun.units import plural
-
-OPTIONS = NodeOptions
 
 
 def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
@@ -61,7 +59,7 @@ def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
         return 0
     signal.signal(signal.SIGUSR1, _end_before_the_start)  # the scheduler wants the node back
     with line.naming_the_file():
-        return _launch_node(placement, work, options, line.again(work)).exit_code
+        return _launch_node(placement, work, options).exit_code
 
 
 def _end_before_the_start(number: int, frame: FrameType | None) -> None:
@@ -77,12 +75,6 @@ def placement_here(options: NodeOptions, environment: Mapping[str, str]) -> Plac
         placement = replace(placement, port=Sourced(options.port, "--port"))
     if options.nproc:
         placement = replace(placement, processes=Sourced(options.nproc, "--nproc"))
-    elif options.slots:
-        slots = slots_of(options.slots, placement.nodes)
-        if placement.node.value < len(slots):
-            placement = replace(
-                placement, processes=Sourced(slots[placement.node.value], "--slots")
-            )
     placement.check()
     return placement
 
@@ -113,11 +105,7 @@ def detected_in(
 ) -> tuple[dict[str, object], Plan]:
     """Return the placement as plain data, and the plan for it, without asking other nodes."""
     # an assumption, for the plan that is shown: at a launch, each node reports its own number
-    slots = (
-        slots_of(options.slots, placement.nodes)
-        if options.slots
-        else (processes(placement, options).value,) * placement.nodes.value
-    )
+    slots = (processes(placement, options).value,) * placement.nodes.value
     names = tuple(f"node-{node}" for node in range(placement.nodes.value))
     folder = spec.planned_folder.path.name
     agreement = Agreement(secrets.token_hex(16), folder, names, slots)
@@ -136,13 +124,11 @@ def _detected_text(detected: Mapping[str, object]) -> str:
     return "\n".join(lines)
 
 
-def _launch_node(
-    placement: Placement, work: Work, options: NodeOptions, again: tuple[str, ...] = ()
-) -> Result:
+def _launch_node(placement: Placement, work: Work, options: NodeOptions) -> Result:
     with check_task_options(work, "node") as refuse:
         needs = refuse_shared(work, refuse())
     trackers = () if placement.node.value else needs.trackers  # trackers run beside rank 0
-    spec = spec_of(placement, work, options, again)
+    spec = spec_of(placement, work, options)
     spec = spec.with_needs(replace(needs, trackers=trackers))
     here = this_node(spec)
     with ExitStack() as servers:
@@ -168,9 +154,7 @@ def _launch_node(
         return result
 
 
-def spec_of(
-    placement: Placement, work: Work, options: NodeOptions, typed: tuple[str, ...] = ()
-) -> LaunchSpec:
+def spec_of(placement: Placement, work: Work, options: NodeOptions) -> LaunchSpec:
     """Return this node's part of a run as a launch on this machine, which passes the same checks.
 
     What node 0 serves to the others is known only once they have met.
@@ -182,8 +166,7 @@ def spec_of(
     return LaunchSpec(
         work,
         HostOptions(**common, python=sys.executable, ignore_check=ignored),
-        typed,
-        kept_settings("node", options, work, typed),
+        settings_text("node", options, work),
         is_here=True,
         hosts=[replace(host, label=name)],
         transports=[LocalTransport(name)],

@@ -24,12 +24,10 @@ from rackrun.launcher.lifecycle.serving import SERVED_PATH, served
 from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
-from rackrun.launcher.run.hosts import MOST_SLOTS
 from rackrun.launcher.run.job import Job, Work, data_of, with_data
 from rackrun.launcher.schedulers import Placement, Sourced
 from rackrun.launcher.transport.local import gpu_count
 from rackrun.run_folder import RUN_NAME, RunFolder, file_name
-from rackrun.units import whole_number
 
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
 
@@ -54,9 +52,6 @@ def meet(
         _check_private(address, options)
         refuse_other_work(members, work, options.ignore_check)
         slots = tuple(member.processes for member in members)
-        if options.slots and slots != slots_of(options.slots, placement.nodes):
-            counts = ",".join(map(str, slots))
-            raise UsageError(f"--slots {options.slots}, but the nodes start {counts} processes")
         if why := spec.needs.rank_problem(sum(slots)):
             raise UsageError(why)
         run_name = options.name or work.name
@@ -87,19 +82,6 @@ def _unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{name}-{node}" if names.count(name) > 1 else name for node, name in enumerate(names)
     )
-
-
-def slots_of(text: str, nodes: Sourced[int]) -> tuple[int, ...]:
-    """Return the numbers of --slots, one for each node."""
-    counts = [whole_number(number, MOST_SLOTS) for number in text.split(",")]
-    slots = tuple(count for count in counts if count)
-    if len(slots) < len(counts):
-        most = f"such as 2,1,4, none above {MOST_SLOTS}"
-        raise UsageError(f"--slots {text[:40]}: type numbers of processes, {most}")
-    if len(slots) != nodes.value:
-        expected = f"{nodes.value} ({nodes.origin})"
-        raise UsageError(f"--slots {text[:40]}: {len(slots)} nodes, but the run has {expected}")
-    return slots
 
 
 def processes(placement: Placement, options: NodeOptions) -> Sourced[int]:

@@ -36,33 +36,18 @@ BROKEN = 255
 """The exit code of `ssh` for what is wrong with the connection itself."""
 
 HOLD = """\
-import json, os, sys, tempfile
-values = sys.stdin.buffer.read()
-path = os.path.join(tempfile.mkdtemp(prefix="rackrun-"), "values")
-os.mkfifo(path, 0o600)
-print(path, flush=True)
-if os.fork():
-    os._exit(0)
-import signal
-os.setsid()
-null = os.open(os.devnull, os.O_RDWR)
-for stream in (0, 1, 2):
-    os.dup2(null, stream)
-signal.alarm(60)
-try:
-    with open(path, "wb") as file:
-        file.write(values)
-finally:
-    os.unlink(path)
-    os.rmdir(os.path.dirname(path))
+file=$(mktemp -p /dev/shm) && cat >"$file" && echo "$file" || exit
+(sleep 60; rm -f "$file") </dev/null >/dev/null 2>&1 &
 """
-"""Keeps values in memory until they are fetched, for a minute at most."""
+"""Keep values in memory until they are fetched, for a minute at most."""
 
 BEGIN = """\
 import json, os, sys
 values, main = sys.argv[1:3]
 if values:
-    os.environ.update(json.load(open(values)))
+    with open(values) as file:
+        os.environ.update(json.load(file))
+    os.unlink(values)
 os.execv(sys.executable, [sys.executable, "-P", main, *sys.argv[3:]])
 """
 
@@ -185,9 +170,8 @@ def _send_values(ssh: Sequence[str], host: str, words: Sequence[str]) -> str:
     values = {name: os.environ[name] for name in asked if name in os.environ}
     if not values:
         return ""
-    program = f"python3 -c {shlex.quote(HOLD)}"
     held = subprocess.run(
-        [*ssh, "-T", host, program],
+        [*ssh, "-T", host, f"bash -c {shlex.quote(HOLD)}"],
         input=json.dumps(values).encode(),
         capture_output=True,
         check=False,

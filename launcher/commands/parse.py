@@ -34,7 +34,7 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
-from rackrun.launcher.run.job import TaskWork, Work, option_of, without_option
+from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.settings import LocalOptions, Options
 from rackrun.launcher.settings_file import (
     HOSTS,
@@ -42,7 +42,6 @@ from rackrun.launcher.settings_file import (
     SettingsFile,
     launcher_values,
     read_settings,
-    settings_text,
     typed_options,
     with_place,
     work_words,
@@ -93,7 +92,6 @@ AnyOptions = TypeVar("AnyOptions", bound=Options)
 class CommandLine(Generic[AnyOptions]):
     """What was typed, and what its settings file says."""
 
-    way: str
     options: AnyOptions
     words: tuple[str, ...]
     """The options as words, and the host file."""
@@ -107,13 +105,6 @@ class CommandLine(Generic[AnyOptions]):
         """Name the settings file in an error about an option that is from there."""
         with _naming(self.file, self.typed):
             yield
-
-    def again(self, work: Work) -> tuple[str, ...]:
-        """Return the command that launches a task, without --resume; empty for other work."""
-        if not isinstance(work, TaskWork):
-            return ()
-        options = without_option(work.options, "--resume")
-        return (*called(self.way).split(), *self.words, work.task, *options)
 
 
 def read(
@@ -154,7 +145,7 @@ def read(
         if is_command(rest[:1]):
             refuse_command(rest, words, host_words)
         work = _work(name, settings, (*words, *host_words), rest)
-    return CommandLine(way, options, (*words, *host_words), work, file, typed)
+    return CommandLine(options, (*words, *host_words), work, file, typed)
 
 
 @contextmanager
@@ -309,13 +300,6 @@ def refuse_shared(work: Work, needs: TaskNeeds) -> TaskNeeds:
                     f"{work.name}: --{name} is a launcher option; rename the field of the task"
                 )
     return needs
-
-
-def kept_settings(way: str, options: Options, work: Work, again: tuple[str, ...] = ()) -> str:
-    """Return the settings file of a run, with the command `again` that was typed for it."""
-    run = option_of(work, "--resume")
-    resume = ("--resume", run) if again and run else ()
-    return settings_text(way, options, work, (*again, *resume))
 
 
 def from_names(settings: type[AnyOptions], values: Mapping[str, Any]) -> AnyOptions:

@@ -15,6 +15,7 @@ from itertools import pairwise, takewhile
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import split
+from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.settings import LocalOptions
@@ -22,6 +23,7 @@ from rackrun.launcher.settings_file import SettingsFile, read_settings
 from rackrun.runs import Run, find_run, unknown_run
 from rackrun.user_code.tasks import find_task
 
+SETTINGS = {"local": LocalOptions, "ssh": SshOptions, "ray": RayOptions, "node": NodeOptions}
 ABOUT = """\
 usage: {prog} RUN [options] [TASK] [task options]
 
@@ -45,10 +47,12 @@ def main(args: Sequence[str]) -> int:
     run, file, typed = read(args)
     module = import_module(f"rackrun.launcher.commands.{file.launch}")
     if not file.tasks:
-        _refuse_options(file, split(_before_dashes(typed), module.OPTIONS, file.launch)[1])
+        _refuse_options(file, split(_before_dashes(typed), SETTINGS[file.launch], file.launch)[1])
     tables = (file.launcher, *file.tasks.values())
-    resumes = any(table.keys() & {"auto-resume", "resume"} for table in tables)
-    say(f"{run} again" + (", from its beginning" if resumes else ""))
+    resumed_another = any(table.keys() & {"auto-resume", "resume"} for table in tables)
+    is_resumed = any(word.partition("=")[0] == "--resume" for word in typed)
+    from_where = ", from its beginning" if resumed_another and not is_resumed else ""
+    say(f"{run} again{from_where}")
     code: int = module.main(typed, as_a_new_run(file))
     return code
 

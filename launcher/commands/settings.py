@@ -205,8 +205,6 @@ class NodeOptions(Options):
 
     nproc: Ranks = 0
     """Ranks on this node (also: --nproc-per-node); 0: the scheduler's number, or one per GPU."""
-    slots: str = ""
-    """Processes of every node, such as 2,1,4; a run with other numbers is refused."""
     master: str = ""
     """Name or address of node 0, instead of the scheduler's."""
     port: int = 0

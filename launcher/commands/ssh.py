@@ -1,46 +1,149 @@
-"""`./run-ssh`: the command line of a launch on hosts, and the same from Python.
-
-What --help does without is imported once the words are read.
-"""
+"""`./run-ssh`: connect to hosts over SSH, check them, upload code, serve data, and run there."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
-from rackrun.launcher.commands.parse import from_names, read
+from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.errors import UsageError
+from rackrun.launcher.commands.launch import LaunchMethod
+from rackrun.launcher.commands.reach import listed, on_hosts
 from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
-from rackrun.launcher.commands.work import work_of
+from rackrun.launcher.commands.show import check, deep_check
+from rackrun.launcher.commands.upload import with_code, with_planned_code
+from rackrun.launcher.lifecycle.attempts import Launch
+from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
+from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
+from rackrun.launcher.lifecycle.starter import controlled, is_bound
+from rackrun.launcher.output.console import say
+from rackrun.launcher.output.screen import shown_here
+from rackrun.launcher.run.job import Command, Work
+from rackrun.launcher.run.kept_hosts import hosts_text
+from rackrun.launcher.run.result import Result
 from rackrun.launcher.settings_file import SettingsFile
+from rackrun.units import first_few
 
-if TYPE_CHECKING:
-    from rackrun.launcher.run.result import Result
 
-OPTIONS = SshOptions
+class SshLaunch(LaunchMethod):
+    """A launch on the hosts that the options name."""
+
+    name = "ssh"
+    settings = SshOptions
+    head = SSH_HEAD
+
+    @property
+    def default_work(self) -> Work:
+        """The demo; --check without a task asks hosts about no data."""
+        return Command(()) if self.options.check else demo_for_hosts()
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """The command, and the host file."""
+        return ("ssh", str(self.options.hosts))
+
+    @property
+    def sweep_groups(self) -> Sequence[str]:
+        """The groups of hosts on which runs of a sweep are side by side."""
+        from rackrun.launcher.search.sweep import groups_of  # with numpy
+
+        return groups_of(listed(self.options), self.options.sweep_hosts)
+
+    def spec_of(self, work: Work) -> LaunchSpec:
+        """Return the launch, whose hosts and code are not known yet."""
+        return replace(super().spec_of(work), synced=self.options.sync)
+
+    @classmethod
+    def launch(cls, args: Sequence[str], values: Mapping[str, object]) -> Result:
+        """Launch from Python; hosts may be a list of names, too."""
+        hosts = values.get("hosts")
+        if isinstance(hosts, list | tuple):
+            others = {name: value for name, value in values.items() if name != "hosts"}
+            values = {**others, "host_list": ",".join(map(str, hosts))}
+        return super().launch(args, values)
+
+    def begin(self, work: Work | None) -> int:
+        """Check, plan or launch as the options demand; return the exit code."""
+        options, spec = self.options, self.spec_of(work or self.default_work)
+        if options.check:
+            with self.planned(spec) as planned:
+                return self._check(planned)
+        if options.detach:
+            refuse_ineffective_wait(spec.work, options)
+        if options.dry_run or not options.detach:
+            return super().begin(work)
+        if is_bound(os.environ):
+            raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
+        if is_forwarded(os.environ):
+            say(
+                "warning: your keys are those of a forwarded agent, which ends with this login:"
+                " a restart after that could not log in to the hosts"
+            )
+        seconds = options.detach_seconds if isinstance(spec.work, Command) else None
+        return controlled(partial(self.exit_code, spec), options.plain, True, seconds)
+
+    @contextmanager
+    def on_hosts(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
+        """Yield the launch on the hosts, reached over SSH."""
+        with on_hosts(spec, self.options) as reached:
+            passed = {name for name, _ in spec.requirements().environment}
+            if kept := not_passed_on(os.environ, passed):
+                hint = f"type --env {kept[0]}, or --secret for a token"
+                say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
+            yield reached
+
+    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
+        """Bring the code to the hosts, which `stop` finds in the run folder."""
+        if is_planned:
+            return with_planned_code(spec, self.options)
+        hosts_file = hosts_text(spec.hosts, self.options.ssh_config)
+        return with_code(replace(spec, hosts_file=hosts_file), self.options)
+
+    def _check(self, spec: LaunchSpec) -> int:
+        exit_code = check(spec, self.options.json)
+        if exit_code or not self.options.deep:
+            return exit_code
+        measured = self.with_code(replace(deep_check(spec), pending={}), False)
+        return Launch(measured, shown_here(self.options.plain)).run().exit_code
+
+
+class CheckLaunch(SshLaunch):
+    """`check`, or --check, whose help has a head of its own."""
+
+    head = CHECK_HEAD
 
 
 def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     """Run the command line, or a run `again`; return the exit code."""
-    line = read("ssh", SshOptions, CHECK_HEAD if "--check" in args else SSH_HEAD, args, again)
-    if line.options.sweep:
-        from rackrun.launcher.commands.reach import listed
-        from rackrun.launcher.search.sweep import groups_of, sweep
-
-        groups = groups_of(listed(line.options), line.options.sweep_hosts)
-        return sweep("ssh", line.words, line.work, line.options, groups)
-    from rackrun.launcher.commands.ssh_run import start
-
-    with line.naming_the_file():
-        return start(line)
+    return (CheckLaunch if "--check" in args else SshLaunch).main(args, again)
 
 
-def launch(args: Sequence[str], options: Mapping[str, object]) -> Result:
-    """Launch from Python: the arguments after the host file, and the options by name."""
-    hosts = options.get("hosts")
-    if isinstance(hosts, list | tuple):
-        names = {name: value for name, value in options.items() if name != "hosts"}
-        options = {**names, "host_list": ",".join(map(str, hosts))}
-    settings = from_names(SshOptions, options)
-    from rackrun.launcher.commands.ssh_run import run
+def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
+    """Raise UsageError for seconds to wait for a task, whose steps are waited for."""
+    condition = Condition(
+        ("detach_seconds",),
+        lambda _: isinstance(work, Command),
+        "a task is waited for until the first step of every rank",
+    )
+    refuse_without_effect(options, changed_settings(options), [condition])
 
-    return run(work_of(args), settings)
+
+def is_forwarded(environment: Mapping[str, str]) -> bool:
+    """Return True where the SSH agent is the one of another machine, which this login brings."""
+    socket = environment.get("SSH_AUTH_SOCK", "")
+    is_of_sshd = bool(re.match(r"/tmp/ssh-\w+/agent\.", socket)) or ".sshd." in socket
+    return is_of_sshd and "SSH_CONNECTION" in environment and "SSH_AGENT_PID" not in environment
+
+
+OF_LIBRARIES = ("CUDA_VISIBLE_DEVICES", "GLOO_", "HF_", "MLFLOW_", "NCCL_", "TORCH_", "WANDB_")
+
+
+def not_passed_on(environment: Mapping[str, str], passed: Collection[str]) -> list[str]:
+    """Return the variables of libraries that are set here and that ranks elsewhere do not get."""
+    return sorted(
+        name for name in environment if name.startswith(OF_LIBRARIES) and name not in passed
+    )

@@ -28,8 +28,9 @@ from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, SignalQueue
 from rackrun.runs import SHORT_ID
+from rackrun.signals import ended_by_a_signal
 
 CUT_OFF_SECONDS = 1800.0
 RECONNECT_SECONDS = 5.0  # between two tries
@@ -81,7 +82,7 @@ class Launch:
         """
         with self._lost_hosts, ExitStack() as self._stack:
             try:
-                with ended_by_stop():
+                with ended_by_a_signal(STOP_SIGNAL):
                     self._make_attempts()
             except KeyboardInterrupt as interrupt:
                 if self.result is not None and not self._is_over:

@@ -58,8 +58,6 @@ class LaunchSpec:
 
     work: Work
     options: HostOptions
-    typed: tuple[str, ...] = ()
-    """The command that launched a task, without --resume; empty for a user's own command."""
     settings: str = ""
     """The content of run.toml, by which it is started again."""
     hosts_file: str = ""
@@ -150,7 +148,7 @@ class LaunchSpec:
     def job(self, folder: RunFolder) -> Job:
         """Return the job of the first attempt."""
         commit, options = git_commit(Path.cwd()), self.options
-        return Job(self.work, folder, options, typed=self.typed, commit=commit)
+        return Job(self.work, folder, options, commit=commit)
 
     @property
     def _run_name(self) -> str:

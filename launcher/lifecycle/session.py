@@ -11,7 +11,6 @@ from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
 from rackrun.launcher.output.log_files import (
     LogFiles,
-    unfinished_run_notice,
     write_result,
     write_run_page,
 )
@@ -23,7 +22,7 @@ from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentGroup
-from rackrun.launcher.supervision.signals import SignalQueue, ended_by_stop
+from rackrun.launcher.supervision.signals import STOP_SIGNAL, SignalQueue
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
@@ -57,14 +56,10 @@ def supervise(
     afterwards whether one has asked for the end. `returned` names hosts for which the attempt ends
     with an epoch. `probes` on the hosts, if any, become the agents: that saves a login to each.
     """
-    unfinished = ""
-    if job.folder.attempt == 1:
-        unfinished = unfinished_run_notice(job.folder.path.parent, besides=job.folder.path)
     signals = signals or SignalQueue()
     with signals.installed():  # before there is a plan: a run with a plan gets a result
         logs = LogFiles(job.folder, plan)
         output.begin(job, plan)
-        output.note(unfinished)
         if not plan.task and peers is None:  # a task's rank 0 tells more
             output.note(start_line(plan, versions, job.folder.path))
         agents = AgentGroup(plan, transports, probes)
@@ -74,7 +69,7 @@ def supervise(
         output.end_attempt()
     if result.verdict == "failed":
         try:
-            with ended_by_stop(), ended_by_a_signal():
+            with ended_by_a_signal(STOP_SIGNAL), ended_by_a_signal():
                 _report_sick_gpus(plan, transports, result, output)
         except KeyboardInterrupt:
             signals.add(signal.SIGINT)  # the result stays that of the attempt

@@ -16,7 +16,8 @@ from rackrun.contract.tasks import TASKS
 from rackrun.launcher.output.merge import LogSource
 from rackrun.launcher.output.run_view import BUSY, RunView, machines
 from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.result import Ending, Result
+from rackrun.launcher.run.result import Result
+from rackrun.run_files import RunEnd
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean_lines, discard, one_line
 from rackrun.units import duration
@@ -129,7 +130,7 @@ def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
             yield "to use the model, type", f"{called('predict')} {shlex.join(args)}"
 
 
-def last_line(result: Result | Ending) -> str:
+def last_line(result: Result | RunEnd) -> str:
     """Return the line about the end: cause, host, rank, log, what to do."""
     if result.verdict == "done":
         return f"done in {duration(result.seconds)}"

@@ -16,7 +16,6 @@ from rackrun.launcher.run.events import Output
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result, as_plain
 from rackrun.run_folder import RunFolder
-from rackrun.runs import is_supervised
 from rackrun.terminal import one_line
 
 TAIL_BYTES = 1 << 16
@@ -116,21 +115,6 @@ def write_run_page(folder: Path, task: str) -> str:
     except Exception as error:  # whatever it is, the run is over
         return f"no report.html: {one_line(str(error))[:300]}"
     return ""
-
-
-def unfinished_run_notice(runs: Path, besides: Path) -> str:
-    """Return a notice of the newest run if it ended without a result, else "".
-
-    `besides` the run that begins: another node of it may have written its plan already.
-    """
-    folders = (plan.parent for plan in runs.glob("*/plan.json"))
-    others = (folder for folder in folders if folder != besides and not folder.is_symlink())
-    plans = sorted(RunFolder(folder).plan for folder in others)
-    if not plans or RunFolder(plans[-1].parent).result.exists():
-        return ""
-    if is_supervised(RunFolder(plans[-1].parent)):
-        return ""
-    return f"{plans[-1].parent} has no result: its launcher was killed, and its hosts cleaned up"
 
 
 def write_json(path: Path, content: Any, mode: int = 0o666) -> None:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from contextlib import suppress
 from sys import float_info
 from typing import Annotated
 
-from msgspec import structs
-
 from rackrun.contract import phases
 from rackrun.launcher.run.events import Usage
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import HostState, RankState, RunState
+from rackrun.run_files import MOST_BYTES
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES
-from rackrun.shapes import Misshapen, Real, Shape, Whole, between, parsed_file
-from rackrun.terminal import one_line
+from rackrun.shapes import Misshapen, Real, Shape, Whole, between, matches, parsed_file
+from rackrun.terminal import UNSAFE, one_line
 from rackrun.units import plural
 
 BUSY = {
@@ -31,15 +28,15 @@ BUSY = {
     phases.SAVE: "saving",
 }
 """Phases that a rank reports, as states of its host; the first that one of its ranks is in."""
-HANGING_SECONDS = 10.0  # without a step, or 10 median steps where that is longer
-HANGING_STEPS = 10
 LINE_CHARACTERS = 200
 Measure = Annotated[float, between(-float_info.max, float_info.max)]
 """What a rank measured: the loss of a run that diverges is larger than any `Real`."""
+Text = Annotated[str, matches(f"[^{UNSAFE.pattern[1:-1]}]*")]
+"""What a terminal shows and does not obey: ranks may write into the folder of a run, too."""
 BROKEN, WAITED_FOR, HEALTHY, ENDED = range(4)
 """The order of hosts by state, the most urgent first."""
 URGENCY = {
-    **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped", "hanging"), BROKEN),
+    **dict.fromkeys(("lost", "failed", "not clean", "not verified", "stopped"), BROKEN),
     **dict.fromkeys(("slow", "lacks data", "connecting", "starting", "stopping"), WAITED_FOR),
     **dict.fromkeys(("done", "clean"), ENDED),
 }
@@ -48,34 +45,33 @@ URGENCY = {
 class HostView(Shape, frozen=True):
     """One host."""
 
-    name: str
+    name: Text
     node: Whole
-    state: str
+    state: Text
     urgency: Whole
     step: Whole
     """The step of its slowest rank; 0: none yet."""
-    loss: Measure | None
     images_per_second: Measure
     """Its part of those of all ranks."""
     share: Real | None
     """Its part of the images of a step, with --balance auto."""
     usage: Usage | None
-    last_line: str
+    last_line: Text
     """The newest line of its ranks, finished or not."""
 
 
 class RunView(Shape, frozen=True):
     """A run at a moment."""
 
-    name: str
-    run_id: str
-    folder: str
-    machines: str
+    name: Text
+    run_id: Text
+    folder: Text
+    machines: Text
     """Ranks, hosts and GPUs, in words."""
-    dataset: str
+    dataset: Text
     """What is read; empty while the first rank has not reported it."""
     seconds: Real
-    phase: str
+    phase: Text
     """The phase of the first rank; empty while it has not reported."""
     epoch: Whole
     epochs: Whole
@@ -108,30 +104,8 @@ class RunView(Shape, frozen=True):
 def read_view(folder: RunFolder) -> RunView | None:
     """Return what state.json shows now; None where there is none."""
     with suppress(OSError, Misshapen):
-        return _cleaned(parsed_file(folder.state, RunView, MOST_BYTES))
+        return parsed_file(folder.state, RunView, MOST_BYTES)
     return None
-
-
-def _cleaned(run: RunView) -> RunView:
-    # ranks may write into the folder, too
-    hosts = [
-        structs.replace(
-            host,
-            name=one_line(host.name),
-            state=one_line(host.state),
-            last_line=one_line(host.last_line),
-        )
-        for host in run.hosts
-    ]
-    return structs.replace(
-        run,
-        name=one_line(run.name),
-        run_id=one_line(run.run_id),
-        folder=one_line(run.folder),
-        machines=one_line(run.machines),
-        dataset=one_line(run.dataset),
-        hosts=tuple(hosts),
-    )
 
 
 def view(
@@ -140,7 +114,7 @@ def view(
     """Return a run at the moment `now` of the monotonic clock."""
     first = run.lead
     total = _whole(first, "epoch_steps")
-    hosts = [_host_view(run, host, now, last_lines.get(host.plan.node, "")) for host in run.hosts]
+    hosts = [_host_view(run, host, last_lines.get(host.plan.node, "")) for host in run.hosts]
     return RunView(
         name=one_line(name),
         run_id=run.plan.run_id,
@@ -167,10 +141,10 @@ def view(
     )
 
 
-def _host_view(run: RunState, host: HostState, now: float, last_line: str) -> HostView:
+def _host_view(run: RunState, host: HostState, last_line: str) -> HostView:
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
-    state = state_of(run, host, now)
+    state = state_of(run, host)
     speeds = [_measure(rank, "images_per_second") or 0.0 for rank in ranks]
     shares = [_measure(rank, "share") for rank in ranks]
     evenly = 1 / run.plan.world_size
@@ -184,7 +158,6 @@ def _host_view(run: RunState, host: HostState, now: float, last_line: str) -> Ho
         state=state,
         urgency=URGENCY.get(state, URGENCY.get(state.partition(" ")[0], HEALTHY)),
         step=slowest.step,
-        loss=_measure(slowest, "loss"),
         images_per_second=speed,
         share=sum(share or 0.0 for share in shares) if any(shares) else None,
         usage=host.usage,
@@ -192,7 +165,7 @@ def _host_view(run: RunState, host: HostState, now: float, last_line: str) -> Ho
     )
 
 
-def state_of(run: RunState, host: HostState, now: float) -> str:
+def state_of(run: RunState, host: HostState) -> str:
     """Return the state of a host in a word or two."""
     ranks = run.ranks_of(host.plan.node)
     if host.frozen:
@@ -201,8 +174,6 @@ def state_of(run: RunState, host: HostState, now: float) -> str:
         return "failed"
     if host.state != "running":
         return host.state
-    if still := _standstill(run, ranks, now):
-        return f"hanging {still:.0f} s"
     rank_phases = {rank.phase for rank in ranks if rank.running}
     busy = [busy_state for phase, busy_state in BUSY.items() if phase in rank_phases]
     silent = "starting" if run.plan.task else "running"  # until a task has imported torch
@@ -228,22 +199,6 @@ def machines(plan: Plan) -> str:
     models = dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model)
     shown = [where, each if len(counts) > 1 and most > 1 else "", " and ".join(models)]
     return one_line(", ".join(filter(None, shown)))
-
-
-def _standstill(run: RunState, ranks: list[RankState], now: float) -> float:
-    # For how long a host has held up the others without a step; 0: it has not. All ranks wait at
-    # the same exchange: the one that is behind is to blame, or one that lacks data.
-    still = [
-        rank
-        for rank in ranks
-        if rank.running and rank.phase == phases.TRAIN and rank.step_seconds
-        if now - rank.moved_at > HANGING_SECONDS
-        if now - rank.moved_at > HANGING_STEPS * statistics.median(rank.step_seconds)
-    ]
-    if not still or any(rank.phase == phases.DATA for rank in run.running):
-        return 0.0
-    fewest = min(rank.step for rank in run.ranks)
-    return max((now - rank.moved_at for rank in still if rank.step == fewest), default=0.0)
 
 
 def _whole(rank: RankState, name: str) -> int:

@@ -122,13 +122,6 @@ def environment_of(pid: int) -> list[bytes]:
     return []
 
 
-def command_line(pid: int) -> str:
-    """Return the arguments of a process, with spaces between them."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().replace(b"\0", b" ").decode("utf-8", "replace")
-    return ""
-
-
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for want of memory since boot."""
     with contextlib.suppress(OSError), open("/proc/vmstat", "rb") as file:

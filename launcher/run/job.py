@@ -13,7 +13,8 @@ from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import SHORT_ID
 
-TRAINING = ("-u", "-m", "rackrun.training")
+TASK_MODULE = ("-m", "rackrun.training")
+TRAINING = ("-u", *TASK_MODULE)
 """What a rank of a task runs; its name and options follow."""
 
 
@@ -99,8 +100,6 @@ class Job:
     options: Options = Options()
     run_id: str = field(default_factory=lambda: secrets.token_hex(16))
     """128 random bits: names an attempt on every host, and guards its rendezvous."""
-    typed: tuple[str, ...] = ()
-    """The command that launched a task, without --resume; empty for a user's own command."""
     seconds_left: float = 0.0
     """After this time the run is stopped, with a checkpoint; 0: never."""
     commit: str = ""
@@ -117,12 +116,6 @@ class Job:
         return replace(
             self, run_id=run_id, folder=replace(self.folder, attempt=self.folder.attempt + 1)
         )
-
-    @property
-    def resume(self) -> tuple[str, ...]:
-        """Return the command that continues it from its newest checkpoint, if one was typed."""
-        run = str(self.options.runs / self.folder.path.name)
-        return (*self.typed, "--resume", run) if self.typed else ()
 
 
 def is_own_command(work: Work) -> bool:

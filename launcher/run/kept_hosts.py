@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rackrun.launcher.run.hosts import Host
+from rackrun.run_files import MOST_BYTES
 from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES
 from rackrun.shapes import Misshapen, Shape, parsed_file
 
 

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
-
-from rackrun.run_folder import RunFolder
-from rackrun.runs import MOST_BYTES
-from rackrun.shapes import Excerpt, Misshapen, Real, Whole, between, parsed_file
+from typing import Any
 
 CUT_OFF = "no host could be reached any more: this machine's own network was down, or every host"
 
@@ -75,28 +70,6 @@ class Result(AttemptResult):
             return replace(self, attempts=(this,))
         hosts = {**earlier.hosts, **self.hosts}  # one that was lost has no part in this attempt
         return replace(self, attempts=(*earlier.attempts, this), hosts=hosts)
-
-
-class Ending(Excerpt, frozen=True):
-    """What later commands read of result.json."""
-
-    verdict: Literal["done", "failed", "interrupted"]
-    exit_code: Annotated[int, between(-128, 255)]
-    cause: str = ""
-    host: str | None = None
-    rank: Whole | None = None
-    log: Path | None = None
-    advice: str = ""
-    seconds: Real = 0.0
-    hosts: dict[str, str] = {}
-    report: dict[str, Any] = {}
-
-
-def ending_in(folder: RunFolder) -> Ending | None:
-    """Return how the run of a folder ended; None where it has not."""
-    with suppress(OSError, Misshapen):
-        return parsed_file(folder.result, Ending, MOST_BYTES)
-    return None
 
 
 def as_plain(result: Result) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import Hang
 from rackrun.launcher.supervision.root_cause import LOST, Cause, FailureLog, signal_name
 from rackrun.launcher.supervision.signals import STOP_SIGNAL, TAKE_IN, TIME_LIMIT
+from rackrun.runs import how_to_continue
 from rackrun.terminal import one_line
 
 OUT_OF_TIME = 124  # as timeout(1)
@@ -31,6 +31,7 @@ def result_of(
     steps = (rank.fields.get("checkpoint") for rank in run.ranks)
     saved = max((step for step in steps if isinstance(step, int)), default=0)
     host = run.plan.host(run.lead.node)
+    is_continuable = bool(saved and run.plan.task and job.folder.settings.exists())
     verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"
     return Result(
         verdict=verdict,
@@ -51,7 +52,7 @@ def result_of(
         },
         folder=job.folder.path,
         saved=saved,
-        resume=shlex.join(job.resume) if saved and verdict != "done" else "",
+        resume=how_to_continue(job.folder) if is_continuable and verdict != "done" else "",
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from rackrun.signals import PASSED_ON_INT, handle, is_ignored, restore
+from rackrun.signals import PASSED_ON_INT, is_ignored, restore
 
 STOP_SIGNAL = signal.SIGUSR2  # what `./run-ssh stop` sends a launcher or a controller
 
@@ -22,26 +22,6 @@ _HANDLED = (
 )
 _STAY_IGNORED = (signal.SIGINT, signal.SIGHUP)
 """Ignored here where our parent ignores them, as `nohup` and `trap '' INT` do, or we do already."""
-
-
-@contextmanager
-def ended_by_stop() -> Iterator[None]:
-    """Let the first `stop` raise KeyboardInterrupt where no supervisor is at work."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked: list[int] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if not asked:
-            asked.append(number)
-            raise KeyboardInterrupt
-
-    before = handle((STOP_SIGNAL,), stop)
-    try:
-        yield
-    finally:
-        restore(before)
 
 
 class SignalQueue:

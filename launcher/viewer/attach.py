@@ -54,7 +54,7 @@ def attach(run: Run, options: AttachOptions) -> int:
     code = exit_code_in(run.folder.events)
     if code is None:
         say("the launcher of the run is gone, and its hosts have ended it")
-        say(f"what is left: {called('status')} {run.id[:SHORT_ID]}")
+        say(f"to verify that, type: {called('stop')} {run.id[:SHORT_ID]}")
         return HostLost.exit_code
     return code
 

@@ -15,9 +15,9 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
 from rackrun.launcher.output.merge import readable
-from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.settings import ReachOptions
-from rackrun.launcher.viewer.reach import plan_in
+from rackrun.launcher.viewer.reach import plan_of
+from rackrun.run_files import RunPlan
 from rackrun.run_folder import RunFolder, file_name
 from rackrun.runs import Run, is_supervised
 from rackrun.signals import interruptible
@@ -49,7 +49,7 @@ class LogsOptions(ReachOptions):
 
 def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
-    plan = plan_in(run.folder)
+    plan = plan_of(run.folder)
     _refuse_unknown(plan, options)
     with interruptible():
         try:
@@ -62,7 +62,7 @@ def logs(run: Run, options: LogsOptions) -> int:
     return 0
 
 
-def _refuse_unknown(plan: Plan, options: LogsOptions) -> None:
+def _refuse_unknown(plan: RunPlan, options: LogsOptions) -> None:
     if unknown := set(options.host) - {host.name for host in plan.hosts}:
         names = ", ".join(host.name for host in plan.hosts)
         raise UsageError(f"--host {min(unknown)}: there are: {names}")
@@ -70,7 +70,7 @@ def _refuse_unknown(plan: Plan, options: LogsOptions) -> None:
         raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
 
 
-def _print(folder: RunFolder, plan: Plan, options: LogsOptions) -> None:
+def _print(folder: RunFolder, plan: RunPlan, options: LogsOptions) -> None:
     """Print the logs, attempt by attempt and rank by rank; `--follow`: until the run ends."""
     has_hosts, has_ranks = len(plan.hosts) > 1, plan.world_size > 1
     read: dict[Path, int] = {}  # bytes of each log

@@ -1,214 +1,96 @@
-"""`status RUN`: show which processes of a run exist on every host."""
+"""`status RUN`: show how a run goes, by what its folder has."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rackrun.commandline.options import Examples
-from rackrun.errors import Problem
-from rackrun.launcher.output.run_view import HostView, read_view
-from rackrun.launcher.remote.files import SCRATCH
+from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
+from rackrun.launcher.output.console import progress_words
+from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.run.result import ending_in
-from rackrun.launcher.transport.base import Transport
-from rackrun.launcher.viewer.reach import (
-    Reached,
-    ReachedRun,
-    RunOptions,
-    TooLate,
-    each_in_time,
-    processes_on,
-    reached,
-    short_message,
-)
-from rackrun.launcher.viewer.replies import RunListing, RunProcess
+from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.viewer.reach import plan_of
+from rackrun.run_files import end_in
 from rackrun.runs import SHORT_ID, Run
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
 
-EARLIER = ("connecting", "starting")  # the folder may still say these when ranks run
-HEAD = ("hosts", "state", "step", "since", "last heard", "processes")
-HEARTBEAT = ("heard_seconds_ago", "lease_seconds")
-
 
 @dataclass(frozen=True)
-class StatusOptions(RunOptions):
-    """Show the processes of a run on every host."""
+class StatusOptions(ReachOptions):
+    """Show how a run goes, and the state of every host."""
 
     examples: ClassVar[Examples] = (
         ("{prog} 3fa8", "the run whose ID begins with 3fa8"),
         ("{prog} --json 3fa8", "as JSON"),
     )
 
+    run: Positional[str] = ""
+    """The run: ID, start of an ID, name, folder, or latest."""
     json: bool = False
     """Print the result as JSON."""
 
 
 def status(run: Run, options: StatusOptions) -> int:
-    """Print how the run goes, and which of its processes exist on every host."""
-    with reached(run, options, need_hosts=False) as reached_run:
-        hosts = status_of_all(reached_run)
-    report = report_of(reached_run, hosts)
+    """Print how the run goes."""
+    report = report_of(run)
     sys.stdout.write(f"{json.dumps(report, indent=2)}\n" if options.json else describe(report))
     return 0
 
 
-# -- the hosts
-
-
-@dataclass(frozen=True)
-class HostStatus:
-    """What runs on one host."""
-
-    name: str
-    transport: Transport | None
-    python: str = ""
-    """The interpreter that answered there."""
-    processes: tuple[RunProcess, ...] = ()
-    """The processes of the run, each with its role."""
-    error: str = ""
-
-
-def status_of_all(run: ReachedRun) -> list[HostStatus]:
-    """Ask every host of the run what runs there."""
-    hosts = run.hosts
-    pairs = [
-        (host, run.silent.get(host.label, transport))
-        for host, transport in zip(hosts, run.transports, strict=True)
-    ]
-    ask = partial(_status_of, run.run.id[:SHORT_ID])  # of every attempt
-    outcomes = each_in_time(ask, pairs)
-    for host, outcome in zip(hosts, outcomes, strict=True):
-        if isinstance(outcome, TooLate):
-            run.silent[host.label] = outcome
-    statuses = [
-        HostStatus(host.label, None, error=short_message(outcome, host))
-        if isinstance(outcome, Problem)
-        else outcome
-        for host, outcome in zip(hosts, outcomes, strict=True)
-    ]
-    return _without_duplicates(run, statuses)
-
-
-def _status_of(run_id: str, pair: Reached) -> HostStatus:
-    host, transport = pair
-    with processes_on(transport, host.python) as client:
-        listing = client.parsed(client.call("processes", run=run_id), RunListing)
-    return HostStatus(host.label, transport, listing.python, listing.processes)
-
-
-def _without_duplicates(run: ReachedRun, hosts: Sequence[HostStatus]) -> list[HostStatus]:
-    # Several hosts may be one machine, and then each of them lists the processes of all.
-    live = read_view(run.run.folder)
-    if live is None:
-        return list(hosts)
-    owners = {f"{SCRATCH}{live.run_id}-{host.node}": host.name for host in live.hosts}
-
-    def owner(process: RunProcess, default: str) -> str:
-        return owners.get(process.scratch, default)
-
-    return [
-        replace(
-            host, processes=tuple(p for p in host.processes if owner(p, host.name) == host.name)
-        )
-        for host in hosts
-    ]
-
-
-# -- the report
-
-
-def report_of(run: ReachedRun, hosts: Sequence[HostStatus]) -> dict[str, Any]:
+def report_of(run: Run) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    folder = run.run.folder
-    view, ending = read_view(folder), ending_in(folder)
-    live = {host.name: host for host in view.hosts} if view else {}
-    seconds = view.seconds if view else None
+    is_over, ending = run.is_over, end_in(run.folder)
+    view = None if is_over else read_view(run.folder)
+    if view:
+        hosts = [{"name": h.name, "state": h.state, "step": h.step or None} for h in view.hosts]
+    else:
+        ends = ending.hosts if ending else {}
+        otherwise = "not verified" if is_over else "starting"
+        names = dict.fromkeys([*ends, *(host.name for host in plan_of(run.folder).hosts)])
+        hosts = [{"name": name, "state": ends.get(name, otherwise), "step": None} for name in names]
     return {
-        "run": run.run.id,
-        "name": run.run.name,
-        "supervised": not run.run.is_over,
+        "run": run.id,
+        "name": run.name,
+        "supervised": not is_over,
         "exit_code": ending.exit_code if ending else None,
         "verdict": ending.verdict if ending else "",
         "cause": ending.cause if ending else "",
-        "folder": str(folder.path),
-        "seconds": ending.seconds if ending else seconds,
-        "hosts": [_host_report(host, live.get(host.name)) for host in hosts],
+        "folder": str(run.folder.path),
+        "seconds": ending.seconds if ending else view.seconds if view else None,
+        "progress": list(progress_words(view)) if view else [],
+        "hosts": hosts,
     }
-
-
-def _host_report(host: HostStatus, live: HostView | None) -> dict[str, Any]:
-    agents = [process.facts for process in host.processes if process.role == "agent"]
-    ranks = [process for process in host.processes if process.role == "rank"]
-    return {
-        "name": host.name,
-        "error": host.error,
-        "state": _state_of(host, bool(ranks), live),
-        "step": live.step or None if live and ranks else None,
-        "seconds": max((process.seconds for process in ranks), default=None),
-        "heartbeat": {name: agents[0].get(name, 0.0) for name in HEARTBEAT} if agents else None,
-        "processes": [process.facts for process in host.processes],
-    }
-
-
-def _state_of(host: HostStatus, has_ranks: bool, live: HostView | None) -> str:
-    """Return the state of a host: by its processes first, by the run's folder second."""
-    if host.error:
-        return "not reached"
-    if has_ranks:
-        return live.state if live and live.state not in EARLIER else "running"
-    return "starting or stopping" if host.processes else "stopped"
 
 
 def describe(report: dict[str, Any]) -> str:
     """Return the report as text, with hosts that are alike in one row."""
-    lines = [
-        f"run {report['run']} {one_line(report['name'])}: {_headline(report)}",
-        f"folder {one_line(report['folder'])}",
-    ]
-    if not report["hosts"]:
-        return "\n".join([*lines, ""])
-    alike: dict[tuple[str, ...], list[str]] = {}
+    alike: dict[tuple[str, str], list[str]] = {}
     for host in report["hosts"]:
-        alike.setdefault(_cells(host), []).append(one_line(host["name"]))
+        step = f"{host['step']:,}" if host["step"] else "-"
+        alike.setdefault((one_line(host["state"]), step), []).append(one_line(host["name"]))
     rows = [(grouped(names), *cells) for cells, names in alike.items()]
-    drawn = table(HEAD, rows, ("hosts", "state", "processes"), ("step", "since", "last heard"))
-    return "\n".join([*lines, "", drawn, f"{_verdict(report['hosts'])}\n"])
-
-
-def _verdict(hosts: Sequence[dict[str, Any]]) -> str:
-    states = Counter(one_line(host["state"]) for host in hosts)
+    states = Counter(one_line(host["state"]) for host in report["hosts"])
     counted = ", ".join(f"{count} {state}" for state, count in states.items())
-    silent = [one_line(host["name"]) for host in hosts if host["error"]]
-    names = f" ({grouped(silent)})" if silent else ""
-    return f"{plural(len(hosts), 'host')}: {counted}{names}"
+    return (
+        f"run {report['run']} {one_line(report['name'])}: {_headline(report)}\n"
+        f"folder {one_line(report['folder'])}\n\n"
+        f"{table(('hosts', 'state', 'step'), rows, ('hosts', 'state'), ('step',))}\n"
+        f"{plural(len(report['hosts']), 'host')}: {counted}\n"
+    )
 
 
 def _headline(report: dict[str, Any]) -> str:
     if report["supervised"]:
-        seconds = report["seconds"]
-        return "running" if seconds is None else f"running for {duration(seconds)}"
+        since = "" if report["seconds"] is None else f" for {duration(report['seconds'])}"
+        return ", ".join([f"running{since}", *report["progress"]])
     if report["exit_code"] is None:
-        return "its launcher is gone; its hosts end it on their own"
+        stop = f"{called('stop')} {report['run'][:SHORT_ID]}"
+        return f"its launcher is gone, and its hosts end it; to verify that, type: {stop}"
     return f"ended with {report['exit_code']}: {one_line(report['cause'])}"
-
-
-def _cells(host: dict[str, Any]) -> tuple[str, ...]:
-    if host["error"]:
-        return (f"not reached: {one_line(host['error'])}", "", "", "", "")
-    counts: dict[str, int] = {}
-    for process in host["processes"]:
-        counts[process["role"]] = counts.get(process["role"], 0) + 1
-    names = ", ".join(role if n == 1 else f"{n} x {role}" for role, n in counts.items())
-    heartbeat = host["heartbeat"]
-    heard = f"{heartbeat['heard_seconds_ago']:.0f} s ago" if heartbeat else "-"
-    since = "-" if host["seconds"] is None else duration(host["seconds"])
-    step = "-" if host["step"] is None else f"{host['step']:,}"
-    return one_line(host["state"]), step, since, heard, names or "none"

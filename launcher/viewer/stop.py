@@ -10,21 +10,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from rackrun.commandline.options import Examples
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.remote import processes
-from rackrun.launcher.run.result import ending_in
-from rackrun.launcher.run.settings import Limits
+from rackrun.launcher.run.settings import Limits, ReachOptions
 from rackrun.launcher.settings_file import read_settings
 from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.reach import ReachedRun, RunOptions, reached
-from rackrun.launcher.viewer.status import HostStatus, status_of_all
+from rackrun.launcher.viewer.reach import (
+    HostProcesses,
+    ReachedRun,
+    processes_of_all,
+    reached,
+)
+from rackrun.run_files import end_in
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
 from rackrun.terminal import one_line
@@ -39,7 +43,7 @@ SWEEP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class StopOptions(RunOptions):
+class StopOptions(ReachOptions):
     """Stop a run as Ctrl-C would, and verify every host."""
 
     examples: ClassVar[Examples] = (
@@ -47,6 +51,8 @@ class StopOptions(RunOptions):
         ("{prog} --force 3fa8", "kill every process at once"),
     )
 
+    run: Positional[str] = ""
+    """The run: ID, start of an ID, name, folder, or latest."""
     force: bool = False
     """Kill every process at once, without a checkpoint."""
 
@@ -54,7 +60,7 @@ class StopOptions(RunOptions):
 def stop(run: Run, options: StopOptions) -> int:
     """Stop the run as Ctrl-C would, and verify every host; return the exit code."""
     was_running = _end_launcher(run, options.force)
-    ending = ending_in(run.folder)
+    ending = end_in(run.folder)
     if not was_running and ending and set(ending.hosts.values()) == {"clean"}:
         return 0
     with reached(run, options) as reached_run:
@@ -77,7 +83,7 @@ def _end_launcher(run: Run, now: bool) -> bool:
             f" Ctrl-C there, or, without a checkpoint, type: {called('stop')} --force {run.id}"
         )
     _wait_for_end(run.folder, now)
-    if ending := ending_in(run.folder):
+    if ending := end_in(run.folder):
         say(last_line(ending))
     return was_running
 
@@ -138,10 +144,10 @@ def _checkpoint_seconds(folder: RunFolder) -> float:
 def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     """End what is left on any host; return True while something may still be there."""
     deadline = time.monotonic() + linger_seconds
-    hosts = status_of_all(run)
+    hosts = processes_of_all(run)
     while any(host.processes for host in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-        hosts = status_of_all(run)
+        hosts = processes_of_all(run)
     if left := [host for host in hosts if host.processes]:
         why = f"has not ended it within {SWEEP_SECONDS:g} s"
         outcomes = each(
@@ -158,7 +164,7 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
         # a host that is clean now counts as clean, even if its clean-up has reported an error
         hosts = [
             replace(host, error=errors.get(host.name, host.error)) if host.processes else host
-            for host in status_of_all(run)
+            for host in processes_of_all(run)
         ]
     unclean = [host for host in hosts if host.error or host.processes]
     for host in unclean:
@@ -170,7 +176,7 @@ def is_left(run: ReachedRun, linger_seconds: float) -> bool:
     return bool(unclean)
 
 
-def _clean_up(host: HostStatus) -> None:
+def _clean_up(host: HostProcesses) -> None:
     assert host.transport is not None
     # a new agent ends what an earlier one has left
     for scratch in {process.scratch for process in host.processes} - {""}:

@@ -1,13 +1,12 @@
 """What a run folder holds, read and checked: nothing in it is trusted.
 
-metrics.jsonl, config.json, plan.json, result.json, usage.jsonl, run.toml, grids of images -> Story
+metrics.jsonl, config.json, plan.json, result.json, usage.jsonl, grids of images -> Story
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
+from rackrun.run_files import LARGEST, RunEnd, RunPlan
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import LINE_BYTES, MOST_USAGE_BYTES, HostUsage, usage_line
 from rackrun.run_report.grids import (
@@ -26,8 +26,8 @@ from rackrun.run_report.grids import (
     read_predictions,
     read_training_images,
 )
-from rackrun.shapes import Excerpt, Misshapen, Real, Whole, at_most, between, parsed_file, shaped
-from rackrun.terminal import one_line, say
+from rackrun.shapes import Misshapen, at_most, between, parsed_file, shaped
+from rackrun.terminal import say
 
 FIELDS = {  # fields of a line of metrics.jsonl, by its kind
     "start": ("step", "epoch"),
@@ -37,57 +37,14 @@ FIELDS = {  # fields of a line of metrics.jsonl, by its kind
     "shares": ("step", "epoch", "time"),
 }
 WHOLE = ("step", "samples")
-LAST_MOMENT = 1e11  # in seconds: beyond what clocks show
 SETTINGS = "the settings of a run"
 MOST_JSON_BYTES = 1 << 25
-MOST_SETTINGS_BYTES = 1 << 20
 MOST_RANKS = 1 << 12
 Images = Annotated[int, between(0, 2**31)]
 PLAIN = (str, int, float, type(None))
 Line = dict[str, Any]
 Values = NDArray[np.float64]
 T = TypeVar("T")
-
-
-class RunHost(Excerpt, frozen=True):
-    """A host of plan.json."""
-
-    name: str = ""
-    processes: Whole = 0
-    command: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    gpu_model: str = ""
-
-
-class RunPlan(Excerpt, frozen=True):
-    """What of plan.json is shown; empty where there is none."""
-
-    run_id: str = ""
-    world_size: Whole = 0
-    hosts: tuple[RunHost, ...] = ()
-
-
-class RunEnd(Excerpt, frozen=True):
-    """What of result.json is shown; empty where there is none yet."""
-
-    verdict: str = ""
-    exit_code: Whole | None = None
-    cause: str = ""
-    advice: str = ""
-    traceback: Annotated[str, at_most(1 << 20)] = ""
-    seconds: Real = 0.0
-    saved: Whole = 0
-    """The step of the newest checkpoint; 0: there is none."""
-    hosts: dict[str, str] = {}
-    report: dict[str, Any] = {}
-    """What ranks have reported last, by name."""
-
-    def number(self, name: str) -> float | None:
-        """Return a number that ranks have reported; None if they have not."""
-        value = self.report.get(name)
-        if isinstance(value, int | float) and abs(value) < LAST_MOMENT:
-            return float(value)
-        return None
 
 
 @dataclass(frozen=True)
@@ -111,8 +68,6 @@ class Story:
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
-    typed: tuple[str, ...] = ()
-    """The command that launched a task here; empty where that is not known."""
     train: list[Line] = field(default_factory=list)
     validation: list[Line] = field(default_factory=list)
     predictions: Predictions | None = None
@@ -181,7 +136,6 @@ def read(folder: Path) -> Story:
     return Story(
         name=folder.absolute().name,
         config=_document(files.config, dict[str, Any], SETTINGS),
-        typed=_typed(files.settings),
         train=[line for line in lines if line["kind"] == "train"],
         validation=[line for line in lines if line["kind"] == "evaluate"],
         predictions=read_predictions(files.predictions),
@@ -218,19 +172,6 @@ def _uneven(shares: list[Line]) -> list[Line]:
     """Return the lines about each rank's images of a step; none if they were always equal."""
     uneven = any(max(ones := line["images"].values()) > min(ones) + 1 for line in shares)
     return shares if uneven else []
-
-
-def _typed(path: Path) -> tuple[str, ...]:
-    """Return the command in a settings file, which no host supplies; () where there is none."""
-    if not path.exists():
-        return ()
-    try:
-        with path.open("rb") as file:
-            settings = tomllib.loads(file.read(MOST_SETTINGS_BYTES + 1).decode())
-        typed: tuple[str, ...] = shaped(settings.get("typed", []), tuple[str, ...], "typed")
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not {SETTINGS}: {one_line(str(error))[:200]}") from None
-    return typed
 
 
 def read_usage(folder: Path) -> list[HostUsage]:
@@ -275,7 +216,7 @@ def _metric_line(text: str) -> Line:
         if not images or len(images) > MOST_RANKS or not all(map(str.isdecimal, images)):
             raise ValueError("no images by rank")
         line["images"] = {int(rank): count for rank, count in images.items()}
-    if not 0 <= float(line.get("time", 0)) <= LAST_MOMENT:
+    if not 0 <= float(line.get("time", 0)) <= LARGEST:
         raise ValueError(line["time"])
     return line
 

@@ -14,13 +14,14 @@ import numpy as np
 from markupsafe import Markup
 
 from rackrun.atomic import write_whole
-from rackrun.commands import called
 from rackrun.contract import variables
+from rackrun.run_files import RunHost
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import HostUsage
 from rackrun.run_report.chart import COLOURS, Series, chart
-from rackrun.run_report.folder import RunHost, Story, mean_speed, read, smoothed, values
+from rackrun.run_report.folder import Story, mean_speed, read, smoothed, values
 from rackrun.run_report.template import percent, rendered, shown
+from rackrun.runs import how_to_continue
 from rackrun.units import data_size, duration, form, plural
 
 FACTS = (
@@ -30,8 +31,6 @@ FACTS = (
 """The fields of `resolved` in config.json that describe where a run was."""
 LEARNED = ("loss", "accuracy")
 """Curves that mean nothing where the images were noise (--synthetic)."""
-PRIVATE = ("--env", "--on-event")
-"""Options of the launcher whose values may be secrets."""
 OWN_VARIABLES = (variables.PREFIX, "MASTER_")
 
 Use = tuple[float | None, Callable[[float], str]]
@@ -150,7 +149,7 @@ def facts(run: Story) -> Iterator[tuple[str, object]]:
     if models := dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model):
         yield "GPUs", list(models)
     if plan.hosts:
-        yield "command", shlex.join(_without_values(run.typed) or plan.hosts[0].command)
+        yield "command", shlex.join(plan.hosts[0].command)
         names = [name for name, _ in plan.hosts[0].environment]
         if given := [name for name in names if not name.startswith(OWN_VARIABLES)]:
             yield "environment variables", given  # values may be private
@@ -168,30 +167,13 @@ def facts(run: Story) -> Iterator[tuple[str, object]]:
         yield "exit code", run.end.exit_code
 
 
-def _without_values(typed: Sequence[str]) -> list[str]:
-    """Return a command without what may be private: a page is shown to others."""
-    args: list[str] = []
-    for before, arg in itertools.pairwise(("", *typed)):
-        option, equals, value = arg.partition("=") if arg.startswith("--") else (before, "", arg)
-        if option in PRIVATE and value:
-            name = value.partition("=")[0] + "=" if option == "--env" else ""
-            args.append(f"{option}={name}…" if equals else f"{name}…")
-        else:
-            args.append(arg)
-    return args
-
-
 def resume_command(run: Story, folder: Path) -> str:
     """Return what continues a run that has not reached its end; nothing where it cannot.
 
     No content of a file is in it: a user is going to run it.
     """
-    has_ended_early = run.end.verdict not in ("", "done")
-    if not (has_ended_early and run.end.saved and run.typed):
-        return ""
-    path = folder.absolute()
-    path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{called('rerun')} {shlex.quote(str(path))} --resume {shlex.quote(str(path))}"
+    is_continuable = run.end.resume and run.end.verdict not in ("", "done")
+    return how_to_continue(RunFolder(folder.absolute())) if is_continuable else ""
 
 
 def charts(runs: Sequence[Story]) -> Iterator[tuple[str, Markup]]:

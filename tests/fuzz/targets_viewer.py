@@ -10,9 +10,9 @@ from msgspec import to_builtins
 from rackrun.launcher.output.run_view import RunView, view
 from rackrun.launcher.remote import files, run_processes
 from rackrun.launcher.run.events import Gpu, RankStarted, Report, Usage
-from rackrun.launcher.run.result import Ending
 from rackrun.launcher.run.state import RunState
-from rackrun.launcher.viewer.replies import RunListing
+from rackrun.launcher.viewer.reach import RunListing
+from rackrun.run_files import RunEnd
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from tests.fuzz.decoders import coded, decoder
@@ -28,8 +28,8 @@ FINISH = {
 LISTING = {
     "python": "/usr/bin/python3",
     "processes": [
-        {"role": "rank", "pid": 5, "state": "S", "seconds": 1.5, "rank": 0, "scratch": "/tmp/x"},
-        {"role": "agent", "pid": 4, "state": "S", "seconds": 1.5, "lease_seconds": 3},
+        {"pid": 5, "scratch": "/tmp/x"},
+        {"pid": 4, "scratch": ""},
     ],
 }
 
@@ -53,7 +53,7 @@ def fuzz_state(data: bytes) -> None:
 @decoder(coded(FINISH))
 def fuzz_ending(data: bytes) -> None:
     """Fuzz result.json of a run."""
-    decode(data, Ending)
+    decode(data, RunEnd)
 
 
 @decoder(coded(LISTING))

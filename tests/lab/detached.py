@@ -59,6 +59,14 @@ class DetachedLab:
         assert code == 0, err
         return dict(json.loads(out))
 
+    def wait_for_states(self, *states: str) -> None:
+        """Wait until `status` shows these states of the hosts."""
+
+        def shown() -> tuple[str, ...]:
+            return tuple(host["state"] for host in self.status()["hosts"])
+
+        until(lambda: shown() == states, f"{states} are shown", 60)
+
     @property
     def folder(self) -> Path:
         """Return the run folder of the newest attempt."""

@@ -291,7 +291,6 @@ class Run:
 
     def next_launch(self) -> Iterator[str]:
         """Launch at once on the same hosts; yield what is wrong with that."""
-        says_killed = self.says_killed()
         process = self.launch(words=("--", "true"))
         try:
             _, err = process.communicate(timeout=60 * self.slow)
@@ -302,12 +301,6 @@ class Run:
             return
         if process.returncode:
             yield f"the next launch: {err.strip()[-300:]}"
-        elif ("has no result: its launcher was killed" in err) != says_killed:
-            yield f"the next launch says of the last one: {err.strip()[:300]}"
-
-    def says_killed(self) -> bool:
-        """Return True if the next launch has to say that this one was killed."""
-        return self.fault.ends_launcher and any(self.runs.glob("2*/plan.json"))
 
 
 MOMENTS: dict[str, Callable[[Run], object]] = {
@@ -345,10 +338,6 @@ class DetachedRun(Run):
         if kind == "controller":
             return [pid for path in self.runs.glob("2*/events.jsonl") for pid in writers_of(path)]
         return super().processes(kind)
-
-    def says_killed(self) -> bool:
-        """Return True if its controller was killed."""
-        return self.fault.loses_result
 
 
 class NodeRun(Run):

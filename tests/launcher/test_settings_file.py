@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rackrun.launcher.commands import rerun
-from rackrun.launcher.commands.local import HEAD
+from rackrun.launcher.commands.local import LocalLaunch
 from rackrun.launcher.commands.parse import CommandLine, read
 from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
 from rackrun.launcher.run.job import Command, TaskWork
@@ -130,12 +130,10 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, mo
     typed = ["--name", "a b", "--env", "X=1", "--secret", "TOKEN", "--lease-seconds", "20"]
     options = over_ssh(*typed, "--wait", "rack.txt").options
     work = TaskWork("catdog", ("--epochs", "2", "--lr=0.1"))
-    again = ("rackrun", "ssh", "rack.txt", "catdog")
-    text = settings_text("ssh", options, work, again)
+    text = settings_text("ssh", options, work)
     assert "hunter2" not in text
     assert tomllib.loads(text) == {
         "launch": "ssh",
-        "typed": list(again),
         "launcher": {
             "name": "a b", "env": ["X=1"], "secret": ["TOKEN"], "lease-seconds": 20.0,
             "wait": True, "hosts": "rack.txt",
@@ -147,7 +145,7 @@ def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, mo
     assert line.work == TaskWork("catdog", ("--epochs=2", "--lr=0.1"))
     command = Command(("python", "x.py", "--epochs", "3"))
     path = written(tmp_path, settings_text("local", LocalOptions(), command))
-    assert read("local", LocalOptions, HEAD, ["--config", path]).work == command
+    assert read("local", LocalOptions, LocalLaunch.head, ["--config", path]).work == command
 
 
 def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str) -> Path:

@@ -18,11 +18,10 @@ from rackrun.launcher.output.run_view import RunView
 from rackrun.launcher.preflight import replies
 from rackrun.launcher.rendezvous import gather
 from rackrun.launcher.run import events
-from rackrun.launcher.run.result import Ending
 from rackrun.launcher.supervision import peers
-from rackrun.launcher.viewer import replies as viewed
+from rackrun.launcher.viewer import reach
+from rackrun.run_files import RunEnd, RunPlan
 from rackrun.run_history import HostUsage
-from rackrun.run_report import folder
 from rackrun.shapes import Excerpt, Misshapen, Shape, Whole, at_most, between, matches, parsed
 from rackrun.shards.index import Manifest
 from rackrun.training.track.tracker import Sent
@@ -31,8 +30,8 @@ DECLARED = [
     *(*replies.REPLIES, peers.PeerMessage),
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
-    *(*get_args(events.Event), RunView, EndLine, Ending, viewed.HostRuns, viewed.RunListing),
-    *(folders.PlannedRun, folders.ReachedStep, folder.RunPlan, folder.RunEnd),
+    *(*get_args(events.Event), RunView, EndLine, RunEnd, reach.RunListing),
+    *(folders.ReachedStep, RunPlan),
     *(HostUsage, Manifest, Sent),
 ]
 

@@ -12,7 +12,7 @@ def detached(name, codes, cause, seconds, hurt, **more):
 DETACHED = [
     goes_on("nothing", lambda run: None, started_as="detached"),
     detached(
-        *("controller-KILL", (75,), "./run-ssh status", LOST + 5, sends("controller", "KILL")),
+        *("controller-KILL", (75,), "./run-ssh stop", LOST + 5, sends("controller", "KILL")),
         loses_result=True,
         short=True,
     ),

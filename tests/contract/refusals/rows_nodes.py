@@ -58,11 +58,6 @@ ROWS = [
     node("by-hand", "--nproc", "1024", options=f"--nproc {10**23}"),
     node("by-hand", "--nproc -1", options="--nproc -1"),
     node("by-hand", "NPROC_PER_NODE=99999999999", "1024", NPROC_PER_NODE="99999999999"),
-    node("by-hand", "--slots 2,1", "NNODES", options="--slots 2,1"),
-    node("by-hand", "--slots 2,x,1", options="--slots 2,x,1"),
-    node("by-hand", "--slots 999", "1024", options=f"--slots {ENDLESS},1,1"),
-    node("by-hand", "--slots 000", "1024", options="--slots 0000000001999999,1,1"),
-    node("by-hand", "--slots \u0663", options="--slots \u0663,1,1"),
     # Variables of Slurm's that cannot be.
     node("slurm-step-2", "SLURM_STEP_NODELIST", "100000", SLURM_STEP_NODELIST="a[1-999999999]"),
     node("slurm-step-2", "SLURM_STEP_TASKS_PER_NODE", SLURM_STEP_TASKS_PER_NODE="1(x999999999)"),

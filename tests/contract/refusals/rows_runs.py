@@ -62,7 +62,7 @@ ROWS = [
     Refusal("rackrun status night extra", 64, "extra", RUN),
     # Which hosts.
     Refusal("rackrun ps none.txt", 64, "none.txt"),
-    Refusal("rackrun ps -H 'a;b'", 64, ("-H:", "';'")),
+    Refusal("rackrun rack -H 'a;b'", 64, ("-H:", "';'")),
     Refusal(f"rackrun status --hosts none.txt {ID}", 64, ("--hosts", "--on"), RUN),
     Refusal("rackrun rack -H 'a;b'", 64, ("-H:", "';'")),
     Refusal("rackrun rack", 64, "hosts.txt"),

@@ -13,7 +13,7 @@ ROWS = [
     Refusal("./run-ssh --ssh-config none -H 127.0.0.9 -- true", 64, "none"),
     Refusal("./run-ssh --ssh-config folder -H gpu01 -- true", 64, "folder", {"folder/": ""}),
     Refusal("rackrun check --ssh-config none -H gpu01", 64, "none"),
-    Refusal("rackrun ps --ssh-config none -H gpu01", 64, "none"),
+    Refusal("rackrun rack --ssh-config none -H gpu01", 64, "none"),
     # What the ssh client refuses, it refuses in its own words, which differ by its version.
     configured("User a\nUseKeychain yes\n", "line 2", "usekeychain"),
     configured("User\n", "line 1"),

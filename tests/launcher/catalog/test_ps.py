@@ -1,15 +1,14 @@
-"""The list of runs: those of a folder, those of hosts, and by what they may be called."""
+"""Runs are looked at and ended on their own hosts, and `latest` is the newest one."""
 
 import json
 import sys
 from pathlib import Path
 
-from rackrun.launcher.catalog.folders import runs_in
 from rackrun.launcher.commands.work import work_of
 from rackrun.launcher.remote import processes
 from rackrun.launcher.run.job import TaskWork
 from rackrun.run_folder import new_run_folder, point_latest_to
-from tests.lab.detached import SHORT, WAIT
+from tests.lab.detached import SHORT
 
 PID = "import os, time; print(os.getpid(), flush=True); time.sleep(999)"
 WITHOUT_CTRL_C = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
@@ -29,10 +28,7 @@ def test_an_attached_run_is_stopped_on_its_own_hosts(detached):
         detached.run = plan["run_id"][:8]
         code, out, err = detached.result_of("logs")
         assert (code, {line.split()[-1] for line in out.splitlines()}) == (0, {*ranks}), err
-        hosts = detached.status()["hosts"]
-        assert [host["state"] for host in hosts] == ["running"] * 3
-        running = [process for host in hosts for process in host["processes"]]
-        assert {str(each["pid"]) for each in running if each["role"] == "rank"} == {*ranks}
+        detached.wait_for_states("running", "running", "running")
         if how == "its launcher was killed":
             launcher.kill()
             launcher.communicate()
@@ -72,21 +68,3 @@ def test_latest_leads_to_the_newest_run_and_replaces_nothing_of_the_users(tmp_pa
         point_latest_to(second)
         assert link.lstat().st_ino == before
     assert not list(tmp_path.glob(".latest*"))
-
-
-def test_hosts_tell_of_their_runs_and_a_run_is_found_by_its_name(detached):
-    """Those that run, from a folder in which none of them was started."""
-    run = detached.detach("--name", "night", detached.hosts, "--", sys.executable, "-c", WAIT)
-    detached.wait_for_ranks(3)
-    for cwd, words in ((detached.home, ()), (detached.work, (detached.hosts,))):
-        env = {"HOME": str(detached.lab.home if words else detached.home)}
-        code, out, err = detached.lab.result_of(*words, "--json", verb=("ps",), cwd=cwd, env=env)
-        assert code == 0, err
-        (found,) = [one for one in json.loads(out) if one["run"].startswith(run)]
-        assert (found["name"], found["state"]) == ("night", "running")
-        assert set(found["hosts"]) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
-        assert found["folder"].startswith("127.0.0.2:" if words else "runs/")
-    detached.run = "night"
-    assert detached.status()["run"].startswith(run)
-    assert detached.result_of("stop", "--force")[0] == 0
-    assert list(runs_in(detached.home / "no-such-folder")) == []

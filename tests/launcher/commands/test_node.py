@@ -15,16 +15,6 @@ from tests.lab.waiting import until
 from tests.lab.warm import ROOT
 from tests.launcher.conftest import SAY, Nodes, ends, python
 
-FOLLOW = """
-import os, pathlib, time
-mark = pathlib.Path(os.environ["RACKRUN_RUN_FOLDER"], "failed")
-if os.environ["RANK"] == "2":
-    mark.touch()
-    raise ValueError("label 7, there are 2 classes")
-while not mark.exists():
-    time.sleep(0.01)
-raise ConnectionResetError("Connection closed by peer")
-"""
 SAVE = """
 import signal, sys, time
 def save(number, frame):
@@ -65,15 +55,6 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes):
     assert sorted(lines) == [f"{rank} 7 {nodes.run}" for rank in range(7)]
     results = [json.loads(path.read_text()) for path in sorted(nodes.run.glob("result*.json"))]
     assert sorted(rank for result in results for rank in result["codes"]) == list("0123456")
-    assert not nodes.left()
-
-
-def test_all_nodes_end_with_the_first_true_cause(nodes):
-    """An exception on one node: the same code everywhere, and its words; nothing is left."""
-    endings = ends(nodes.start_all(3, *python(FOLLOW)))
-    assert [code for code, _, _ in endings] == [1, 1, 1]
-    for _, _, options in endings:
-        assert "ValueError: label 7, there are 2 classes" in options.splitlines()[-1], options
     assert not nodes.left()
 
 

@@ -16,7 +16,7 @@ from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
-from rackrun.launcher.commands.local import spec_of
+from rackrun.launcher.commands.local import LocalLaunch
 from rackrun.launcher.commands.parse import (
     ELSEWHERE,
     OF_TASKS,
@@ -123,7 +123,7 @@ def test_type_checkers_know_what_programs_may_import():
 def test_ranks_know_the_commit_of_the_launchers_code(tmp_path, monkeypatch):
     """Code that --sync sent to a host has no git there."""
     monkeypatch.chdir(ROOT)
-    job = spec_of(Command(("true",)), LocalOptions()).job(RunFolder(tmp_path))
+    job = LocalLaunch(LocalOptions()).spec_of(Command(("true",))).job(RunFolder(tmp_path))
     plan = make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
     assert dict(plan.hosts[0].environment)["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
 

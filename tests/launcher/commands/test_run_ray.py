@@ -17,8 +17,6 @@ from tests.lab.hosts import processes_with
 from tests.lab.waiting import until
 from tests.lab.warm import ROOT
 
-FAIL = "import os, sys, time; os.environ['RANK'] == '1' and sys.exit(7); time.sleep(100)"
-
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
@@ -68,37 +66,6 @@ def test_two_nodes_train_two_ranks(address, tmp_path, monkeypatch):
     assert list(ended["hosts"].values()) == ["clean", "clean"]
     assert next(tmp_path.glob("runs/2*/final.pt"))
     assert len(list(tmp_path.glob("runs/2*/logs/*/*/rank-*.out"))) >= 1
-
-
-@pytest.mark.long  # tests/contract/faults shows it over ssh
-def test_the_code_of_a_rank_that_fails_is_that_of_the_run(address, tmp_path):
-    """The other node is stopped, and both are clean."""
-    run = start(address, tmp_path, "--", "python", "-c", FAIL)
-    _, err = run.communicate()
-    assert run.returncode == 7, err
-    assert list(result(tmp_path)["hosts"].values()) == ["clean", "clean"]
-
-
-@pytest.mark.long  # test_function_calls.py shows it on this machine
-def test_a_function_is_called_on_both_nodes(address, tmp_path):
-    """`launch(function, address=ADDRESS)` returns what each rank returned."""
-    (tmp_path / "own_function.py").write_text(
-        "import os\ndef train(start: int) -> list[int]:\n"
-        "    return [start, int(os.environ['RANK'])]\n"
-    )
-    code = (
-        "from rackrun.launcher import launch\nfrom own_function import train\n"
-        f"ended = launch(train, 7, address={address!r}, ignore_check=['machine'],"
-        f" python={str(warm.interpreter())!r}, plain=True)\n"
-        "print('got', ended.verdict, ended.returned)\n"
-    )
-    ended = warm.run(
-        *("-c", code),
-        start=warm.Launcher,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"},
-    )
-    assert "got done {0: [7, 0], 1: [7, 1]}" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(address, tmp_path):

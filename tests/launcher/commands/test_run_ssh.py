@@ -1,7 +1,6 @@
 """`./run-ssh` on real sshd: what runs is what was planned, how it ends, and what is left."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -104,24 +103,6 @@ def test_help_is_there_at_once_without_fabric_or_torch():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert "--accept-new" in output.stdout
-
-
-@pytest.mark.parametrize(
-    ("args", "prog"),
-    [(["check"], "rackrun check"), (["./run-ssh", "--check"], "./run-ssh --check")],
-)
-def test_check_has_a_help_of_its_own(args, prog):
-    """Usage, examples and the hint below a mistake are those of `check`, not of `ssh`."""
-    command = [sys.executable, "-m", "rackrun", *args]
-    wide = {**os.environ, "COLUMNS": "120"}
-    output = subprocess.run([*command, "--help"], env=wide, capture_output=True, text=True).stdout
-    usage, _, about, *_ = output.splitlines()
-    assert usage == f"usage: {prog} [options] HOSTS [TASK [task options]]"
-    assert about.startswith("Check the hosts")
-    examples = output.partition("Examples:\n")[2].partition("\n\n")[0].splitlines()
-    assert examples and all(line.startswith(f"  {prog} ") for line in examples)
-    wrong = subprocess.run([*command, "--dee", "hosts.txt"], capture_output=True, text=True)
-    assert wrong.returncode == 64 and wrong.stderr.endswith(f"type: {prog} --help\n")
 
 
 # -- secrets and locks --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a run starts: with little work on the hosts, on any Python, and when its port is taken."""
+"""How a run starts: with little work on the hosts, and on any Python."""
 
 import ast
 import json
@@ -13,21 +13,7 @@ import pytest
 
 from rackrun.launcher.transport import bootstrap
 from rackrun.launcher.transport.local import LocalTransport
-from tests.lab import warm
 from tests.lab.hosts import BUSY, ROOT
-
-THIEF = """\
-#!/bin/sh
-case "$*" in *torch.distributed.run*--node-rank=0*)
-    if mkdir {folder}/stolen; then
-        port=$(echo "$*" | sed 's/.*--master-port=\\([0-9]*\\).*/\\1/')
-        python3 -c "import socket, sys, time
-s = socket.create_server(('', $port)); print('mine', flush=True); time.sleep(99)" > {folder}/up &
-        while kill -0 $! && ! grep -q mine {folder}/up; do sleep 0.05; done  # or taken already
-    fi;;
-esac
-exec {python} "$@"
-"""
 
 SLEEPER = """\
 #!/bin/sh
@@ -127,21 +113,6 @@ def test_a_failure_of_the_agent_names_its_file_and_line():
     assert (
         message == f"KeyError: 'first_rank' (rackrun/launcher/remote/agent/agent.py, line {line})"
     )
-
-
-def test_a_port_that_was_taken_in_between_costs_one_more_start(start_lab):
-    """Another program binds the master's port after the look: a new port, and the run is done."""
-    lab = start_lab(1)
-    thief = lab.folder / "thief"
-    thief.write_text(THIEF.format(folder=lab.folder, python=warm.interpreter()))
-    thief.chmod(0o755)
-    command = ("--", "python", "-c", "import os; print('world of', os.environ['WORLD_SIZE'])")
-    code, out, err = lab.result_of(str(lab.write_hosts(f"python={thief}")), *command)
-    assert (lab.folder / "stolen").exists()
-    assert code == 0, err
-    assert "world of 1" in out
-    first, second = lab.result()["attempts"]
-    assert "EADDRINUSE" in first["cause"] and second["verdict"] == "done"
 
 
 def test_a_host_whose_torchrun_never_joins_is_named(start_lab):

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.remote import files, processes, run_processes
+from rackrun.launcher.remote import files, processes
 from rackrun.launcher.remote.agent import shutdown
 from tests.lab.detached import WAIT, DetachedLab
 from tests.lab.needs import need
@@ -94,7 +94,7 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
     detached_on_one, stranger, tmp_path
 ):
     """Processes that claim to be of the run, folders and pipes in /tmp, a name: root's own folders
-    and processes stay, status and stop answer, and the run itself is ended."""
+    and processes stay, stop answers, and the run itself is ended."""
     detached_on_one.detach(detached_on_one.hosts, "--", sys.executable, "-c", WAIT)
     detached_on_one.wait_for_ranks(1)
     they = stranger()
@@ -126,9 +126,6 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
     (important / "agent.pid").write_text(report)
     planted = they.alive()
 
-    (host,) = detached_on_one.status()["hosts"]
-    assert (host["error"], host["state"]) == ("", "running")
-    assert not {process["pid"] for process in host["processes"]} & set(planted)
     code, _, err = detached_on_one.result_of("stop", "--force")
     assert (code, "1 of 1 host clean" in err) == (0, True), err
     assert they.alive() == planted
@@ -197,22 +194,3 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path):
             assert not path.exists()
         finally:
             bystander.kill()
-
-
-def test_an_agent_with_a_damaged_command_is_listed():
-    """Its run and its age are known all the same: one damaged file hides no run of the host."""
-    run = secrets.token_hex(16)  # other tests have folders of OTHER_RUN
-    path = Path(f"/tmp/rackrun-{run}-0")
-    path.mkdir(0o700)
-    space = str(Path("/proc/self/ns/pid").readlink())
-    try:
-        guard = processes.identity(os.getppid())
-        agent = [*processes.identity(os.getpid()), *guard, space]
-        (path / "agent.pid").write_text(json.dumps(agent))
-        for damaged in ("[1]", "5", "{", ""):
-            (path / "command.json").write_text(damaged)
-            agents = run_processes.list_agents()["agents"]
-            (listed,) = [agent for agent in agents if agent["run"] == run]
-            assert (listed["folder"], listed["command"]) == ("", [])
-    finally:
-        shutil.rmtree(path)

@@ -31,8 +31,10 @@ def detected(placement: Placement, options: NodeOptions) -> tuple[dict[str, Any]
 def planned(name: str) -> Any:
     """Return the node's placement and plan."""
     environment = recorded(name)
-    nodes = find_placement(environment).nodes.value
-    options = NodeOptions(slots="2,1,4" if nodes == 3 else "")
+    placement = find_placement(environment)
+    options = NodeOptions(
+        nproc=(2, 1, 4)[placement.node.value] if placement.nodes.value == 3 else 0
+    )
     result, plan = detected(placement_here(options, environment), options)
     (host,) = plan.hosts
     return {
@@ -52,7 +54,7 @@ def planned(name: str) -> Any:
 
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_plan_of_every_recorded_environment_is_known(name, monkeypatch):
-    """Rank, size, master and port, each with its origin; three nodes have slots 2, 1 and 4."""
+    """Rank, size, master and port, each with its origin; three nodes have --nproc 2, 1 and 4."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert planned(name) == GOLDEN[name]
 
@@ -133,12 +135,12 @@ def dry_run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
 
 def test_a_dry_run_shows_what_was_found_and_from_where():
     """Each value with the variable that it comes from, then the plan; JSON has the same."""
-    output = dry_run("slurm-step-2", "--slots", "2,1,4")
+    output = dry_run("slurm-step-2", "--nproc", "4")
     assert output.returncode == 0, output.stderr
     assert "node: 2 (SLURM_NODEID)" in output.stdout
     assert "master: n1 (SLURM_STEP_NODELIST)" in output.stdout
-    assert "7 ranks" in output.stdout and "ranks 3-6" in output.stdout
-    as_json = json.loads(dry_run("slurm-step-2", "--slots", "2,1,4", "--json").stdout)
+    assert "12 ranks" in output.stdout and "ranks 8-11" in output.stdout
+    as_json = json.loads(dry_run("slurm-step-2", "--nproc", "4", "--json").stdout)
     assert as_json["found"]["node"] == {"value": 2, "origin": "SLURM_NODEID"}
-    assert as_json["plan"]["world_size"] == 7
+    assert as_json["plan"]["world_size"] == 12
     assert [host["node"] for host in as_json["plan"]["hosts"]] == [2]

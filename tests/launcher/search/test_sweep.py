@@ -7,7 +7,8 @@ import sys
 from rackrun.launcher.commands.local import main as local
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.search.sweep import cells, members_of
-from rackrun.run_report.folder import RunEnd, Story
+from rackrun.run_files import RunEnd
+from rackrun.run_report.folder import Story
 from tests.lab.hosts import Lab
 from tests.lab.waiting import until
 

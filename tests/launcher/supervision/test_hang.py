@@ -22,42 +22,6 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", REPORTING + code]
 
 
-def test_a_rank_that_stops_reporting_is_named_with_its_stack(tmp_path):
-    """One rank sleeps in a step: 75, rank and step are named, every rank's stack is in its log."""
-    code = (
-        "def stuck(): time.sleep(999)\n"
-        "for step in range(1, 1000):\n"
-        "    report(phase='train', step=step)\n"
-        "    if rank == 1 and step == 7: stuck()\n"
-        "    time.sleep(0.02)\n"
-        "    if step > 20: stuck()\n"
-    )
-    drive = Drive(tmp_path, python(code), slots=[2])
-    assert drive.wait() == 75
-    assert drive.result["rank"] == 1
-    assert re.search(r"at step 7, at <string>:\d+ in stuck$", drive.result["cause"])
-    assert drive.err.count("in stuck") == 2  # in the stack and in the last line
-    for rank in range(2):
-        assert "in stuck" in drive.log(rank, "err").read_text()
-    assert not drive.alive()
-
-
-def test_ranks_that_wait_for_one_that_left_are_named(tmp_path):
-    """Uneven steps without a plan: one rank has left, the one that waits for it ends with 75."""
-    code = (
-        "for step in range(1, 6 + 4 * rank):\n"
-        "    report(phase='train', step=step); time.sleep(0.02)\n"
-        "if rank: time.sleep(999)\n"
-    )
-    drive = Drive(tmp_path, python(code), slots=[1, 1])
-    assert drive.wait() == 75
-    assert drive.result["rank"] == 1
-    assert "no progress" in drive.result["cause"]
-    assert drive.result["cause"].endswith("; rank 0 on 127.0.0.2 had ended with 0 at step 5")
-    assert drive.result["codes"]["0"] == 0
-    assert not drive.alive()
-
-
 def test_a_report_without_a_phase_counts(tmp_path):
     """The socket requires `rank` alone: a rank that reports and then stands still ends with 75."""
     code = (
@@ -70,18 +34,6 @@ def test_a_report_without_a_phase_counts(tmp_path):
     assert drive.wait() == 75
     assert re.search(r"at <string>:\d+ in <module>", drive.result["cause"])
     assert not drive.alive()
-
-
-def test_a_rank_in_native_code_still_shows_its_stack(tmp_path):
-    """A rank that holds the interpreter's lock in a native loop is named, with its Python line."""
-    code = (
-        "import ctypes\n"
-        "report(phase='train', step=1); time.sleep(0.1); report(phase='train', step=2)\n"
-        "ctypes.PyDLL(None).sleep(999)\n"
-    )
-    drive = Drive(tmp_path, python(code))
-    assert drive.wait() == 75
-    assert 'File "<string>", line 8 in <module>' in drive.log(0, "err").read_text()
 
 
 RING = (

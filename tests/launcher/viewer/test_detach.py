@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 
@@ -178,26 +177,6 @@ def test_logs_are_those_of_the_wanted_ranks(detached):
     assert out == "".join(f"127.0.0.4:2 | line {number} of 2\n" for number in range(20))
     code, out, _ = detached.result_of("logs", "--host", "127.0.0.3")
     assert out == "".join(f"127.0.0.3:1 | line {number} of 1\n" for number in range(20))
-
-
-def test_status_shows_what_really_runs(detached):
-    """Processes by what they are for, since when, the lease; a host that does not answer."""
-    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
-    detached.wait_for_ranks(3)
-    (detached.lab.hosts[2].folder / ".bashrc").write_text("exit 3\n")
-    status = detached.status()
-    assert status["supervised"]
-    assert [host["state"] for host in status["hosts"]] == ["running", "running", "not reached"]
-    for host in status["hosts"][:2]:
-        roles = {process["role"] for process in host["processes"]}
-        assert roles == {"agent", "rank", "shim", "torchrun"}
-        assert host["heartbeat"]["lease_seconds"] == 3
-    code, out, _ = detached.result_of("status")
-    assert code == 0
-    assert "agent, torchrun, shim, rank" in out
-    assert re.search(r"127\.0\.0\.4 +not reached: Python could not be started", out), out
-    (detached.lab.hosts[2].folder / ".bashrc").unlink()
-    assert detached.result_of("stop", "--force")[0] == 0
 
 
 def test_no_secret_of_a_detached_run_is_written_down(detached):

@@ -68,5 +68,5 @@ def test_ctrl_c_ends_only_the_wait(detached):
         f"not waiting any longer; the run continues; to see it: ./run-ssh attach {detached.run}"
         in err
     )
-    assert [host["state"] for host in detached.status()["hosts"]] == ["running"] * 3
+    detached.wait_for_states("running", "running", "running")
     assert detached.result_of("stop", "--force")[0] == 0
