@@ -9,6 +9,8 @@ from rackrun.training.config import Config
 from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState
+from rackrun.training.world import joined
+from tests.lab.ranks import on_ranks
 
 CPU = torch.device("cpu")
 
@@ -37,3 +39,17 @@ def test_a_norm_of_one_value_per_channel_uses_its_running_statistics():
             model(torch.rand(images, 3, 8, 8)).sum().backward()
         assert changed == [n for n in range(3) if not torch.equal(before[n], norms[n].running_mean)]
         assert [norm.training for norm in norms] == [True, False, True]
+
+
+@on_ranks(2)
+def test_ranks_share_statistics_before_a_step_with_a_part_of_one_image():
+    """A norm that cannot compute its own uses them, and those of each rank are of its images."""
+    with joined(Config(device="cpu")) as ranks:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        model[1].running_mean.fill_(ranks.rank)
+        sync = GradientSync(Config(), ranks, TrainingState(model, Config()))
+        model[1].running_mean.fill_(ranks.rank)
+        with sync.step(samples=4, fewest=2):
+            assert model[1].running_mean.tolist() == [ranks.rank] * 2
+        with sync.step(samples=3, fewest=1):
+            assert model[1].running_mean.tolist() == [0.5, 0.5]
