@@ -51,28 +51,20 @@ def table(
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
-def height(text: str) -> int:
-    """Return how many lines of the terminal a text takes, which breaks those that are too long."""
-    from rich.text import Text
-
-    width = shutil.get_terminal_size().columns
-    return sum(max(-(-Text.from_ansi(line).cell_len // width), 1) for line in text.splitlines())
-
-
 def show_again_and_again(
     read: Callable[[], State],
-    draw: Callable[[State, int | None], str],
+    draw: Callable[[State, bool], str],
     seconds: float,
     once: bool = False,
 ) -> None:
     """Print what was read; on a terminal fill the screen with it every few seconds, unless `once`.
 
-    `draw` is given the lines that the screen has, or None for all. Ctrl-C ends it; the last table
-    then stays in the terminal, whole.
+    `draw` is given whether the text is for a screen, which shows its beginning. Ctrl-C ends it; the
+    last table then stays in the terminal, whole.
     """
     state = read()
     if once or not sys.stdout.isatty():
-        sys.stdout.write(draw(state, None))
+        sys.stdout.write(draw(state, False))
         sys.stdout.flush()
         return
     from rich.console import Console
@@ -82,12 +74,11 @@ def show_again_and_again(
     try:
         with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
             while True:
-                text = draw(state, shutil.get_terminal_size().lines)
-                live.update(Text.from_ansi(text.rstrip()), refresh=True)
+                live.update(Text.from_ansi(draw(state, True).rstrip()), refresh=True)
                 time.sleep(seconds)
                 state = read()
     finally:
-        sys.stdout.write(draw(state, None))
+        sys.stdout.write(draw(state, False))
         sys.stdout.flush()
 
 

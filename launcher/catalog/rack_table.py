@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -16,7 +15,7 @@ from rackrun.launcher.output.console import ranges
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
 from rackrun.launcher.preflight.replies import Gpu, Gpus, Occupancy
-from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.run.host_names import grouped, said_once
 from rackrun.runs import name_of
 from rackrun.terminal import one_line
 from rackrun.units import age, gibibytes, plural
@@ -27,40 +26,21 @@ NUMBERS = ("load", "°C", "disk")
 DRAINED, DOUBTFUL = "X", "!"
 
 
-def table(rack: Sequence[HostFacts], lines: int | None = None) -> str:
+def table(rack: Sequence[HostFacts], on_screen: bool = False) -> str:
     """Return the table for people: a row for each host, what is wrong, and what there is in all.
 
-    If it would be longer than `lines`, it has the first hosts and troubles, and counts the others.
+    `on_screen`: the other way round, as a screen shows only so much.
     """
     now = time.time()
     health = {facts.host.label: one_line("; ".join(_health(facts))) for facts in rack}
     rows = [_row(facts, health[facts.host.label], now) for facts in rack]
-    troubled = [f"{host}: {text}\n" for host, text in health.items() if text]
-
-    def first(hosts: int, troubles: int) -> str:
-        left_out = _left_out("host", len(rows) - hosts)
-        untold = _left_out("host with a problem", len(troubled) - troubles, "hosts with problems")
-        parts = (
-            tables.table(HEAD, rows[:hosts], WRAPPED, NUMBERS) + left_out,
-            "".join([*troubled[:troubles], untold]),
-            f"{_summary(rack)}\n",
-        )
-        return "\n".join(filter(None, parts))
-
-    text = first(len(rows), len(troubled))
-    if lines is None or tables.height(text) <= lines:
-        return text
-    most = max(lines // 4, 1)  # lines for troubles; the others are for hosts
-    troubles = len(troubled) if len(troubled) <= most else most - 1
-    # the largest number of hosts with which the table still fits
-    fitting = bisect_right(
-        range(len(rows) + 1), lines, lo=1, key=lambda hosts: tables.height(first(hosts, troubles))
+    troubles = said_once((host, text) for host, text in health.items() if text)
+    parts = (
+        tables.table(HEAD, rows, WRAPPED, NUMBERS),
+        f"{troubles}\n" if troubles else "",
+        f"{_summary(rack)}\n",
     )
-    return first(fitting - 1 or 1, troubles)
-
-
-def _left_out(what: str, count: int, several: str = "") -> str:
-    return f"… {plural(count, f'more {what}', several and f'more {several}')}\n" if count else ""
+    return "\n".join(filter(None, reversed(parts) if on_screen else parts))
 
 
 def _row(facts: HostFacts, health: str, now: float) -> tuple[str, ...]:
