@@ -40,20 +40,14 @@ def diverged(symptom: str, step: int, other: str = "") -> Diverged:
     return Diverged(f"{symptom} at step {step}: type a lower --lr or --clip-grad 1{other}")
 
 
-def require_finite(
-    compute: Compute,
-    state: TrainingState,
-    batch: Batch,
-    normalise: Normalise,
-    loss: torch.Tensor,
-) -> None:
-    """Raise Diverged for a loss that is not finite, with the images that make it so.
+def not_finite(
+    compute: Compute, state: TrainingState, batch: Batch, normalise: Normalise
+) -> Diverged:
+    """Return the error for a loss that is not finite, with the images that make it so.
 
     The weights have not changed by this step yet. Images are tried one by one, as a batch norm
     spreads what is not finite in one of them to all.
     """
-    if math.isfinite(float(loss.detach())):
-        return
     model = state.model.eval()
     with torch.no_grad():
         for buffer in model.buffers():  # a batch norm has taken up what is not finite already
@@ -66,8 +60,8 @@ def require_finite(
         ]
     step, images = state.step + 1, len(batch.labels)
     if not bad or len(bad) == images > 1:  # it is the weights
-        raise diverged(f"the loss of {plural(images, 'image')} is not finite", step)
-    raise Diverged(
+        return diverged(f"the loss of {plural(images, 'image')} is not finite", step)
+    return Diverged(
         f"the model's output is not finite for {first_few([*map(short, bad)], MOST_NAMED)} (step"
         f" {step}): fix the model, or remove these images; a model that standardizes each image"
         " divides by 0 for an image of a single color"

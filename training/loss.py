@@ -24,7 +24,12 @@ def summed_loss(
     config: OptimSettings,
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the sum of the losses of a batch, each weighted by the classes of its sample."""
+    """Return the sum of the losses of a batch, each weighted by the classes of its sample.
+
+    `weights` are those of the classes; None: all count 1.
+    """
+    if weights is not None:
+        weights = weights.to(logits)
     if config.loss == "bce":
         return _binary(logits, targets, config, weights)
     smoothing = config.label_smoothing

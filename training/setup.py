@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 
-import torch
-
 from rackrun.contract import phases
 from rackrun.reports import rank_number, send
 from rackrun.training.checkpoint import Content
@@ -127,10 +125,6 @@ class TrainingRun:
         """How evaluation and prediction show images to the trained model."""
         transforms = self.task.transformed(self.config, self.config.epochs - 1)
         return replace(transforms, conversion=self.data.conversion, upright=self.data.upright)
-
-    def weights_for(self, logits: torch.Tensor) -> torch.Tensor | None:
-        """Return the weight of each class in the loss, as these logits are; None if all count 1."""
-        return None if self.class_weights is None else self.class_weights.to(logits)
 
     def agreed_request(self) -> int:
         """Return the strongest request of any rank: none, to save, or to stop.

@@ -29,7 +29,7 @@ from rackrun.training.data.loader import after_all, waits_reported
 from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
-from rackrun.training.divergence import require_finite
+from rackrun.training.divergence import not_finite
 from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.evaluation import Scores, Table
 from rackrun.training.gradient_sync import GradientSync, split
@@ -222,10 +222,11 @@ class Trainer:
                     self.log.say(PROBABILITIES)
                 # A sum over samples, then a constant: means of uneven parts weigh their samples
                 # unlike.
-                loss = summed_loss(logits, targets, config, self.run.weights_for(logits))
+                loss = summed_loss(logits, targets, config, self.run.class_weights)
                 # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
-                if self.ranks.device.type == "cpu" or not state.step:
-                    require_finite(self.compute, state, batch, transforms.normalised, loss)
+                is_known = self.ranks.device.type == "cpu" or not state.step
+                if is_known and not loss.detach().isfinite():
+                    raise not_finite(self.compute, state, batch, transforms.normalised)
                 torch.autograd.backward(state.scaler.scale(loss * share))
             # By the labels from before mixing: of a mixed image only one class counts as right.
             sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
