@@ -30,7 +30,7 @@ NUMBERS = ("step", "age")
 
 @dataclass(frozen=True)
 class PsOptions(ReachOptions):
-    """List the runs of this folder."""
+    """List the runs of this folder. What hosts run, `rack HOSTS` shows."""
 
     examples: ClassVar[Examples] = (
         ("{prog}", "the runs of this folder"),
