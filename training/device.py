@@ -111,13 +111,6 @@ class Compute:
         try:
             with self.autocast():
                 logits = require_tensor(model(inputs))
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise UsageError(
-                "a batch norm gets one value per channel, of a single image: type a larger"
-                " --batch-size, or a smaller --grad-accum-steps"
-            ) from error
         except RuntimeError as error:
             if self.channels_last and "view size is not compatible" in str(error):
                 advice = "write .reshape or .flatten for .view, or type --channels-last off"
