@@ -86,11 +86,15 @@ class _Caller:
     has_scripts = (Path(__file__).parents[1] / "run-ssh").exists()
     by_name = typed.startswith("rackrun ") or not (typed or has_scripts)
     folder = typed.partition("run-")[0] if "run-" in typed.partition(" ")[0] else "./"
+    script = "run-local"
+    """The script that `rerun` is called by: the one that was typed."""
 
 
 def call_by(script: str, folder: str) -> None:
     """Have messages call commands as this call did: by a script in a folder, or as `rackrun`."""
     _Caller.by_name, _Caller.folder = not script, folder
+    if script.removeprefix("run-") in _SCRIPTS:
+        _Caller.script = script
 
 
 def called(name: str) -> str:
@@ -100,6 +104,8 @@ def called(name: str) -> str:
     if name in _SCRIPTS:
         return f"{_Caller.folder}run-{name}"
     script = "run-ssh" if name in _OF_HOSTS else "run-local"
+    if name == "rerun":
+        script = _Caller.script
     return f"{_Caller.folder}{script} {'--check' if name == 'check' else name}"
 
 

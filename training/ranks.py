@@ -5,6 +5,7 @@ strongest decides (see training.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -24,6 +25,8 @@ Numbers = npt.NDArray[np.integer[Any]]
 
 EXCHANGES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 """Words in torch's errors of an exchange, most of which have no class of their own."""
+SOURCE_LINE = re.compile(r"\[\S*/gloo/\S+:\d+\] ")
+"""What gloo's errors begin with: [/build/gloo/gloo/transport/tcp/pair.cc:561]."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +204,11 @@ def usual_workers(ranks: Ranks) -> int:
     """Return the loader workers for a rank's cores; a model on the CPU needs most of them."""
     cores = core_count() // ranks.local_world
     return max(1, min(cores - 1, 16) if ranks.device.type == "cuda" else cores // 4)
+
+
+def text_of_exchange(error: Exception) -> str:
+    """Return what an error of an exchange says, without gloo's line of source and its advice."""
+    return SOURCE_LINE.sub("gloo: ", str(error)).partition(". This is typically")[0]
 
 
 def is_of_exchange(error: Exception) -> bool:

@@ -35,7 +35,7 @@ from rackrun.training.evaluation import Scores, Table
 from rackrun.training.gradient_sync import GradientSync, split
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
-from rackrun.training.ranks import is_of_exchange
+from rackrun.training.ranks import is_of_exchange, text_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, due, refuse_scale
@@ -75,7 +75,9 @@ def train(run: TrainingRun) -> int:
                 run.checkpoints.keep_step(run.state)
             if isinstance(error, OSError):  # the user's own code may talk to servers
                 raise
-            raise Problem(f"an exchange with other ranks failed: {error}") from error
+            raise Problem(
+                f"an exchange with other ranks failed: {text_of_exchange(error)}"
+            ) from error
 
 
 def saved_by_a_thread(run: TrainingRun) -> AbstractContextManager[None]:

@@ -39,7 +39,7 @@ def run(args: Sequence[str]) -> int:
         return there(host, args)
     folder, script, name = args[0].rpartition("run-")
     name, rest = ALIASES.get(name, name), list(args[1:])
-    call_by(script, folder)
+    call_by(script and f"run-{name}", folder)
     if VERSION in (name, *map(_meant, rest[:1])):
         from rackrun.commandline.program import print_version
 
