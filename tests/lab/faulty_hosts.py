@@ -32,6 +32,7 @@ LOADER, DAEMON = "sleep\x0098765\0", "sleep\x0098766\0"
 """What a rank of tests/lab/fault_rank.py starts: a child, and what has left its family."""
 
 OURS = ("rackrun-", "torchelastic", "pymp-")
+KEPT = re.compile(r"\.lock(\.gpu\d+)?$|^rackrun-cache-\d+$")
 """How the names in /tmp begin of which nothing may stay."""
 
 
@@ -171,7 +172,7 @@ class Hosts(NetLab):
             if kind:
                 parts.setdefault(kind, []).append(pid)
         ranks = {parent_of(pid) for pid in parts.get("loader", [])}
-        ranks |= {pid for pid, line in lines.items() if "-m\0catdog" in line}
+        ranks |= {pid for pid, line in lines.items() if "-m\0rackrun.training\0catdog" in line}
         for rank in ranks & lines.keys():
             for kind, pid in self._above(rank, lines):
                 if pid not in parts.setdefault(kind, []):
@@ -198,12 +199,12 @@ class Hosts(NetLab):
         return Path(f"/proc/{self.first(number)}/root/tmp")
 
     def left(self) -> Iterator[str]:
-        """Yield what runs or lies on any host that did not before; locks are files that stay."""
+        """Yield what runs or lies on any host that did not before; locks and indexes are kept."""
         for number, host in enumerate(self.hosts, start=1):
             for line in self.processes(number).values():
                 yield f"{host.address} runs {line.replace(chr(0), ' ')[:100]}"
             for path in self.tmp(number).iterdir():
-                if path.name.startswith(OURS) and not re.search(r"\.lock(\.gpu\d+)?$", path.name):
+                if path.name.startswith(OURS) and not KEPT.search(path.name):
                     yield f"{host.address} keeps {path.name}"
             if self.others[number].poll() is not None:
                 yield f"{host.address} has lost the process of somebody else"
