@@ -35,7 +35,7 @@ from rackrun.launcher.output.screen import LOOK_SECONDS, Screen
 from rackrun.launcher.run.job import Job
 from rackrun.run_folder import RunFolder
 from rackrun.runs import SHORT_ID
-from rackrun.signals import PASSED_ON_INT, handle, ignore, restore
+from rackrun.signals import PASSED_ON_INT, handle, ignore
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, signal.SIGUSR2)
 LEAVE, UNREAD = b"leave\n", b"unread\n"
@@ -118,7 +118,9 @@ class _Starter:
         except _Left as left:
             return int(left.args[0])
         finally:
-            restore(before)
+            # This process ends, and a Ctrl-C that comes too late for the run interrupts nothing.
+            for number in before:
+                signal.signal(number, ignore)
         code = os.waitstatus_to_exitcode(status)
         if code >= 0:
             return code
