@@ -107,7 +107,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path):
     until(lambda: (drive.folder / "result.json").exists())
     terminal.type(b"\x11")
     until(lambda: terminal.skip() or drive.process.poll() == 0)
-    assert drive.peak_mib < 116  # as under a flood of output: test_volume.py
+    assert drive.peak_mib < 122  # as under a flood of output: test_volume.py
     for rank in range(2):
         assert drive.log(rank, "out").stat().st_size > 60e6
         assert drive.log(rank, "out").read_bytes().endswith(b"the end\n")
