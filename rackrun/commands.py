@@ -27,25 +27,23 @@ _LAUNCHER = "rackrun.launcher.commands"
 _RUN = f"{_LAUNCHER}.manage"
 
 COMMANDS = {
-    "local": ModuleCommand("Train", "Train on this machine.", f"{_LAUNCHER}.local"),
-    "ssh": ModuleCommand("Train", "Train on the hosts of a file, over SSH.", f"{_LAUNCHER}.ssh"),
-    "ray": ModuleCommand("Train", "Train on the nodes of a Ray cluster.", f"{_LAUNCHER}.ray"),
-    "node": ModuleCommand("Train", "Train on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
+    "local": ModuleCommand("Launch", "Run a task or script on this machine.", f"{_LAUNCHER}.local"),
+    "ssh": ModuleCommand("Launch", "Run a task or script on hosts, over SSH.", f"{_LAUNCHER}.ssh"),
+    "ray": ModuleCommand("Launch", "Run a task or script on a Ray cluster.", f"{_LAUNCHER}.ray"),
+    "node": ModuleCommand("Launch", "Run on this node of a scheduler's job.", f"{_LAUNCHER}.node"),
     "check": ModuleCommand(
-        "Train", "Check hosts and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)
+        "Launch", "Check hosts, and start nothing.", f"{_LAUNCHER}.ssh", ("--check",)
     ),
-    "rack": ModuleCommand("Runs", "Show all hosts in a table.", "rackrun.launcher.catalog.rack"),
+    "rack": ModuleCommand("Runs", "Show who uses which host.", "rackrun.launcher.catalog.rack"),
     "ps": ModuleCommand("Runs", "List the runs of this folder.", "rackrun.launcher.catalog.ps"),
     "rerun": ModuleCommand("Runs", "Start a run again, as a new one.", f"{_LAUNCHER}.rerun"),
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": ModuleCommand("Runs", "Show a run from its first line on.", _RUN, ("attach",)),
+    "attach": ModuleCommand("Runs", "Show a run, live from its first line.", _RUN, ("attach",)),
     "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
-    "status": ModuleCommand("Runs", "Show how a run goes on every host.", _RUN, ("status",)),
-    "stop": ModuleCommand(
-        "Runs", "Stop a run as Ctrl-C would; verify every host.", _RUN, ("stop",)
-    ),
+    "status": ModuleCommand("Runs", "Show the progress and hosts of a run.", _RUN, ("status",)),
+    "stop": ModuleCommand("Runs", "Save and stop a run; verify its hosts.", _RUN, ("stop",)),
     "evaluate": ModuleCommand(
         "Models", "Evaluate a model on a split.", "rackrun.training.judge.command"
     ),

@@ -36,8 +36,8 @@ class LocalLaunch(LaunchMethod):
     default_work = DEMO
     head = Head(
         "{prog} [options] [TASK [task options] | -- COMMAND]",
-        "Train on this machine with torchrun. Without a task, draw cats and dogs, and train on"
-        " them.",
+        "Run a task or a command under torchrun on this machine. Without either, draw cats and"
+        " dogs, and train on them.",
         (
             ("{prog}", "a demo that needs no data"),
             ("{prog} catdog --data data/shards", "a task"),

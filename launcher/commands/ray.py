@@ -34,8 +34,8 @@ class RayLaunch(LaunchMethod):
     default_work = TaskWork("catdog", ("--data", "data/shards"))
     head = Head(
         "{prog} [options] [TASK [task options] | -- COMMAND]",
-        "Train on the nodes of a Ray cluster, with torchrun on each. Without a task, train catdog"
-        " on data/shards.",
+        "Run a task or a command on the nodes of a Ray cluster, with torchrun on each. Without"
+        " either, train catdog on data/shards.",
         (
             ("{prog} catdog --data data/shards", "a task, on every node"),
             ("{prog} --address head:6379 -- python train.py", "any script, on another cluster"),

@@ -22,8 +22,8 @@ from rackrun.launcher.run.settings import (
 
 SSH_HEAD = Head(
     "{prog} [options] HOSTS [TASK [task options] | -- COMMAND]",
-    "Train on the hosts of a file over SSH: check all hosts, then start torchrun on each. Without a"
-    " task, train the demo on images that are drawn on this machine.",
+    "Run a task or a command on hosts over SSH: check all hosts, then start torchrun on each."
+    " Without either, train the demo on images that are drawn on this machine.",
     (
         ("{prog} hosts.txt", "the demo, on every host"),
         ("{prog} --check hosts.txt", "check the hosts only"),
@@ -180,8 +180,8 @@ class SshOptions(
 
 NODE_HEAD = Head(
     "{prog} [options] TASK [task options] | -- COMMAND",
-    "Train on this node of a scheduler's job. Start this once per node: with Slurm, NGC, Kubernetes"
-    " or mpirun, or by hand with MASTER_ADDR, NNODES and NODE_RANK set.",
+    "Run a task or a command on this node of a scheduler's job. Start this once per node: with"
+    " Slurm, NGC, Kubernetes or mpirun, or by hand with MASTER_ADDR, NNODES and NODE_RANK set.",
     (
         ("srun {prog} catdog --data data/shards", "a task, on every node of a job"),
         ("{prog} --dry-run -- python train.py", "print what was detected and would run"),

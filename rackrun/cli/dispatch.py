@@ -15,12 +15,12 @@ ALIASES = {"help": "--help", "version": VERSION, "list": "ps"}
 """Names that other programs use for these."""
 
 _EXAMPLES = """\
-  rackrun local                                        a demo that needs no data
-  rackrun convert folder ~/images data/shards          a folder per class
-  rackrun local catdog --data data/shards --epochs 30  train on this machine
-  rackrun check hosts.txt                              check every host
-  rackrun ssh hosts.txt catdog --data data/shards      train on all hosts
-  rackrun ssh --detach hosts.txt -- python train.py    any script
+  rackrun local                                      a demo that needs no data
+  rackrun local --nproc 2 -- python train.py         your script, on two ranks
+  rackrun check hosts.txt                            check every host
+  rackrun ssh --sync hosts.txt -- python train.py    copy your code, run it on all hosts
+  rackrun local classify --data ~/images             a folder per class -> a model
+  rackrun ssh hosts.txt catdog --data data/shards    train on shards, on all hosts
 """
 
 
