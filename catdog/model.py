@@ -104,7 +104,7 @@ def build(config: CatDog, classes: int) -> nn.Module:
             raise UsageError(f"--model-args {config.model_args}: --model catdog takes none")
         return CatDogNet(classes, channels=1 if config.gray else 3, width=config.width)
     if config.gray:
-        raise UsageError(f"--model {config.model} takes colour images: leave out --gray")
+        raise UsageError(f"--model {config.model} takes color images: leave out --gray")
     return named_model(
         config.model, classes, config.image_size, OWN_MODELS, args=config.builder_args
     )

@@ -271,7 +271,7 @@ def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[
         masks += [record.name] * bool(MASK.search(stem))
         yield record._replace(key=key, label=label, split=parts.get(top, HELD_OUT))
     if masks:
-        what = f"{plural(len(masks), 'image')} with a name as of a mask: {first_few(masks, 2)}"
+        what = f"{plural(len(masks), 'image')} named like masks: {first_few(masks, 2)}"
         say(clean(f"{tree.source}: {what}; if that is what they are, leave them out by --exclude"))
     if len(parts) == 1 and (others := [top for top in strays if top and strays[top]]):
         raise DataError(

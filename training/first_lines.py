@@ -168,7 +168,7 @@ def class_lines(
             f" ({short(classes[most])}) training images of a class"
         )
     if empty := [number for number, size in enumerate(sizes) if not size]:
-        why = "which --only-classes leaves out" if config.only_classes else "which cannot be learnt"
+        why = "left out by --only-classes" if config.only_classes else "which cannot be learned"
         line += f"; none of {_named(empty, classes, why)}"
     yield one_line(line)
     total, lost = int(evaluated.sum()), int(evaluated[empty].sum())

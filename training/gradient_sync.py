@@ -127,8 +127,8 @@ def _with_usable_statistics(norm: nn.Module, inputs: tuple[torch.Tensor]) -> Non
     norm.train(inputs[0].numel() > inputs[0].shape[1])
     if not norm.training and norm.num_batches_tracked == 0:
         raise UsageError(
-            "a batch norm has one value per channel in a part of one image, and no statistics yet:"
-            " type a larger --batch-size, or a smaller --grad-accum-steps"
+            "a batch norm gets one value per channel from a part of one image, too few for"
+            " statistics: type a larger --batch-size, or a smaller --grad-accum-steps"
         )
 
 

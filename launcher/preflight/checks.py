@@ -252,7 +252,7 @@ _shared_memory = _found_there(
 )
 _locked_memory = _found_there(
     "locked memory",
-    "NCCL needs all it asks for on InfiniBand: see ulimit -l and /etc/security/limits.conf"
+    "NCCL must be able to lock memory for InfiniBand: see ulimit -l and /etc/security/limits.conf"
     " (memlock unlimited)",
     warns=True,
 )

@@ -193,7 +193,7 @@ def test_a_checkpoint_of_the_run_will_do(command, run_folder, final, photos):
         ({"task": "\x1b[2J\x1b]0;owned\x07"}, "weights of \u241b[2J\u241b]0;owned\u2407,"),
         ({"preparation": {"size": 10**9}}, "preparation.size: Expected `int` <= 8192"),
         ({"preparation": {"size": 32, "mean": (1.0,)}}, "mean and deviation of 3 channels"),
-        ({"preparation": {"size": 32, "short_side": 8}}, "a centre larger than the image"),
+        ({"preparation": {"size": 32, "short_side": 8}}, "a center crop larger than the image"),
         ({"config": None}, "config: Expected `object`, got `null`"),
         ({"classes": [1]}, "classes[0]: Expected `str`, got `int`"),
         ({"model": {1: torch.zeros(1)}}, "no named weights"),

@@ -243,7 +243,7 @@ def test_masks_beside_images_are_named(cli, tmp_path):
     }
     write(tmp_path, {**pictures(), **masks})
     result = cli("rackrun convert folder set out")
-    assert result.code == 0 and "24 images with a name as of a mask" in result.err, result
+    assert result.code == 0 and "24 images named like masks" in result.err, result
     assert cli("rackrun convert folder set plain --exclude '*_mask_*'").code == 0
     assert count(tmp_path / "plain") == 24
 

@@ -94,7 +94,7 @@ def test_classes_that_training_or_validation_lacks_are_named():
 
     assert said([14, 14, 14], [1, 1, 1]) == ["14 training images of each class"]
     assert said([14, 0, 14], [4, 4, 4], "red,blue") == [
-        "14 training images of each of 2 classes; none of 1 class, which --only-classes leaves out:"
+        "14 training images of each of 2 classes; none of 1 class, left out by --only-classes:"
         " green",
         "validation accuracy is at most 66.7%: 4 of 12 images are of classes without training"
         " images",

@@ -62,7 +62,7 @@ def below(prefix: str, weights: Tensors) -> Tensors:
         (lambda w: {n: tensor for n, tensor in w.items() if not n.endswith("tracked")}, ""),
         (
             lambda w: {n: tensor for n, tensor in w.items() if not n.startswith("fc.")},
-            "; the last layer (fc.weight, fc.bias) is not there and starts afresh",
+            "; the last layer (fc.weight, fc.bias) is not there and is reinitialized",
         ),
     ],
     ids=["timm", "DDP", "EMA", "timm's EMA", "Lightning", "MoCo", "no counts", "no head"],
@@ -71,8 +71,8 @@ def test_wrappers_are_opened(tmp_path, wrapped, message):
     """Whatever stands around the weights or before their names; averages go before weights."""
     weights, model = Small().state_dict(), Small()
     said = loaded(model, tmp_path / "w.pth", wrapped(weights))
-    assert said == (message if "afresh" in message else f"{message}{NO_NAMES}")
-    assert same(model, weights, "fc" if "afresh" in message else "nothing")
+    assert said == (message if "reinitialized" in message else f"{message}{NO_NAMES}")
+    assert same(model, weights, "fc" if "reinitialized" in message else "nothing")
 
 
 class Wrapper(nn.Module):
@@ -119,7 +119,7 @@ def test_densenet_is_read_as_it_is_published(tmp_path):
     message = loaded(model, tmp_path / "w.pth", old)
     assert message == (
         "; earlier names; the last layer (classifier.weight, classifier.bias)"
-        " has 2 classes instead of 1000 and starts afresh"
+        " has 2 classes instead of 1000 and is reinitialized"
     )
     assert same(model, published, "classifier")
 

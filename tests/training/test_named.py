@@ -81,7 +81,7 @@ def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch
         model, downloaded_weights("imagenet", "timm:test_vit", alone), tuple("abcde")
     )
     assert "position embeddings interpolated from 10 x 10 to 6 x 6" in line
-    assert "has 5 classes instead of 1000 and starts afresh" in line
+    assert "has 5 classes instead of 1000 and is reinitialized" in line
     block = "blocks.0.attn.qkv.weight"
     assert torch.equal(model.state_dict()[block], published.state_dict()[block])
     result = normalised_for("timm:test_vit", Transforms(96))

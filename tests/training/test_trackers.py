@@ -199,7 +199,7 @@ def test_a_server_that_swallows_all_holds_up_nothing(
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert loop.run(TASK, settings(shapes, tmp_path / "run", epochs=1, track="wandb")) == 0
     output = capfd.readouterr().out
-    rest = f"what it has not got is in {tmp_path}/run/metrics.jsonl"
+    rest = f"what it did not get is in {tmp_path}/run/metrics.jsonl"
     assert f"--track wandb: no answer within 0 s; {rest}\n" in output
     assert output.count("--track wandb") == 1
     assert read_sent(tmp_path / "run", "wandb") == Sent()

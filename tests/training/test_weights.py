@@ -74,8 +74,12 @@ def test_weights_are_found_in_our_own_files(tmp_path):
         ("red green blue", "", [0, 1, 2]),
         ("blue green red", "has the rows of 3 of 3 classes by name", [2, 1, 0]),
         ("blue red", "has the rows of 2 of 2 classes by name", [2, 0]),
-        ("blue gray red", "has the rows of 2 of 3 classes by name; afresh: gray", [2, None, 0]),
-        ("cat dog emu", "had other classes (red, green, blue) and starts afresh", [None] * 3),
+        (
+            "blue gray red",
+            "has the rows of 2 of 3 classes by name; reinitialized: gray",
+            [2, None, 0],
+        ),
+        ("cat dog emu", "had other classes (red, green, blue) and is reinitialized", [None] * 3),
     ],
 )
 def test_rows_of_the_last_layer_follow_their_classes(tmp_path, classes, said, rows):

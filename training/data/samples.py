@@ -1,7 +1,7 @@
 """From rows of the index to the images of a batch, whichever way the rows were chosen.
 
 stored_samples   StoredSample: a verified sample (key, bytes, label) and the shard it lies in
-is_written       its image is in its place in a batch; bad samples are counted
+decoded          its pixels; a damaged sample goes to Quarantine, which counts it or ends the run
 """
 
 import sys

@@ -90,7 +90,7 @@ class Transforms:
         if not len(self.mean) == len(self.deviation) == self.channels:
             raise Misshapen(f"preparation: mean and deviation of {self.channels} channels")
         if self.short_side and self.short_side < (self.evaluation_size or self.size):
-            raise Misshapen("preparation: a centre larger than the image that it is cut from")
+            raise Misshapen("preparation: a center crop larger than the image")
         resize = self.conversion
         for side in (resize.size, resize.short_side):
             if side is not None and not 1 <= side <= LARGEST_SIDE:

@@ -182,7 +182,7 @@ def timm_model(
     patch = getattr(getattr(model, "patch_embed", None), "patch_size", (1,))[0] if fixed else 1
     if size % patch:
         raise UsageError(
-            f"--image-size {size}: --model {TIMM}{name} takes images with sides of a multiple of"
+            f"--image-size {size}: --model {TIMM}{name} takes images whose sides are multiples of"
             f" {patch}; type --image-size {max(1, round(size / patch)) * patch}"
         )
     return model

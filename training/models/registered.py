@@ -105,7 +105,7 @@ def refuse_size(model: str, size: int) -> None:
     if size % multiple:
         fits = max(1, round(size / multiple)) * multiple
         raise UsageError(
-            f"--image-size {size}: --model {model} takes images with sides of a multiple of"
+            f"--image-size {size}: --model {model} takes images whose sides are multiples of"
             f" {multiple}; type --image-size {fits}"
         )
 

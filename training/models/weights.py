@@ -50,10 +50,10 @@ def load_weights(
 ) -> str:
     """Load the weights in a file; return a line about what was loaded, adapted and left as it is.
 
-    The rows of the last layer follow their classes by name; a class that the file lacks starts
-    afresh, and so does a last layer of another size. `transforms`: how images reach the model, for
-    a remark where those of the file reached it otherwise. SaveError for anything else that does not
-    fit, and if the weights are to be `whole`, for a last layer without a row for each class.
+    The rows of the last layer follow their classes by name; a class that the file lacks is
+    reinitialized, and so is a last layer of another size. `transforms`: how images reach the model,
+    for a remark where those of the file reached it otherwise. SaveError for anything else that does
+    not fit, and if the weights are to be `whole`, for a last layer without a row for each class.
     """
     model_tensors = model.state_dict()
     file = _content_of(path)
@@ -64,7 +64,7 @@ def load_weights(
     if all(state.get(name) is not model_tensors[name] for name in head_names):
         state, rows_note = _with_rows_by_class(state, model_tensors, head_names, file, classes)
     else:  # the file has what the model wraps, without this layer
-        rows_note = "is not there and starts afresh"
+        rows_note = "is not there and is reinitialized"
     fresh = [
         name
         for name in head_names
@@ -82,10 +82,10 @@ def load_weights(
         )
     if fresh and not rows_note:
         saved_head, ours = state.get(fresh[0]), model_tensors[fresh[0]]
-        rows_note = "is not there and starts afresh"
+        rows_note = "is not there and is reinitialized"
         if saved_head is not None:
-            rows_note = f"has {len(ours)} classes instead of {len(saved_head)} and starts afresh"
-    if whole and ("afresh" in rows_note or fresh):
+            rows_note = f"has {len(ours)} classes instead of {len(saved_head)} and is reinitialized"
+    if whole and ("reinitialized" in rows_note or fresh):
         raise SaveError(
             f"--weights {path}: the last layer {rows_note}; type --classes with the"
             " names of the classes of these weights"
@@ -124,7 +124,7 @@ def _with_rows_by_class(
     if not found:
         others = {name: tensor for name, tensor in state.items() if name not in head_names}
         theirs = first_few([short(name) for name in file.classes], 3)
-        return others, f"had other classes ({theirs}) and starts afresh"
+        return others, f"had other classes ({theirs}) and is reinitialized"
     moved = {}
     for name in head_names:
         moved[name] = model_tensors[name].detach().clone()
@@ -132,7 +132,7 @@ def _with_rows_by_class(
         moved[name][found] = state[name][source].to(moved[name])
     note = f"has the rows of {len(found):,} of {plural(len(classes), 'class', 'classes')} by name"
     if new := [short(name) for name in classes if name not in old_rows]:
-        note += f"; afresh: {first_few(new, 3)}"
+        note += f"; reinitialized: {first_few(new, 3)}"
     return state | moved, note
 
 
@@ -217,7 +217,7 @@ def _safetensors(data: bytes, path: Path) -> Any:
         raise SaveError(f"--weights {path}: not whole, as safetensors: {reason}") from None
     except KeyError as error:  # a type of numbers that this library knows, and not for torch
         kind = one_line(str(error))[:40]
-        raise SaveError(f"--weights {path}: numbers of type {kind}, which torch has not") from None
+        raise SaveError(f"--weights {path}: numbers of type {kind}, unknown to torch") from None
 
 
 def are_weights(state: object) -> TypeGuard[Tensors]:

@@ -112,7 +112,7 @@ class Tracker:
         # Once: the tracker is given up with it.
         if self._problem and not self._is_over:
             self._is_over = True
-            rest = f"what it has not got is in {RunFolder(self._folder).metrics}"
+            rest = f"what it did not get is in {RunFolder(self._folder).metrics}"
             self._say(f"--track {self._name}: {self._problem}; {rest}")
 
     def _run(self) -> None:
