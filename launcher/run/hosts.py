@@ -3,7 +3,8 @@
     line     [user@]host[:port] [slots=N] [key=value]... [# comment]
     host     gpu01   gpu[01-16]   rack[1-2]-gpu[1-4,7]   10.0.0.7   [2001:db8::7]
 
-DeepSpeed, Open MPI and Horovod host files are such files already. Names are held to a strict
+DeepSpeed, Open MPI and Horovod host files are such files already, and so are those of PBS, LSF and
+Grid Engine, which name a host once per slot, or with slots and queue. Names are held to a strict
 grammar, because they reach `ProxyCommand` lines and other programs: no leading dash, no
 metacharacters. Every bad line is found before anything is contacted.
 """
@@ -138,7 +139,7 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
     located: list[tuple[int, int, Host]] = []
     times: Counter[Host] = Counter()
     for number, line in enumerate(re.split(r"\r\n|\n|\r", text), start=1):
-        reading = _Line(number, line)
+        reading = _Line(number, GRID_ENGINE.sub(r"\1 slots=\2", line))
         hosts = reading.hosts()
         if len(hosts) == 1 and reading.is_bare:
             times[hosts[0]] += 1
@@ -191,6 +192,8 @@ SETTING = re.compile(
 )
 TOKEN = re.compile(r"[^\s#]+")
 SPACE = re.compile(r"\s*")
+GRID_ENGINE = re.compile(r"^(\S+) +(\d+) +[^\s@]+@\S+( +\S+)?$")
+"""A line of $PE_HOSTFILE: host, slots, queue, processors."""
 
 
 class _Line:
@@ -319,8 +322,7 @@ class _Line:
                 is_setup = next(reversed(settings), "") == "setup"
                 wrong = "quote the whole command" if is_setup else _not_a_setting(token.group())
                 self._fault(position, wrong)
-                position = token.end()
-                continue
+                break  # the words behind it would be no setting either
             key = setting["key"].replace("-", "_")
             value = _unquoted(setting["number"] or setting["value"] or "")
             if key != "env" and key in settings:

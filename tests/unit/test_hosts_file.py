@@ -40,6 +40,8 @@ def test_the_order_of_the_lines_is_the_order_of_the_hosts():
         ("a slots = 8", Host("a", slots=8)),
         ("a slots=4 max_slots=8", Host("a", slots=4)),
         ("a slots=4 max-slots=8", Host("a", slots=4)),
+        ("a 4 all.q@a.lab UNDEFINED", Host("a", slots=4)),  # a line of Grid Engine
+        ("a 4 all.q@a <NULL>", Host("a", slots=4)),
         ("a python=/opt/py/bin/python", Host("a", python="/opt/py/bin/python")),
         ("a workdir='/data/my run'", Host("a", workdir="/data/my run")),
         ('a workdir="/data/#1"#no', Host("a", workdir="/data/#1")),
@@ -89,7 +91,9 @@ def test_host_files_of_other_launchers_are_read_unchanged(text, tmp_path):
 
 def test_every_bad_line_is_named_at_once_with_line_and_column():
     """One look at the message is enough to repair the whole file."""
-    text = "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 colour=red\nb:99999\n2001:db8::1\n"
+    text = (
+        "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 colour=red\nb:99999\n2001:db8::1\na b b\n"
+    )
     assert faults(text) == [
         (2, 1, "'-oProxyCommand=x': a host name does not begin with a dash"),
         (3, 6, "';' cannot be part of a host name"),
@@ -98,6 +102,7 @@ def test_every_bad_line_is_named_at_once_with_line_and_column():
          "address, interface, setup, env"),
         (5, 3, "port 99999 is not between 1 and 65535"),
         (6, 1, "write an IPv6 address in brackets: [2001:db8::1]"),
+        (7, 3, "'b' is not a setting (key=value); write one host per line"),
     ]  # fmt: skip
 
 
