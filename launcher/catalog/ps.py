@@ -1,4 +1,4 @@
-"""`ps`: list the runs whose folders are here."""
+"""`ps`: list the runs whose folders are here; `ps HOSTS`: what hosts run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from rackrun import tables
-from rackrun.commandline.options import Examples
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.launcher.catalog.folders import ListedRun, runs_in
+from rackrun.launcher.catalog.rack import RackOptions, rack
 from rackrun.launcher.output.console import short_path
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.settings import ReachOptions
@@ -30,13 +31,16 @@ NUMBERS = ("step", "age")
 
 @dataclass(frozen=True)
 class PsOptions(ReachOptions):
-    """List the runs of this folder. What hosts run, `rack HOSTS` shows."""
+    """List the runs of this folder, or what hosts run."""
 
     examples: ClassVar[Examples] = (
         ("{prog}", "the runs of this folder"),
+        ("{prog} hosts.txt", "what the hosts of a file run, as `rack` shows it once"),
         ("{prog} --json", "as JSON"),
     )
 
+    hosts: Positional[str] = ""
+    """Host file."""
     runs: Path = RUNS
     """Folder that contains run folders."""
     json: bool = False
@@ -44,8 +48,19 @@ class PsOptions(ReachOptions):
 
 
 def main(args: Sequence[str]) -> int:
-    """List the runs; return the exit code."""
-    return ps(parse(PsOptions, called("ps"), args))
+    """List the runs, or what hosts run; return the exit code."""
+    options = parse(PsOptions, called("ps"), args)
+    if not options.hosts:
+        return ps(options)
+    return rack(
+        RackOptions(
+            ssh_config=options.ssh_config,
+            accept_new=options.accept_new,
+            hosts=options.hosts,
+            plain=True,
+            json=options.json,
+        )
+    )
 
 
 def ps(options: PsOptions) -> int:

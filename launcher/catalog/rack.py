@@ -60,7 +60,11 @@ class RackOptions(ReachOptions):
 
 def main(args: Sequence[str]) -> int:
     """Show the table; return the exit code."""
-    options = parse(RackOptions, called("rack"), args, renamed={"-H": "--host-list"})
+    return rack(parse(RackOptions, called("rack"), args, renamed={"-H": "--host-list"}))
+
+
+def rack(options: RackOptions) -> int:
+    """Show the hosts of the options; return the exit code."""
     hosts = hosts_named(Path(options.hosts), options.host_list)
     from rackrun.launcher.transport.ssh import (
         open_network,  # Fabric takes as long to import as --help may
@@ -68,13 +72,13 @@ def main(args: Sequence[str]) -> int:
 
     with (
         closing(open_network(options)) as network,
-        closing(Rack(hosts, network.try_each(hosts))) as rack,
+        closing(Rack(hosts, network.try_each(hosts))) as shown,
     ):
         if options.json:
-            sys.stdout.write(f"{json.dumps(list(map(as_plain, rack.inspect())), indent=2)}\n")
+            sys.stdout.write(f"{json.dumps(list(map(as_plain, shown.inspect())), indent=2)}\n")
             return 0
         with suppress(KeyboardInterrupt):
-            show_again_and_again(rack.inspect, table, LOOK_SECONDS, options.plain)
+            show_again_and_again(shown.inspect, table, LOOK_SECONDS, options.plain)
     return 0
 
 
