@@ -22,11 +22,14 @@ from rackrun.launcher.transport.bootstrap import bootstrap, last_error_line, ope
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import one_line
 
-NOTHING = "no output; does the login shell there exit in its start-up file?"
+NO_MORE = "; does the login shell there exit in its start-up file?"
+INTERACTIVE = "write before that: [[ $- == *i* ]] || return"
 SIGNS = {
-    r"^-?(zsh|ksh|mksh|fish|tcsh|csh)\b": (
-        "; does ~/.bashrc there start another shell? write there before that: [[ $- == *i* ]] ||"
-        " return"
+    r"^([^ ]*/)?-?(zsh|ksh|mksh|fish|tcsh|csh)\b": (
+        f"; does ~/.bashrc there start another shell? {INTERACTIVE}"
+    ),
+    r"not a terminal|connected to a terminal": (
+        f"; does ~/.bashrc there start tmux or screen? {INTERACTIVE}"
     ),
     r"invalid literal for int\(\)": "; does a start-up file there read from standard input?",
 }
@@ -198,10 +201,12 @@ class RpcClient:
     def _silent(self, what: str = "the program there has ended") -> HostUnreachable:
         assert self._channel is not None
         # A login shell that fails may say why on either stream.
-        printed = self._channel.complaint() or self._buffer.decode(errors="replace").strip()
-        last = last_error_line(printed) or NOTHING
-        last += next((hint for sign, hint in SIGNS.items() if re.search(sign, last)), "")
+        complaint = self._channel.complaint()
+        printed = complaint or self._buffer.decode(errors="replace").strip()
+        last = last_error_line(printed)
         if self._begun:
-            end = f": {last}" if printed else ""
+            end = f": {last}" if last else ""
             return HostUnreachable(f"{self._transport.name}: {what}{end}")
-        return HostUnreachable(f"{self._transport.name}: Python could not be started there: {last}")
+        signs = (hint for sign, hint in SIGNS.items() if re.search(sign, last))
+        why = f"{last or 'no output'}{next(signs, '' if complaint else NO_MORE)}"
+        return HostUnreachable(f"{self._transport.name}: Python could not be started there: {why}")
