@@ -20,16 +20,17 @@ import hmac
 import os
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import paramiko
 
 from rackrun.launcher.errors import AccessRefused
-from rackrun.launcher.transport.ssh.openssh import KnownKey, known_keys
+from rackrun.launcher.transport.ssh.openssh import ClientSettings, KnownKey, known_keys
 
 STANDARD_PORT = 22
+ACCEPTING = ("accept-new", "no", "off", "false")
+"""Values of StrictHostKeyChecking by which new keys are recorded."""
 
 
 class KnownLines(NamedTuple):
@@ -43,22 +44,21 @@ class KnownLines(NamedTuple):
         return [line.type for line in (*self.at_port, *self.by_name) if not line.marker]
 
 
-@dataclass(frozen=True)
 class HostKeys:
     """What known_hosts has about one host, and what to do with a key that is not in there."""
 
-    label: str
-    target: str
-    """Host and port, for messages."""
-    name: str
-    """The name to look up: the host's, or its HostKeyAlias."""
-    port: int
-    files: Sequence[Path]
-    record_in: Path
-    accept_new: bool
-    hash_names: bool
-    rsa_bits: int
-    """The fewest bits of an RSA key."""
+    def __init__(self, label: str, client: ClientSettings, accept_new: bool) -> None:
+        files = client.known_hosts("UserKnownHostsFile")
+        alias, strict = client.first("hostkeyalias"), client.first("stricthostkeychecking")
+        self.label = label
+        self.target = f"{client.host} port {client.port}"
+        self.name = (alias or client.host).lower()
+        self.port = STANDARD_PORT if alias else client.port
+        self.files = [*files, *client.known_hosts("GlobalKnownHostsFile")]
+        self.record_in = files[0] if files else Path("~/.ssh/known_hosts").expanduser()
+        self.accept_new = bool(files) and (accept_new or strict in ACCEPTING)
+        self.hash_names = client.first("hashknownhosts") == "yes"
+        self.rsa_bits = int(client.first("requiredrsasize") or 0)
 
     def lookup(self) -> KnownLines:
         """Ask known_hosts about the host at its port, and by its name if that gives no key."""

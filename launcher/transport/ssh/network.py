@@ -18,7 +18,7 @@ from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.transport.parallel import all_or_raise, each
 from rackrun.launcher.transport.ssh.connect import close_route, open_gateway, open_route
 from rackrun.launcher.transport.ssh.failures import translated
-from rackrun.launcher.transport.ssh.host_keys import STANDARD_PORT, HostKeys
+from rackrun.launcher.transport.ssh.host_keys import HostKeys
 from rackrun.launcher.transport.ssh.login import PublicKeyLogin
 from rackrun.launcher.transport.ssh.machine import Machine
 from rackrun.launcher.transport.ssh.openssh import (
@@ -34,8 +34,6 @@ _HOP = re.compile(
     r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<address>[^\]]+)\]|(?P<name>[^@:/,]+|[^@/,]*:[^@/,]*:[^@/,]*))"
     r"(?::(?P<port>0*[1-9][0-9]{0,4}))?/?"
 )
-ACCEPTING = ("accept-new", "no", "off", "false")
-"""Values of StrictHostKeyChecking by which new keys are recorded."""
 RESOLVE_SECONDS = 5.0  # the resolver itself waits 10 s and more for a silent name server
 
 _FAMILIES = {"any": socket.AF_UNSPEC, "inet": socket.AF_INET, "inet6": socket.AF_INET6}
@@ -136,26 +134,12 @@ class Network:
             forward_agent=False,
         )
         connection.ssh_config = client  # for PublicKeyLogin
-        files = client.known_hosts("UserKnownHostsFile")
-        alias = client.first("hostkeyalias")
-        strict = client.first("stricthostkeychecking")
-        host_keys = HostKeys(
-            label=label,
-            target=f"{client.host} port {client.port}",
-            name=(alias or client.host).lower(),
-            port=STANDARD_PORT if alias else client.port,
-            files=[*files, *client.known_hosts("GlobalKnownHostsFile")],
-            record_in=files[0] if files else Path("~/.ssh/known_hosts").expanduser(),
-            accept_new=bool(files) and (self._settings.accept_new or strict in ACCEPTING),
-            hash_names=client.first("hashknownhosts") == "yes",
-            rsa_bits=int(client.first("requiredrsasize") or 0),
-        )
         return SshRoute(
             label=label,
             connection=connection,
             settings=self._settings,
             client=client,
-            host_keys=host_keys,
+            host_keys=HostKeys(label, client, self._settings.accept_new),
             gateway=gateway,
             family=_FAMILIES[client.first("addressfamily") or "any"],
             command="" if gateway else client.command("ProxyCommand"),
