@@ -23,10 +23,10 @@ from rackrun.launcher.lifecycle.restart_policy import resumed
 from rackrun.launcher.lifecycle.serving import SERVED_PATH, served
 from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
+from rackrun.launcher.remote.gpus import gpus_of_ranks
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
 from rackrun.launcher.run.job import Job, Work, data_of, with_data
 from rackrun.launcher.schedulers import Placement, Sourced
-from rackrun.launcher.transport.local import gpu_count
 from rackrun.run_folder import RUN_NAME, RunFolder, file_name
 
 _TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
@@ -88,7 +88,7 @@ def processes(placement: Placement, options: NodeOptions) -> Sourced[int]:
     """Return the number of ranks to start here."""
     if placement.processes:
         return placement.processes
-    gpus = gpu_count(options.environment)
+    gpus = gpus_of_ranks(dict(options.environment))
     return Sourced(gpus, "one per GPU") if gpus else Sourced(1, "no GPU")
 
 

@@ -52,6 +52,12 @@ def gpu_count() -> int:
     return count
 
 
+def gpus_of_ranks(given: Mapping[str, str]) -> int:
+    """Return how many GPUs these variables, over those of this process, leave to ranks here."""
+    count, visible = gpu_count(), visible_gpus({**os.environ, **given})
+    return count if visible is None or not count else len(visible)
+
+
 def is_gpu(name: str) -> bool:
     """Return True for the device of one NVIDIA GPU, False for one that all GPUs share."""
     return name.startswith("nvidia") and name[6:].isdigit()

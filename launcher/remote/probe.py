@@ -23,7 +23,6 @@ from rackrun.launcher.remote.disks import (
     workdir_problem,
 )
 from rackrun.launcher.remote.files import file_digest
-from rackrun.launcher.remote.gpus import gpu_count
 from rackrun.launcher.remote.interpreter import (
     behind_shim,
     describe,
@@ -117,7 +116,7 @@ def basics(
         **facts,
         **shared,
         "problems": {about: problem for about, problem in problems.items() if problem},
-        "gpus": _gpus_of_ranks(shared["gpus"], visible),
+        "gpus": shared["gpus"] if visible is None else gpus.gpus_of_ranks(visible),
         "machine": machine(),
         "address": address if "." in address or ":" in address else "",  # sshd may write UNKNOWN
         "lock": lock,
@@ -129,14 +128,6 @@ def basics(
         "taken": taken_gpus(lock, shared["gpus"], turn) if chooses else [],
         "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
-
-
-def _gpus_of_ranks(count: int, visible: dict[str, str] | None) -> int:
-    """Return how many of a host's GPUs these variables leave to ranks; None: all of them."""
-    if visible is None or not count:
-        return count
-    named = gpus.visible_gpus({**os.environ, **visible})
-    return count if named is None else len(named)
 
 
 def disk_facts(
@@ -178,7 +169,7 @@ def facts_of_host(lock: str, parts: list[str]) -> dict[str, Any]:
     return {
         "time": time.time(),
         "cores": cores(),
-        "gpus": gpu_count(),
+        "gpus": gpus.gpu_count(),
         "lock_problem": lock_problem([lock, *(lock + part for part in parts)]),
         "drained": drained(),
     }

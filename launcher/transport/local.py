@@ -11,12 +11,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import IO
 
 from rackrun.launcher.errors import HostLost, HostUnreachable
-from rackrun.launcher.remote import gpus
 
 READ_BYTES = 1 << 18
 COMPLAINT_BYTES = 4096
@@ -118,17 +116,6 @@ class LocalChannel:
         with self.complaints as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
             self.errors = file.read().decode("utf-8", "replace").strip()
-
-
-def gpu_count(environment: Iterable[tuple[str, str]] = ()) -> int:
-    """Return the number of GPUs, NVIDIA's or AMD's, that ranks may use on this machine.
-
-    `environment` is set for the ranks over what is set here.
-    """
-    visible = gpus.visible_gpus({**os.environ, **dict(environment)})
-    if visible is not None:
-        return len(visible)
-    return gpus.gpu_count() if Path("/dev").is_dir() else 0
 
 
 def free_port() -> int:

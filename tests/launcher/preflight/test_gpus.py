@@ -11,7 +11,6 @@ from rackrun.cuda import gpu_problem
 from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.remote import gpus as remote
-from rackrun.launcher.transport.local import gpu_count
 from tests.lab import warm
 from tests.lab.hosts import ROOT, wait_for_banner
 from tests.lab.needs import need
@@ -171,17 +170,17 @@ def test_gpus_of_amd_count_on_this_machine(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(remote, "gpu_count", lambda: 4)
-    assert gpu_count() == 4
+    assert remote.gpus_of_ranks({}) == 4
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0,2")
-    assert gpu_count() == 2
-    assert gpu_count([("CUDA_VISIBLE_DEVICES", "GPU-8a1c,GPU-77,-1,GPU-3")]) == 2
-    assert gpu_count([("CUDA_VISIBLE_DEVICES", "NoDevFiles")]) == 0
+    assert remote.gpus_of_ranks({}) == 2
+    assert remote.gpus_of_ranks({"CUDA_VISIBLE_DEVICES": "GPU-8a1c,GPU-77,-1,GPU-3"}) == 2
+    assert remote.gpus_of_ranks({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}) == 0
 
 
 def test_a_rank_that_finds_no_gpu_does_not_train_on_the_cpu(tmp_path):
     """Two GPUs were counted here, and torch finds none: 78 and a line that says why."""
     python = str(warm.interpreter())
-    command = (*with_gpus(tmp_path), python, "-m", "rackrun.launcher", "local", "--python", python)
+    command = (*with_gpus(tmp_path), python, "-m", "rackrun", "./run-local", "--python", python)
     ended = subprocess.run(
         [*command, "catdog", "--synthetic", "--epochs", "1"],
         cwd=tmp_path,
