@@ -40,8 +40,8 @@ class KnownLines(NamedTuple):
     by_name: list[KnownKey]
 
     def types(self) -> list[str]:
-        """Return the types of key by which a host is known, which are to be asked for first."""
-        return [line.type for line in (*self.at_port, *self.by_name) if not line.marker]
+        """Return the types of key known at this port, which are asked for first, as by ssh."""
+        return [line.type for line in self.at_port if not line.marker]
 
 
 class HostKeys:

@@ -1,12 +1,14 @@
 """The OpenSSH client as the oracle: what it refuses, we refuse; exceptions are listed.
 
-Each case is a known_hosts file and some lines of ssh_config. The real client and our `Network` read
-the same files and log in to the same real sshd. `{there}` is the host as known_hosts names it,
-`{key}` its Ed25519 key, for which `{authority}` has signed a certificate, `{rsa}` its RSA key, and
-`{other}` a foreign key. Certificates of hosts and RevokedHostKeys are not supported.
+Each case is a known_hosts file and some lines of ssh_config, written down or drawn at random. The
+real client and our `Network` read the same files and log in to the same real sshd. `{there}` is the
+host as known_hosts names it, `{key}` its Ed25519 key, for which `{authority}` has signed a
+certificate, `{rsa}` its RSA key, and `{other}` a foreign key. Certificates of hosts and
+RevokedHostKeys are not supported.
 """
 
 import getpass
+import random
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -117,6 +119,34 @@ STRICTER: dict[str, Case] = {  # the client accepts, we refuse
 }
 
 
+LINES = (
+    *("{there} {key}", "{address} {key}", "x,{there},y {key}", "{hashed} {key}", "alias {key}"),
+    *("[127.*]:*,!x {key}", "*,!*127.0.0.2* {key}", "[{address}]:1 {key}", "x 1024 35 1234"),
+    *("{there} {rsa}", "{address} {rsa}", "{there} {other}", "{address} {other}", "alias {other}"),
+    *("@revoked * {key}", "@revoked {there} {other}", "@revoked {address} {rsa}"),
+)
+OPTIONS = (
+    *("HostKeyAlias alias", "StrictHostKeyChecking accept-new", "IdentitiesOnly yes"),
+    *("UserKnownHostsFile {folder}/known_%h", "GlobalKnownHostsFile {folder}/known_%h"),
+    *("HostKeyAlgorithms ssh-ed25519", "HostKeyAlgorithms rsa-sha2-512,ecdsa-sha2-nistp256"),
+    *("Ciphers aes128-ctr,aes256-ctr", "Ciphers aes128-ctr", "MACs hmac-sha2-512"),
+    *("KexAlgorithms ecdh-sha2-nistp256", "KexAlgorithms +diffie-hellman-group14-sha256"),
+    *("PubkeyAcceptedAlgorithms ssh-ed25519", "PubkeyAcceptedAlgorithms -ssh-ed25519"),
+    *("RequiredRSASize 3072", "RequiredRSASize 4096", "IdentityFile {folder}/other"),
+    *("Match host 127.0.0.*", "Match host gpu*", "Host 127.*", "Host !127.* *"),
+)
+NO_CERTIFICATES = "HostKeyAlgorithms -*-cert-v01@openssh.com"
+"""As we are stricter than the client about those."""
+
+
+def random_case(number: int) -> Case:
+    """Return some lines of both files in any order."""
+    choice = random.Random(number)
+    known = choice.sample(LINES, choice.randint(1, 3))
+    options = choice.sample(OPTIONS, choice.randint(0, 3))
+    return config(*options, "Host *", NO_CERTIFICATES, known="\n".join((*known, "")))
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict[str, str]]]:
     """Yield one sshd with two host keys and a certificate, and the words that the cases use."""
@@ -178,15 +208,29 @@ ALL = {**ACCEPTED, **REFUSED, **STRICTER}
 @pytest.mark.parametrize("name", ALL)
 def test_whom_the_ssh_client_refuses_we_refuse(server, name):
     """SSH-1: known_hosts and ssh_config mean what they mean to the real client, or less."""
-    lab, args = server
-    case = ALL[name]
-    known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
-    for file in (lab.known_hosts, lab.folder / f"known_{args['address']}"):
-        file.write_bytes(known_hosts)
-    lab.configure(case.config.format(**args))
-    (theirs, message), (options, why) = ssh(lab), ours(lab)
+    theirs, options, why = verdicts(*server, ALL[name])
     expected = ("refused" if name in REFUSED else "in", "in" if name in ACCEPTED else "refused")
-    assert (theirs, options) == expected, f"ssh: {message}\nours: {why}"
+    assert (theirs, options) == expected, why
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_whatever_stands_in_both_files_we_do_as_the_ssh_client_does(server, number):
+    """SSH-1: lines of known_hosts and options of ssh_config, drawn at random."""
+    theirs, options, why = verdicts(*server, random_case(number))
+    assert theirs == options, f"{random_case(number)}\n{why}"
+
+
+def verdicts(lab: Lab, args: dict[str, str], case: Case) -> tuple[str, str, str]:
+    """Return whether OpenSSH's client gets in, whether we do, and what both say."""
+    lab.configure(case.config.format(**args))
+    known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
+    answers = []
+    for client in (ssh, ours):  # each may record a key
+        for file in (lab.known_hosts, lab.folder / f"known_{args['address']}"):
+            file.write_bytes(known_hosts)
+        answers.append(client(lab))
+    (theirs, message), (options, why) = answers
+    return theirs, options, f"ssh: {message}\nours: {why}"
 
 
 def test_a_key_that_other_accounts_may_read_is_not_used(server):
