@@ -40,4 +40,4 @@ ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/
 USER 1000:1000
 WORKDIR /home/rackrun
 # No ENTRYPOINT: pyxis, NGC and Kubernetes bring their own command.
-CMD ["python", "-m", "rackrun.launcher", "node", "--help"]
+CMD ["python", "-m", "rackrun", "node", "--help"]

@@ -25,7 +25,7 @@ task=("${@:-catdog}")               # the task and its options
 
 # --name and --auto-resume: a restarted job with the same name and results folder resumes.
 run() {
-    python -m rackrun.launcher node --runs "$runs" --name "$name" --auto-resume \
+    python -m rackrun node --runs "$runs" --name "$name" --auto-resume \
         "${task[@]}" --data "$data"
 }
 

@@ -195,4 +195,4 @@ def test_the_ngc_script_starts_itself_on_each_node(tmp_path):
     )
     lines = (tmp_path / "log").read_text().splitlines()
     words = "--runs /results/runs --name ngc --auto-resume classify --model a b"
-    assert lines == 2 * [f"13 -m rackrun.launcher node {words} --data /data/my shards"]
+    assert lines == 2 * [f"13 -m rackrun node {words} --data /data/my shards"]

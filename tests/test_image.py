@@ -56,7 +56,7 @@ def test_the_image_does_not_run_as_root(image):
 def test_a_container_finds_its_place_in_a_job(image):
     """The image's own command line, with the variables of a platform."""
     output = in_container(
-        *(image, "python", "-m", "rackrun.launcher", "node", "--dry-run", "--json", "catdog"),
+        *(image, "python", "-m", "rackrun", "./run-node", "--dry-run", "--json", "catdog"),
         PET_NNODES="2",
         PET_NODE_RANK="1",
         PET_MASTER_ADDR="catdog-node-0-0.catdog",
@@ -73,7 +73,7 @@ def test_two_containers_train_together(image):
     task = ["--image-size", "32", "--width", "4", "--batch-size", "8", "--device", "cpu"]
     script = (
         "python -m rackrun.catdog demo /tmp/drawn --images 60 >&2"
-        " && exec python -m rackrun.launcher node"
+        " && exec python -m rackrun node"
         f" --runs /tmp/runs catdog --data /tmp/drawn/shards --epochs 1 {' '.join(task)}"
     )
     args = ["docker", "run", "--rm", "--network", "host", "--shm-size", "256m"]

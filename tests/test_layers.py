@@ -41,7 +41,7 @@ def test_variables_and_commands_are_spelled_in_one_place():
         {name for name, text in TEXTS.items() if any(map(spelled.search, strings(text)))}
         for spelled in (
             re.compile(r"RACKRUN_[A-Z]"),
-            re.compile(r"python -m rackrun(\.(convert|nginx|launcher)| |$)|\./run-(ssh|local|ray)"),
+            re.compile(r"python -m rackrun(\.(convert|nginx)| |$)|\./run-(ssh|local|ray)"),
         )
     )
     assert variables == {"rackrun/contract/variables.py"}

@@ -1,4 +1,4 @@
-"""The options of `./run-ssh` and `python -m rackrun.launcher node`."""
+"""The options of `./run-ssh` and `rackrun node`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m rackrun.launcher node` with a stand-in for torchrun, as a program: 0.05 s, not 2."""
+"""`python -m rackrun node` with a stand-in for torchrun, as a program: 0.05 s, not 2."""
 
 import dataclasses
 import sys

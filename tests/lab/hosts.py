@@ -256,7 +256,7 @@ class Lab:
 
         Its home is the lab's, so that no run is remembered in the home of the tests.
         """
-        arguments = ["-m", "rackrun.launcher", "ssh", *args]
+        arguments = ["-m", "rackrun", "./run-ssh", *args]
         variables = {"PYTHONPATH": os.fspath(ROOT), "HOME": os.fspath(self.home)}
         options = {
             "cwd": cwd or self.folder,

@@ -174,7 +174,7 @@ class Python(Process):
 
 
 class Launcher(Process):
-    """The same for `python -m rackrun.launcher ...`, whose imports are those of this tree."""
+    """The same for `python -m rackrun ./run-ssh ...`, whose imports are those of this tree."""
 
     kind = "launcher"
 

@@ -24,7 +24,7 @@ def test_the_hosts_come_from_the_allocation(slurm, tmp_path):
             )
         )
         python = str(warm.interpreter())
-        launch = [python, "-m", "rackrun.launcher", "ssh", "--slurm"]
+        launch = [python, "-m", "rackrun", "./run-ssh", "--slurm"]
         launch += ["--ssh-config", str(lab.config), "--ignore-check", "machine"]
         launch += ["--python", python, "--", "python", "-c", SAY]
         output = subprocess.run(

@@ -192,7 +192,7 @@ exec "$@"
 def test_a_node_checks_its_own_machine(ignored, code):
     """What keeps ./run-ssh from starting on a host keeps a node from it, unless it is allowed."""
     here = {"NNODES": "1", "NODE_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    typed = [sys.executable, "-m", "rackrun.launcher", "node", "--runs", "/dev/shm", *ignored]
+    typed = [sys.executable, "-m", "rackrun", "./run-node", "--runs", "/dev/shm", *ignored]
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", LITTLE, "sh", *typed, "--", "true"],
         cwd=ROOT,

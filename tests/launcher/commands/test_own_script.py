@@ -28,7 +28,7 @@ def test_the_script_of_the_page_runs_as_it_is_printed(tmp_path):
     script, *_ = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     (tmp_path / "script.py").write_text(script)
     ended = warm.run(
-        *("-m", "rackrun.launcher", "local", "--python", str(warm.interpreter()), "--nproc", "2"),
+        *("-m", "rackrun", "./run-local", "--python", str(warm.interpreter()), "--nproc", "2"),
         *("--", "python", "script.py"),
         start=warm.Launcher,
         cwd=tmp_path,

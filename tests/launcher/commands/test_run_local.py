@@ -16,7 +16,7 @@ from tests.lab.warm import ROOT
 
 def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
     return warm.run(
-        *("-m", "rackrun.launcher", "local", *args),
+        *("-m", "rackrun", "./run-local", *args),
         start=warm.Launcher,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
@@ -104,7 +104,7 @@ def test_a_launch_needs_something_to_run():
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):
     """One line and 130, whether the terminal or a program sends it; nothing goes on."""
     process = warm.Launcher(
-        *("-m", "rackrun.launcher", "local"),
+        *("-m", "rackrun", "./run-local"),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,

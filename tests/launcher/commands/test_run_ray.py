@@ -29,7 +29,7 @@ def start(address: str, folder: Path, *args: str, canary: str = "") -> subproces
     """Start `./run-ray` as a user does, on hosts that are one machine."""
     options = ["--ignore-check", "machine", "--python", warm.interpreter()]
     return warm.Launcher(
-        *("-m", "rackrun.launcher", "ray", "--address", address, *options, *args),
+        *("-m", "rackrun", "./run-ray", "--address", address, *options, *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "RUN_CANARY": canary},
         stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(address, tmp_path
 
     def ranks() -> list[str]:
         lines = processes_with(f"RUN_CANARY={canary}").values()
-        return [line for line in lines if "sleep(1000)" in line and "launcher" not in line]
+        return [line for line in lines if "sleep(1000)" in line and "run-ray" not in line]
 
     until(lambda: len(ranks()) == 2)
     run.kill()

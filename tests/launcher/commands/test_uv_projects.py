@@ -41,7 +41,7 @@ def add_torch(environment: Path) -> None:
 
 def local(folder: Path, *args: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     return warm.run(
-        *("-m", "rackrun.launcher", "local", *args),
+        *("-m", "rackrun", "./run-local", *args),
         start=warm.Launcher,
         cwd=folder,
         env={**OFFLINE, **variables},

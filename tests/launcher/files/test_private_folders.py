@@ -13,7 +13,7 @@ WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').w
 
 def local(*args: str, cwd: Path, **environment: str) -> str:
     """Run `./run-local`; return its output when it exits with 0."""
-    command = ("-m", "rackrun.launcher", "local", "--python", str(warm.interpreter()), *args)
+    command = ("-m", "rackrun", "./run-local", "--python", str(warm.interpreter()), *args)
     more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
     assert done.returncode == 0, done.stderr

@@ -221,7 +221,7 @@ def test_run_local_serves_when_asked(start_lab, shards):
     """`./run-local --serve` reads its own shards over HTTP, below a path that only it knows."""
     python = start_lab(1).cheap_python()
     done = warm.run(
-        *("-m", "rackrun.launcher", "local", "--python", python, "--serve", "--serve-native"),
+        *("-m", "rackrun", "./run-local", "--python", python, "--serve", "--serve-native"),
         *("--plain", "catdog", "--data", shards),
         start=warm.Launcher,
         cwd=shards.parent / "code",

@@ -232,7 +232,7 @@ def hosts_of(lab: Lab, image: str) -> tuple[str, ...]:
 def local(folder: Path, *args: str) -> "subprocess.Popen[str]":
     """Start `./run-local` in a folder."""
     return warm.Launcher(
-        *("-m", "rackrun.launcher", "local", *args),
+        *("-m", "rackrun", "./run-local", *args),
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -128,7 +128,7 @@ def test_the_gpus_of_an_allocation_are_slots():
 
 def dry_run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run `node --dry-run` under a recorded environment."""
-    command = ("-m", "rackrun.launcher", "node", "--dry-run", *args, "catdog")
+    command = ("-m", "rackrun", "./run-node", "--dry-run", *args, "catdog")
     path = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": ""}
     return warm.run(*command, start=warm.Launcher, env={**path, **recorded(name)})
 
