@@ -399,6 +399,7 @@ class HostProbe:
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""
         if self.client is None:
-            reason = "its login shell has started no program in time: what do ~/.bashrc and the"
-            return HostUnreachable(f"{self.host.label}: {reason} like wait for there?")
+            why = "does ~/.bashrc there wait for something, or start another shell?"
+            reason = f"its login shell has started no program in time; {why}"
+            return HostUnreachable(f"{self.host.label}: {reason}")
         return HostUnreachable(f"{self.host.label}: does not answer the probe")
