@@ -220,6 +220,8 @@ def test_settings_of_pip_reach_uv_by_its_environment(tmp_path, monkeypatch):
         "UV_INDEX": "https://one/simple https://two/simple",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
         "UV_INSECURE_HOST": "mirror",
+        "UV_NATIVE_TLS": "true",
+        "UV_SYSTEM_CERTS": "true",
     }
     assert settings["no-index"] == "true"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import os
+import ssl
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -73,6 +74,8 @@ def for_uv(settings: Mapping[str, str]) -> dict[str, str]:
     Each file's hash is in the lock, so any index may supply it, as for pip.
     """
     variables = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    if ssl.get_default_verify_paths().cafile:  # pip trusts the authorities of the system
+        variables |= dict.fromkeys(("UV_SYSTEM_CERTS", "UV_NATIVE_TLS"), "true")  # new uv, old uv
     for key, value in settings.items():
         text = SEPARATORS.get(key, " ").join(value.split())
         variables.update(dict.fromkeys(NAMES.get(key, ()), text))
