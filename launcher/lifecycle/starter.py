@@ -141,8 +141,8 @@ class _Starter:
         screen = Screen(RunFolder(Path(folder)), plain=True)
         running_since = float("inf")
         if seconds != 0:
-            what = "the first step" if seconds is None else f"{seconds:g} s"
-            say(f"waiting for {what} of every rank; Ctrl-C leaves the run running")
+            what = "taken its first step" if seconds is None else f"run for {seconds:g} s"
+            say(f"waiting until every rank has {what}; Ctrl-C leaves the run running")
         while True:
             is_over = seconds != 0 and self._is_over(screen)
             lines = b"".join(screen.new_lines(everything=is_over)).splitlines(keepends=True)
