@@ -181,7 +181,9 @@ def launch_of(settings: type[Options], name: str, head: Head) -> SettingsCommand
     """Return a launch as a command of click."""
     hints = partial(hints_of, settings, name)
     head = head.of(prog=called(name))
-    return SettingsCommand(settings, called(name), head, SPELLINGS, has_work=True, hints=hints)
+    return SettingsCommand(
+        settings, called(name), head, SPELLINGS, settings, has_work=True, hints=hints
+    )
 
 
 def _use_file(context: click.Context, param: click.Parameter, name: str | None) -> str | None:
