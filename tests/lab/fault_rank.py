@@ -129,6 +129,14 @@ def garbage_reports():
         ear.send(data)
 
 
+def raise_after_another():
+    """Raise while another exception is handled: the log has two tracebacks, and the last counts."""
+    try:
+        raise KeyError("batch")
+    except KeyError:
+        divmod(1, 0)
+
+
 def hang():
     """Compute without end, as a deadlock or an endless loop does."""
     while True:
@@ -141,7 +149,7 @@ MISDEEDS = {
     "exit-9-of-stubborn": lambda: os._exit(9),
     "exit-255": lambda: os._exit(255),
     "exit-0": lambda: os._exit(0),
-    "raise": lambda: 1 / 0,
+    "raise": raise_after_another,
     "abort": os.abort,
     "segv": lambda: os.kill(os.getpid(), signal.SIGSEGV),
     "kill-itself": lambda: os.kill(os.getpid(), signal.SIGKILL),

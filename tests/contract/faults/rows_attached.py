@@ -121,7 +121,7 @@ MISDEEDS = [
     misdeed("exit-255", (255,), "exit code 255"),
     misdeed("exit-0", (1,), "had ended with 0", HANG),
     misdeed("exit-9-of-stubborn", (9,), "exit code 9", short=True),
-    misdeed("raise", (1,), "ZeroDivisionError: division by zero", short=True),
+    misdeed("raise", (1,), "ZeroDivisionError: integer division", short=True),
     misdeed("linger", (1,), "ValueError: xxx", short=True),
     misdeed("abort", (134,), "killed by SIGABRT at "),
     misdeed("segv", (139,), "killed by SIGSEGV"),
