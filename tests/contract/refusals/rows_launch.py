@@ -32,6 +32,7 @@ MOST = "9" * 400
 # fmt: off
 ROWS = [
     # What is to run comes behind the hosts, a program behind two dashes.
+    Refusal("./run-ssh", 64, "hosts.txt"),
     Refusal("./run-ssh catdog", 64, "./run-ssh hosts.txt catdog"),
     Refusal("./run-ssh --plain catdog --epochs 2", 64, "./run-ssh --plain hosts.txt catdog"),
     Refusal("./run-ssh train.py", 64, "./run-ssh hosts.txt -- python train.py", PROGRAM),

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -40,15 +39,6 @@ def test_a_host_file_is_all_that_has_to_be_typed(start_lab):
     process = lab.typed(str(hosts), "--", "echo", "here")
     out, err = process.communicate()
     assert (process.returncode, out) == (0, "here\n"), err
-
-
-def test_a_command_without_a_word_asks_for_the_host_file(tmp_path):
-    """`./run-ssh` alone means hosts.txt here, and says so where there is none."""
-    command = [sys.executable, "-m", "rackrun", "./run-ssh"]
-    environment = {**os.environ, "PYTHONPATH": os.fspath(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 64
-    assert done.stderr.startswith("error: hosts.txt: ")
 
 
 REMOTE = sorted(
