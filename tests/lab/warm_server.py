@@ -39,15 +39,13 @@ TORCH = (
 )
 """torch._dynamo is what the first optimizer imports."""
 
-OURS = (
-    "rackrun.training.entry",
-    "rackrun.training.train",
-    "rackrun.training.config",
-    "rackrun.run_report.page",
-)
+OURS = ("training", "launcher", "convert", "imagenet", "catdog", "mnist")
+"""Packages whose commands start with all their imports done."""
+
 SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[2]
-NOT_THE_LAUNCHERS = ("__main__", "remote", "ray")  # hosts' programs, and heavy libraries
+LEFT_OUT = ("__main__", "remote", "ray", "mlflow_run", "wandb_run", "worker_preload")
+"""Programs of hosts, what imports heavy libraries, and what is for loader workers alone."""
 WITH_IT = ("tests.launcher.drive",)
 NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/lab/network.py
 Request = dict[str, Any]
@@ -56,11 +54,17 @@ Request = dict[str, Any]
 def libraries(kind: str) -> list[str]:
     """Return the modules that processes of a kind find imported: `torch` or `launcher`."""
     if kind == "torch":
-        return [*TORCH, *OURS]
+        own = [name for package in OURS for name in modules_of(package)]
+        return [*TORCH, *own, "rackrun.cli.dispatch", "rackrun.run_report.page"]
     sys.path.insert(0, str(ROOT))
-    below = pkgutil.walk_packages([str(ROOT / "launcher")], "rackrun.launcher.")
-    ours = [module.name for module in below if not module.ispkg]
-    return [*(name for name in ours if not {*name.split(".")} & {*NOT_THE_LAUNCHERS}), *WITH_IT]
+    return [*modules_of("launcher"), *WITH_IT]
+
+
+def modules_of(package: str) -> list[str]:
+    """Return the modules of a package of ours by their full names."""
+    below = pkgutil.walk_packages([str(ROOT / package)], f"rackrun.{package}.")
+    names = [module.name for module in below if not module.ispkg]
+    return [name for name in names if not {*name.split(".")} & {*LEFT_OUT}]
 
 
 def rehearse_a_rank() -> None:

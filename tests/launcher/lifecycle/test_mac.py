@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import mypy
 
 from tests.lab.hosts import ROOT
-from tests.lab.warm_server import NOT_THE_LAUNCHERS
+from tests.lab.warm_server import LEFT_OUT
 
 STUBS = Path(mypy.__file__).parent / "typeshed" / "stdlib"
 MODULES = {
@@ -74,7 +74,7 @@ def test_it_launches_without_what_only_linux_has(start_lab):
     lab = start_lab(1)
     hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
     args = ("--ssh-config", os.fspath(lab.config), os.fspath(hosts), "--", "echo", "ran")
-    program = ("-c", LAUNCH, json.dumps(missing), json.dumps(NOT_THE_LAUNCHERS))
+    program = ("-c", LAUNCH, json.dumps(missing), json.dumps(LEFT_OUT))
     done = subprocess.run(
         [*WITHOUT_PROC, sys.executable, *program, *args],
         cwd=lab.folder,
