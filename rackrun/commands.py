@@ -44,6 +44,9 @@ COMMANDS = {
     "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
     "status": ModuleCommand("Runs", "Show the progress and hosts of a run.", _RUN, ("status",)),
     "stop": ModuleCommand("Runs", "Save and stop a run; verify its hosts.", _RUN, ("stop",)),
+    "samples": ModuleCommand(
+        "Runs", "List the samples that a run could see.", "rackrun.cli.samples"
+    ),
     "evaluate": ModuleCommand(
         "Models", "Evaluate a model on a split.", "rackrun.training.judge.command"
     ),

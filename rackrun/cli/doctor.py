@@ -1,7 +1,7 @@
 """`rackrun doctor DATA [RUN]`: copies, odd images and wrong labels; doctor.csv and doctor.html.
 
-cleanvision looks at the images, and, with a model, cleanlab at the labels. Only this file knows
-both `convert`, which never imports torch, and `training`.
+cleanvision looks at the images, and, with a model, cleanlab at the labels. This file knows both
+`convert`, which never imports torch, and `training`.
 """
 
 from __future__ import annotations
