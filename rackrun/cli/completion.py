@@ -129,7 +129,8 @@ def _in_help(main: Callable[[list[str]], object], args: list[str]) -> set[str]:
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         main(args)
-    return set(re.findall(r"(?<![\w-])--[a-z][\w-]*", shown.getvalue()))
+    rows = re.findall(r"^  (--.*?)(?:  |$)", shown.getvalue(), re.MULTILINE)
+    return {"--help", *re.findall(r"--[a-z][\w-]*", " ".join(rows))}
 
 
 def _runs() -> set[str]:

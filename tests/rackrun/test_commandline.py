@@ -250,7 +250,7 @@ def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
     [
         ("", {"ssh", "ps"}, {"catdog", "--help"}),
         ("local ", {"catdog", "imagenet"}, {"ssh"}),
-        ("ssh hosts.txt --", {"--sync", "--max-restarts"}, {"--epochs"}),
+        ("ssh hosts.txt --", {"--sync", "--max-restarts"}, {"--epochs", "--data"}),
         ("ssh hosts.txt catdog --", {"--epochs", "--data"}, {"--sync"}),
         ("ssh stop --", {"--force"}, {"--sync"}),
         ("stop ", {"20260101-000000-catdog"}, {"catdog"}),
