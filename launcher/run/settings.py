@@ -54,15 +54,21 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class ReachOptions:
+class OnOptions:
     """SSH."""
 
     ssh_config: str = ""
     """ssh_config file to use instead of your own and the system's."""
-    accept_new: bool = False
-    """Add unknown host keys to known_hosts; changed keys are still refused."""
     on: str = ""
     """Run this command on that host; a launch copies the project there, and runs from there."""
+
+
+@dataclass(frozen=True)
+class ReachOptions(OnOptions):
+    """SSH."""
+
+    accept_new: bool = False
+    """Add unknown host keys to known_hosts; changed keys are still refused."""
 
 
 @dataclass(frozen=True)

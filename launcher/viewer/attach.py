@@ -16,14 +16,14 @@ from rackrun.launcher.lifecycle.starter import see_and_end
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.event_log import exit_code_in
 from rackrun.launcher.output.screen import LOOK_SECONDS, Screen
-from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.run.settings import OnOptions
 from rackrun.run_folder import RunFolder
 from rackrun.runs import SHORT_ID, Run, is_supervised
 from rackrun.signals import interruptible
 
 
 @dataclass(frozen=True)
-class AttachOptions(ReachOptions):
+class AttachOptions(OnOptions):
     """Print all output of a run, and follow it; Ctrl-C ends only this command."""
 
     examples: ClassVar[Examples] = (

@@ -15,7 +15,7 @@ from typing import ClassVar
 from rackrun.commandline.options import Examples, Positional
 from rackrun.errors import UsageError
 from rackrun.launcher.output.merge import readable
-from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.run.settings import OnOptions
 from rackrun.launcher.viewer.reach import plan_of
 from rackrun.run_files import RunPlan
 from rackrun.run_folder import RunFolder, file_name
@@ -29,7 +29,7 @@ _LOG = re.compile(r"rank-([0-9]{1,9})\.(out|err)")
 
 
 @dataclass(frozen=True)
-class LogsOptions(ReachOptions):
+class LogsOptions(OnOptions):
     """Print the output of a run's ranks."""
 
     examples: ClassVar[Examples] = (

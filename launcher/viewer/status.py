@@ -13,7 +13,7 @@ from rackrun.commands import called
 from rackrun.launcher.output.console import progress_words
 from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.run.settings import OnOptions
 from rackrun.launcher.viewer.reach import plan_of
 from rackrun.run_files import end_in
 from rackrun.runs import SHORT_ID, Run
@@ -23,7 +23,7 @@ from rackrun.units import duration, plural
 
 
 @dataclass(frozen=True)
-class StatusOptions(ReachOptions):
+class StatusOptions(OnOptions):
     """Show how a run goes, and the state of every host."""
 
     examples: ClassVar[Examples] = (
