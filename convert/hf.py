@@ -21,7 +21,6 @@ from rackrun.convert.readers.names import (
     class_names,
     class_table,
     dataset_name,
-    is_class_name,
     safe_key,
 )
 from rackrun.convert.readers.records import (
@@ -38,6 +37,7 @@ from rackrun.convert.readers.records import (
     as_text,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.shards.class_names import is_class_name
 from rackrun.terminal import clean, say
 
 BATCH = 1000  # rows that are listed at once

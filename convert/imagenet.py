@@ -27,7 +27,6 @@ from rackrun.convert.devkit import DEVKIT, LARGEST, SOLUTION, WNID, ReadText, Tr
 from rackrun.convert.images.info import LEFT_OUT
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.pack import pack
-from rackrun.convert.readers.class_order import classes_in
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import safe_key
 from rackrun.convert.readers.records import (
@@ -41,9 +40,9 @@ from rackrun.convert.readers.records import (
     reading,
 )
 from rackrun.convert.readers.tars import Tar
-from rackrun.convert.readers.webdataset_tars import MOST_CLASSES
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import DataError, UsageError
+from rackrun.shards.class_names import MOST_CLASSES, lines_of
 from rackrun.units import whole_number
 
 TRAIN_TAR, VAL_TAR = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
@@ -260,7 +259,7 @@ def _chosen(wnids: list[str], choice: ImagenetPart, source: Path) -> list[str]:
     if (
         len(asked) == 1 and Path(choice.classes).is_file()
     ):  # ImageNet-100: a wnid a line, with or without its name
-        lines = classes_in(Path(choice.classes))
+        lines = lines_of(Path(choice.classes))
         asked = list(dict.fromkeys(line.partition(" ")[0] for line in lines if line))
     missing = [wnid for wnid in asked if wnid not in wnids]
     if missing:

@@ -18,12 +18,10 @@ from rackrun.convert.readers.class_order import with_classes
 from rackrun.convert.readers.csv_rows import csv_rows
 from rackrun.convert.readers.directories import ListedFiles, MissingFile
 from rackrun.convert.readers.names import (
-    MAX_NAME,
     class_names,
     class_table,
     dataset_name,
     free_key,
-    is_class_name,
 )
 from rackrun.convert.readers.records import (
     HELD_OUT,
@@ -39,6 +37,7 @@ from rackrun.convert.readers.records import (
     as_text,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
+from rackrun.shards.class_names import MOST_LETTERS, is_class_name
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
@@ -209,7 +208,7 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
         of_splits = named & of_splits if rows else named
         where = clean(f"{table}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
-            raise DataError(f"{where}: no path, or no label of at most {MAX_NAME} letters")
+            raise DataError(f"{where}: no path, or no label of at most {MOST_LETTERS} letters")
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
         group = str(fields[columns.group_column]) if columns.group_column else ""

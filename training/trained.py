@@ -20,6 +20,7 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import SaveError, UsageError
 from rackrun.runs import final_weights
 from rackrun.shapes import Misshapen, at_most, shaped
+from rackrun.shards.class_names import named_classes
 from rackrun.terminal import clean, one_line, say
 from rackrun.training import checkpoint
 from rackrun.training.camera_files import for_prediction
@@ -30,7 +31,6 @@ from rackrun.training.differences import table_differences
 from rackrun.training.evaluation import answers
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
-from rackrun.training.settings.classes import named_classes
 from rackrun.training.settings.published import PublishedWeights
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
@@ -103,7 +103,7 @@ def published_model(model: str, published: PublishedWeights) -> Trained:
 
     SaveError unless the file has a row of the last layer for each class.
     """
-    names, path = [*named_classes(published.classes)], Path(published.weights)
+    names, path = [*named_classes(Path(published.classes))], Path(published.weights)
     source = require_task("classify")
     task = task_of(source)
     settings: Any = recipes_of(source)["default"]

@@ -22,9 +22,8 @@ from rackrun.convert.indexing.tar_listing import list_tars
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.finalize import counted, print_use, say_missing_classes, write_split
 from rackrun.convert.packing.output_folder import REPORT_NAME
-from rackrun.convert.readers.class_order import classes_in
-from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.errors import UsageError
+from rackrun.shards.class_names import LABEL_FIELD, named_classes
 from rackrun.shards.index import Manifest
 
 
@@ -73,7 +72,7 @@ class Index:
         folder = self._folder(listing.folder)
         tars = read_tars(listing.tars, listing.url, folder, self.label_field, packing.processes)
         refuse_duplicates(tars)
-        names = classes_in(self.classes) if self.classes else ()
+        names = named_classes(self.classes) if self.classes else ()
         parts, classes, findings = adopt(
             replace(listing, tars=tuple(tars)),
             folder,

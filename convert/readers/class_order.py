@@ -7,27 +7,18 @@ from unicodedata import normalize
 
 from rackrun.convert.readers.records import ImageDefect, Listed, RecordListing
 from rackrun.errors import UsageError
+from rackrun.shards.class_names import lines_of
 from rackrun.terminal import clean, say
 from rackrun.units import first_few
 
 NAMED = 5  # classes that a line names
 
 
-def classes_in(path: Path) -> tuple[str, ...]:
-    """Return the classes of a file; UsageError if it cannot be read."""
-    try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise UsageError(f"--classes {path}: cannot be read: {why}") from None
-    return tuple(line.strip() for line in lines)
-
-
 def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
     """Return the listing with the classes of a file, in its order; the others are left out."""
     if path is None:
         return listing
-    names = classes_in(path)
+    names = lines_of(path)
     numbers = {normalize("NFC", name): number for number, name in enumerate(names)}
     if len(numbers) < len(names):
         raise UsageError(f"--classes {path}: a class is in it twice, or a line is empty")

@@ -6,23 +6,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
 from rackrun.errors import DataError
+from rackrun.shards.class_names import WHOLE_NUMBER
 from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import clean
 
-MAX_NAME = 200  # characters of a class name: what is longer is a caption
 FEWEST_UNIQUE = 10  # labels: fewer may be a trial
-WHOLE_NUMBER = re.compile(r"[0-9]+(?:\.0*)?")
 UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def dataset_name(text: str) -> str:
     """Return `text` with other characters than letters, digits and _ replaced."""
     return re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "pictures"
-
-
-def is_class_name(text: str) -> bool:
-    """Return True for text that can be shown as the name of a class."""
-    return 0 < len(text) <= MAX_NAME and text.isprintable()
 
 
 def class_table(labels: set[str]) -> dict[str, int]:

@@ -9,20 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePosixPath
-from typing import Any
 
-from rackrun.convert.readers.names import WHOLE_NUMBER, is_class_name, is_meta
+from rackrun.convert.readers.names import is_meta
 from rackrun.convert.readers.records import IMAGE_SUFFIXES, Record, as_text
 from rackrun.convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shards.class_names import LABELS, MOST_LABEL_BYTES, label_in, number_in
 from rackrun.shards.samples import key_and_suffix, key_of
 from rackrun.terminal import clean
-
-LABELS = (".cls", ".json", ".txt")
-LABEL_FIELD = "label"  # of a .json, where no other one is typed
-MAX_LABEL_BYTES = 1 << 20
-MOST_CLASSES = 1_000_000
 
 Label = int | str
 
@@ -78,39 +72,11 @@ def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
         return None
     suffix, member = labelled
     where = clean(f"{tar.path}: {sample.key}{suffix}")
-    if member.size > MAX_LABEL_BYTES:
+    if member.size > MOST_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are not a class")
-    value: Any
-    data = tar.read(member)
-    if suffix == ".json":
-        try:
-            fields = parsed_json(data, MAX_LABEL_BYTES)
-        except Misshapen as error:
-            raise DataError(f"{where}: {error}") from None
-        if not isinstance(fields, dict) or name not in fields:
-            has = ", ".join(sorted(map(str, fields))[:9]) if isinstance(fields, dict) else ""
-            raise DataError(
-                clean(f"{where}: no field {name!r} in it ({has or 'no fields'}); add ")
-                + "--label-field NAME"
-            )
-        value = fields[name]
-    else:
-        try:
-            value = data.decode().strip()
-        except UnicodeDecodeError:
-            raise DataError(f"{where}: not text, so not a class") from None
-    # Digits are a number wherever they stand, also with .0, as pandas writes them; 20 of them are
-    # more than any class has.
-    text = str(value) if isinstance(value, float | str) else ""
-    if len(text) < 20 and WHOLE_NUMBER.fullmatch(text):
-        value = int(text.partition(".")[0])
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_CLASSES:
-        return value
-    if isinstance(value, str) and is_class_name(value) and not value.lstrip("-").isdecimal():
-        return value
-    raise DataError(
-        clean(f"{where}: {str(value)[:60]!r} is not a class: a number from 0, or a name")
-    )
+    label = label_in(suffix, tar.read(member), name, where)
+    number = number_in(label)
+    return label if number is None else number
 
 
 def _check(member: Record, suffix: str, sample: TarSample, tar: Tar) -> None:

@@ -35,11 +35,11 @@ from rackrun.convert.readers.records import (
     Record,
     RecordListing,
 )
-from rackrun.convert.readers.webdataset_tars import LABEL_FIELD
 from rackrun.convert.table import Columns, ImageTable
 from rackrun.convert.versions.append_tars import append_tars, holds_tars
 from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import UsageError
+from rackrun.shards.class_names import LABEL_FIELD
 from rackrun.shards.index import Manifest
 from rackrun.shards.resize import Resize
 from rackrun.shards.writer import MAX_KEY_BYTES

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from rackrun.data_location import are_plain_tars, expanded, is_folder, parts_of, with_joined_data
 from rackrun.errors import DataError, UsageError
 from rackrun.shards import tar_streams
+from rackrun.shards.class_names import named_classes
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
-from rackrun.training.settings.classes import named_classes
 from tests.lab.foreign import tar
 
 PIECE_BYTES = 1 << 13
@@ -71,6 +71,7 @@ def test_what_cannot_be_read_is_refused(name):
     [
         ({"a/1.jpg": b"", "a/1.cls": b" 2\n"}, 2),
         ({"a/1.jpg": b"", "a/1.cls": b"dog"}, 1),
+        ({"a/1.jpg": b"", "a/1.cls": b"2.0", "a/1.txt": b"a dog, running"}, 2),
         ({"a/1.jpg": b"", "a/1.json": b'{"label": 1}'}, 1),
         ({"a/1.json": b'{"label": "owl", "x": 1}', "a/1.png": b"", "a/1.depth.jpg": b""}, 2),
     ],
@@ -83,8 +84,9 @@ def test_a_class_is_a_number_or_a_name(tmp_path, members, label):
     ("members", "why"),
     [
         ({"1.jpg": b"", "1.cls": b"3"}, "none of 3 classes"),
-        ({"1.jpg": b"", "1.cls": b"-1"}, "none of 3 classes"),
-        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "none of 3 classes"),
+        ({"1.jpg": b"", "1.cls": b"cow"}, "none of 3 classes"),
+        ({"1.jpg": b"", "1.cls": b"-1"}, "'-1' is not a class"),
+        ({"1.jpg": b"", "1.json": b'{"label": true}'}, "'True' is not a class"),
         ({"1.jpg": b"", "1.json": b'{"class": 1}'}, "--label-field"),
         ({"1.jpg": b"", "1.json": b"{"}, "1.json"),
         ({"1.jpg": b""}, "no class"),
@@ -102,7 +104,7 @@ def test_what_is_no_sample_ends_the_reading(tmp_path, members, why):
 def test_class_names_that_may_mean_another_number_are_refused(tmp_path):
     (tmp_path / "c").write_text("0\n1\n7\n")
     with pytest.raises(UsageError, match="is 7 class 2"):
-        named_classes(str(tmp_path / "c"))
+        named_classes(tmp_path / "c")
 
 
 def test_a_tar_that_is_cut_anywhere_or_lost_a_header_is_noticed(tmp_path):

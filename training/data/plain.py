@@ -5,9 +5,11 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
+from pathlib import Path
 
 from rackrun.data_location import expanded
 from rackrun.errors import UsageError
+from rackrun.shards.class_names import named_classes
 from rackrun.training.data.batch_stream import BatchStream, until_empty
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import Loader
@@ -16,7 +18,6 @@ from rackrun.training.data.samples import Batch, StoredSample
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.ranks import Ranks
-from rackrun.training.settings.classes import named_classes
 from rackrun.training.settings.data import DataSettings
 
 
@@ -56,7 +57,7 @@ def _classes(config: DataSettings, ranks: Ranks) -> tuple[str, ...]:
     answer = b""
     if ranks.first:
         try:
-            answer = json.dumps({"classes": named_classes(config.classes)}).encode()
+            answer = json.dumps({"classes": named_classes(Path(config.classes))}).encode()
         except UsageError as problem:
             answer = json.dumps({"problem": str(problem)}).encode()
     told = json.loads(ranks.broadcast_bytes(answer if ranks.first else None, 0))

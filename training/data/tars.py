@@ -16,20 +16,19 @@ from typing import NamedTuple
 
 from rackrun.commands import called
 from rackrun.errors import DataError
-from rackrun.shapes import Misshapen, parsed_json
+from rackrun.shards.class_names import LABEL_FIELD, MOST_LABEL_BYTES, label_in, number_in
 from rackrun.shards.samples import Sample
 from rackrun.shards.tar_streams import Stream, opened
 from rackrun.terminal import clean, one_line
 from rackrun.training.data.samples import StoredSample
-from rackrun.training.settings.classes import NUMBER
 
 NOT_VERIFIED = (
     "no index: tars that are cut short and images that do not decode are noticed, other changed"
     f" bytes and missing images are not; with `{called('convert')} index` each image is verified"
 )
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
-LABELS = (".cls", ".json")
-MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, 1 << 20)}
+LABELS = (".cls", ".json")  # here a .txt is a caption, or describes the tar
+MOST_BYTES = {**dict.fromkeys(IMAGES, 128 << 20), **dict.fromkeys(LABELS, MOST_LABEL_BYTES)}
 """Suffix of a member -> most bytes that it may have."""
 BLOCK = 512
 READ_BYTES = 128 * BLOCK  # at once
@@ -41,7 +40,7 @@ class Labels:
     """How samples name their classes."""
 
     classes: tuple[str, ...]
-    field: str = "label"
+    field: str = LABEL_FIELD
     """The field of a .json that holds the class."""
 
     @cached_property
@@ -50,24 +49,14 @@ class Labels:
 
     def number(self, members: dict[str, bytes], where: str) -> int:
         """Return the class of a sample by its .cls, else its .json; DataError if it has none."""
-        if ".cls" in members:
-            value: object = members[".cls"].decode(errors="replace").strip()
-        elif ".json" in members:
-            try:
-                fields = parsed_json(members[".json"], MOST_BYTES[".json"])
-            except Misshapen as error:
-                raise DataError(clean(f"{where}.json: {error}")) from None
-            value = fields.get(self.field) if isinstance(fields, dict) else None
-            if value is None:
-                raise DataError(clean(f"{where}.json: no {self.field!r} in it; --label-field NAME"))
-        else:
+        suffix = next((each for each in LABELS if each in members), "")
+        if not suffix:
             raise DataError(clean(f"{where}: neither a .cls nor a .json, so no class"))
-        name = str(value)
-        digits = name.removesuffix(".0")  # as pandas writes numbers
-        number = self._numbers.get(name, int(digits) if NUMBER.fullmatch(digits) else -1)
-        if isinstance(value, bool) or not 0 <= number < len(self.classes):
+        label = label_in(suffix, members[suffix], self.field, f"{where}{suffix}")
+        number = self._numbers.get(label, number_in(label))
+        if number is None or number >= len(self.classes):
             raise DataError(
-                clean(f"{where}: {one_line(name)[:60]!r} is none of {len(self.classes):,} classes")
+                clean(f"{where}: {label[:60]!r} is none of {len(self.classes):,} classes")
             )
         return number
 

@@ -430,7 +430,7 @@ INDEXED = [
     Refusal(INDEX, 64, "a b-train.tar", {"tars/a b-train.tar": tarred(*GOOD)}),
     Refusal(f"{INDEX} --split holdout", 64, "holdout", TRAIN_TAR),
     Refusal(f"{INDEX} --classes none.txt", 64, "none.txt", TRAIN_TAR),
-    Refusal(f"{INDEX} --classes names", 64, ("0 names", "class 0"), TRAIN_TAR | {"names": ""}),
+    Refusal(f"{INDEX} --classes names", 64, ("names", "each line"), TRAIN_TAR | {"names": ""}),
     Refusal(
         "rackrun convert index hf://datasets/timm/imagenet-1k/train-{0000..0003}.tar", 64,
         "hf download --repo-type dataset timm/imagenet-1k",
