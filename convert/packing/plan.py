@@ -17,8 +17,8 @@ import numpy as np
 
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
-from rackrun.convert.packing.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
+from rackrun.convert.readers.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.records import (
     HELD_OUT,
     TEST,

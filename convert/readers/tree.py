@@ -1,19 +1,14 @@
 """The folders and files of a source of class folders: a folder, a zip or a tar."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from rackrun.convert.readers.directories import Folder
-from rackrun.convert.readers.records import (
-    ImageDefect,
-    Listed,
-    Record,
-    excluded,
-    open_archive,
-    reading,
-)
+from rackrun.convert.readers.record_table import RecordTable
+from rackrun.convert.readers.records import ImageDefect, Listed, excluded, open_archive, reading
 from rackrun.convert.readers.tars import UNPACKS, Tar, opened_tar, refuse_packed
 from rackrun.convert.readers.zips import Zip
 from rackrun.errors import UsageError
@@ -65,22 +60,24 @@ def tree_of(source: Path, exclude: Sequence[str], scratch: Path) -> Tree:
     if not source.exists():
         raise UsageError(f"{source}: there is no such file or folder")
     container = _archive(source, scratch)
-    records = [
-        each._replace(name=each.name.lstrip("./"))  # ./a is a: so tar -C FOLDER . names members
-        for each in container.records()
-        if not HIDDEN.search(each.name)
-    ]
-    records = [
-        ImageDefect(each.name, "excluded") if _is_excluded(each.name, exclude) else each
-        for each in records
-    ]
-    names = [each.name for each in records if isinstance(each, Record)]
-    folders = {above for name in names for above in PurePosixPath(name).parents if above.name}
-    tree = Tree(source, container, iter(records), names=frozenset(folders))
+    table = RecordTable(_visible(container.records(), exclude))
+    inner = {PurePosixPath(record.name).parent for record in table}
+    folders = {folder for each in inner for folder in (each, *each.parents) if folder.name}
+    records = chain[Listed](table.findings, table)
+    tree = Tree(source, container, records, names=frozenset(folders))
     tops = tree.folders()
-    if len(tops) == 1 and all("/" in name for name in names) and tree.folders(*tops):
+    if len(tops) == 1 and PurePosixPath() not in inner and tree.folders(*tops):
         return replace(tree, prefix=f"{tops[0]}/")
     return tree
+
+
+def _visible(files: Iterable[Listed], exclude: Sequence[str]) -> Iterator[Listed]:
+    """Yield all but hidden files; as defects those to be left out."""
+    for each in files:
+        if not HIDDEN.search(each.name):
+            name = each.name.lstrip("./")  # ./a is a: so tar -C FOLDER . names members
+            is_left_out = _is_excluded(name, exclude)
+            yield ImageDefect(name, "excluded") if is_left_out else each._replace(name=name)
 
 
 def _archive(source: Path, scratch: Path) -> Zip | Tar:
