@@ -288,14 +288,14 @@ class ArrowImages:
                 place = (container, row, stored_bytes or 0, size)
                 yield Record(key, number, split, name, *place)
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Return the image of a record."""
         if not record.length and self._files:
-            return self._files.read(record)
+            return self._files.read(record, start)
         data = self._rows[record.offset][self._columns[0]][0]["bytes"].as_py()
         if not isinstance(data, bytes) or len(data) != record.size:
             raise DataError(f"{record.name}: has changed since it was listed; add --force")
-        return data
+        return data[start:]
 
     def _listed(self) -> Iterator[tuple[str, int | None, Any]]:
         """Yield path, size and label of each row, the size None without bytes; reads no image."""

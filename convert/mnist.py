@@ -121,13 +121,13 @@ class IdxPair:
                 f"{prefix}_{number:05d}", label, split, name, container, number, size, size
             )
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Return the image of a record as a PNG."""
         from PIL import Image
 
         stored = io.BytesIO()
         Image.fromarray(self._pixels[record.offset]).save(stored, "PNG")
-        return stored.getvalue()
+        return stored.getvalue()[start:]
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:

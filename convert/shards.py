@@ -91,6 +91,6 @@ class _StoredImages:
     def __init__(self, source: Source) -> None:
         self._source, self.name = source, source.manifest.dataset
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Return an image; DataError if it is damaged: the new folder would lack it in silence."""
-        return sample_in_row(self._source, record.split, record.offset).image
+        return sample_in_row(self._source, record.split, record.offset).image[start:]

@@ -2,17 +2,22 @@
 
 Equal bytes have equal lengths and CRC-32s, and the index has both: as one number of 64 bits an
 image, sorted, they give the candidates. Only candidates are read again and compared by digest, so
-that two images whose checksums collide by chance are never taken for copies.
+that two images whose checksums collide by chance are never taken for copies. For the images of a
+source, which only have to stay together, the numbers do.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
+from itertools import chain, pairwise
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 
-from rackrun.convert.readers.records import TRAIN, ImageDefect
+from rackrun.convert.packing.workers import in_parallel, working_on
+from rackrun.convert.readers.record_table import NO_CRC, RecordTable
+from rackrun.convert.readers.records import MAX_IMAGE_BYTES, TRAIN, Container, ImageDefect
 from rackrun.shards.index import Shard
 from rackrun.shards.samples import NAME_BYTES, key_of
 from rackrun.shards.source import Stored
@@ -21,6 +26,8 @@ from rackrun.units import first_few
 
 LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
 NAMED = 3  # leaks that a message names
+END_BYTES = 16 << 10  # of an image: they tell nearly all of equal length apart
+READ_AT_ONCE = 64  # images
 
 
 class SplitRows(NamedTuple):
@@ -110,5 +117,64 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
 
 def image_marks(rows: np.ndarray) -> np.ndarray:
     """Return CRC-32 and length of each row's image as one number."""
-    marks: np.ndarray = rows["crc"].astype(np.uint64) << np.uint64(32) | rows["image_length"]
+    return _as_marks(rows["crc"], rows["image_length"])
+
+
+def marks_of_copies(
+    table: RecordTable,
+    numbers: np.ndarray,
+    containers: Sequence[Container],
+    stored: np.ndarray,
+    processes: int,
+) -> np.ndarray:
+    """Return CRC-32 and length of these images as one number; 0 for those that have no copy.
+
+    A copy is among them, or among those with the marks `stored`. Where a container knows no CRC-32,
+    images that are as long as others are read: their ends first, then the whole of those that end
+    alike.
+    """
+    rows = table.rows[numbers]
+    sizes, is_unknown = rows["size"], (rows["crc"] == NO_CRC) & (rows["size"] <= MAX_IMAGE_BYTES)
+    marks = _as_marks(np.maximum(rows["crc"], 0), sizes)
+    is_stored_size = np.isin(sizes, stored & np.uint64(0xFFFFFFFF))
+    for done_bytes, most_bytes in pairwise((0, END_BYTES, MAX_IMAGE_BYTES)):
+        is_alike = _repeated(marks) | is_stored_size
+        places = np.flatnonzero(is_unknown & is_alike & (sizes > done_bytes))
+        crcs = _read_crcs(table, numbers[places], containers, most_bytes, processes)
+        marks[places] = _as_marks(crcs, sizes[places])
+    return np.where(_repeated(marks) | np.isin(marks, stored), marks, np.uint64(0))
+
+
+def _read_crcs(
+    table: RecordTable,
+    numbers: np.ndarray,
+    containers: Sequence[Container],
+    most_bytes: int,
+    processes: int,
+) -> np.ndarray:
+    """Return the CRC-32 of the last bytes of each of these images."""
+
+    def read(start: int) -> list[int]:
+        crcs = []
+        for number in numbers[start : start + READ_AT_ONCE]:
+            record = table[number]
+            working_on(record.name)
+            first = max(record.size - most_bytes, 0)
+            crcs.append(crc32(containers[record.container].read(record, first)))
+        return crcs
+
+    jobs, total = range(0, len(numbers), READ_AT_ONCE), len(numbers)
+    crcs = chain(*in_parallel(jobs, read, processes, "compared", total))
+    return np.fromiter(crcs, np.uint64, total)
+
+
+def _as_marks(crcs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    marks: np.ndarray = crcs.astype(np.uint64) << np.uint64(32) | lengths
     return marks
+
+
+def _repeated(marks: np.ndarray) -> np.ndarray:
+    """Return which of these numbers are there more than once."""
+    _, places, counts = np.unique(marks, return_inverse=True, return_counts=True)
+    repeated: np.ndarray = (counts > 1)[places]
+    return repeated

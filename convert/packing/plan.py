@@ -1,22 +1,24 @@
 """The plan of a conversion, image by image: a pure function of raw data set and options.
 
 The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
-key alone; so neither depends on how the archive was listed, nor on the number of processes. Its
-digest is written to the folder: it tells whether an interrupted conversion can go on.
+key alone, or of the bytes where images are copies; so neither depends on how the archive was
+listed, nor on the number of processes. Its digest is written to the folder: it tells whether an
+interrupted conversion can go on.
 """
 
 import json
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
+from rackrun.convert.packing.copies import SplitRows, image_marks, marks_of_copies
 from rackrun.convert.readers.names import refuse_similar, refuse_unique_labels
 from rackrun.convert.readers.record_table import SPLIT_NAMES, RecordTable, hash_of
 from rackrun.convert.readers.records import (
@@ -31,12 +33,12 @@ from rackrun.convert.readers.records import (
 )
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import Origin, index_name, shard_name
+from rackrun.terminal import say
 from rackrun.units import plural
 
 SHARD_BYTES = 64 << 20
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
-MOST_HELD = 1.5  # times the share of images that is to be held out in whole groups
 
 
 @dataclass(frozen=True)
@@ -103,12 +105,15 @@ class ShardPlan:
 
 
 def make_plan(
-    listing: RecordListing, packing: Packing, numbers: Mapping[str, int] | None = None
+    listing: RecordListing,
+    packing: Packing,
+    numbers: Mapping[str, int] | None = None,
+    before: Sequence[SplitRows] = (),
 ) -> ShardPlan:
     """Return the plan of a conversion.
 
-    For images that join a finished folder, `numbers` has by split the first that its shards get;
-    they need not have all its classes and splits.
+    For images that join a finished folder, `numbers` has by split the first that its shards get,
+    and `before` are the splits; they need not have all its classes and splits.
     """
     if "similar-classes" not in packing.allow:
         refuse_similar(listing.classes)
@@ -121,7 +126,7 @@ def make_plan(
         counts = np.bincount(table.rows["label"]).tolist()
         named = zip(listing.classes, counts, strict=False)
         refuse_unique_labels({name: count for name, count in named if count})
-    _set_splits(table, listing, packing, joins=numbers is not None)
+    _set_splits(table, listing, packing, joins=numbers is not None, before=before)
     table.reorder(np.lexsort((hashes, table.rows["split"])))
     upright = packing.exif == "apply" and not listing.as_published
     return ShardPlan(
@@ -143,18 +148,36 @@ def _refuse_duplicates(table: RecordTable, hashes: np.ndarray) -> None:
             )
 
 
-def _set_splits(table: RecordTable, listing: RecordListing, packing: Packing, joins: bool) -> None:
+def _set_splits(
+    table: RecordTable,
+    listing: RecordListing,
+    packing: Packing,
+    joins: bool,
+    before: Sequence[SplitRows],
+) -> None:
     """Hold out a part of the images without a split; UsageError where none can be."""
     splits = table.rows["split"]
     free = np.flatnonzero(splits == SPLIT_NAMES.index(HELD_OUT))
     if packing.test_percent and SPLIT_NAMES.index(TEST) in splits:
         raise UsageError("--test-percent: the source has a test split; leave the option out")
-    if listing.group_of:
-        _hold_out_groups(table, free, listing.group_of, packing)
-    else:
-        _hold_out(table, free, packing)
+    splits[free] = SPLIT_NAMES.index(TRAIN)
+    if group_of := listing.group_of:
+        if not len(free):
+            raise UsageError(
+                "--group-level and --group-column: the splits are given; leave them out"
+            )
+        groups = (hash_of(f"{VAL}:{as_text(group_of(table[number]))}") for number in free.tolist())
+        classes = np.zeros(len(free), int)  # drawn from all
+        _hold_out(splits, Drawable(free, np.fromiter(groups, np.uint64), classes, classes), packing)
+    elif len(free) and (packing.val_percent or packing.test_percent):
+        labels = table.rows["label"][free]
+        images = Drawable(free, table.hashes(VAL)[free], labels, labels)
+        if not listing.as_published:
+            images = _copies_as_units(images, table, listing, packing, before)
+        _hold_out(splits, images, packing)
     if SPLIT_NAMES.index(VAL) not in splits and packing.val_percent and not joins:
-        why = "all images are of one group" if listing.group_of else "no class has two images"
+        lack = "no class has two different images"
+        why = "all images are of one group" if listing.group_of else lack
         what = listing.no_val or f"{why}, so none can be held out"
         raise UsageError(
             f"{what}: nothing to validate on; add some, or --val-percent 0 to go without"
@@ -166,52 +189,82 @@ def _set_splits(table: RecordTable, listing: RecordListing, packing: Packing, jo
         )
 
 
-def _hold_out(table: RecordTable, free: np.ndarray, packing: Packing) -> None:
-    """Draw a part of each class, by a hash of the keys alone.
+class Drawable(NamedTuple):
+    """Images of which some are held out, as columns."""
+
+    numbers: np.ndarray
+    units: np.ndarray
+    """Of those that stay together, the same number."""
+    classes: np.ndarray
+    """The class from which an image is drawn: of a unit, its first one."""
+    labels: np.ndarray
+
+
+def _copies_as_units(
+    images: Drawable,
+    table: RecordTable,
+    listing: RecordListing,
+    packing: Packing,
+    before: Sequence[SplitRows],
+) -> Drawable:
+    """Return the same with one unit for images with the same bytes, also of several classes.
+
+    Copies of images that are there `before` join their split, and are not drawn.
+    """
+    numbers, units, _, labels = images
+    stored = [(part.split, image_marks(part.rows)) for part in before]
+    known = np.concatenate([np.empty(0, np.uint64), *(marks for _, marks in stored)])
+    marks = marks_of_copies(table, numbers, listing.containers, known, packing.processes)
+    if not marks.any():
+        return images
+    what = f"{plural(int(np.count_nonzero(marks)), 'image')} with exact copies"
+    say(f"{listing.dataset}: {what}: copies stay in one split")
+    copied = marks > 0
+    units[copied] = [hash_of(f"{VAL}:{mark}") for mark in marks[copied].tolist()]
+    _, places = np.unique(units, return_inverse=True)
+    first = np.full(len(units), len(listing.classes), labels.dtype)
+    np.minimum.at(first, places, labels)
+    joins = np.zeros(len(units), bool)
+    for split, of_split in stored:
+        here = copied & np.isin(marks, of_split)
+        table.rows["split"][numbers[here]] = SPLIT_NAMES.index(split)
+        joins |= here
+    return Drawable(*(column[~joins] for column in (numbers, units, first[places], labels)))
+
+
+def _hold_out(splits: np.ndarray, images: Drawable, packing: Packing) -> None:
+    """Draw a part of each class, in whole units, by their hashes alone.
 
     With another seed the same images are held out, so that accuracies can be compared.
     """
-    labels = table.rows["label"][free]
-    order = np.lexsort((table.hashes(VAL)[free], labels))
-    ends = np.flatnonzero(np.diff(labels[order])) + 1
-    for group in np.split(free[order], ends):
-        val = _held_out(len(group), packing.val_percent)
-        test = min(val + _held_out(len(group), packing.test_percent), len(group) - 1)
-        table.rows["split"][group[:val]] = SPLIT_NAMES.index(VAL)
-        table.rows["split"][group[val:test]] = SPLIT_NAMES.index(TEST)
-        table.rows["split"][group[test:]] = SPLIT_NAMES.index(TRAIN)
+    order = np.lexsort((images.units, images.classes))
+    bounds = np.flatnonzero(np.diff(images.classes[order])) + 1
+    for left in np.split(order, bounds):
+        total = int(np.count_nonzero(images.classes[left] == images.labels[left]))
+        for split, percent in ((VAL, packing.val_percent), (TEST, packing.test_percent)):
+            _, sizes = np.unique(images.units[left], return_counts=True)
+            held = np.repeat(_drawn(sizes, total, percent), sizes)
+            splits[images.numbers[left[held]]] = SPLIT_NAMES.index(split)
+            left = left[~held]
 
 
-def _held_out(images: int, percent: float) -> int:
-    # At least one of two, unless percent is 0.
-    count = max(round(images * percent / 100), 1) if percent else 0
-    return min(count, images - 1)
+def _drawn(sizes: np.ndarray, total: int, percent: float) -> np.ndarray:
+    """Return which units come to so many percent: the first that fit, or the smallest, never all.
 
-
-def _hold_out_groups(
-    table: RecordTable, free: np.ndarray, group_of: Callable[[Record], str], packing: Packing
-) -> None:
-    """Draw whole groups, by a hash of their names, until their images are the percentage asked for.
-
-    A group that would be far too many is passed over, and one group at least stays in train.
+    At least one of two is drawn, unless percent is 0.
     """
-    if not len(free):
-        raise UsageError("--group-level and --group-column: the splits are given; leave them out")
-    groups = [group_of(table[number]) for number in free]
-    sizes = Counter(groups)
-    order = sorted(sizes, key=lambda group: hash_of(f"{VAL}:{as_text(group)}"))
-    splits = dict[str, str]()
-    for split, percent in ((VAL, packing.val_percent), (TEST, packing.test_percent)):
-        wanted, held = sizes.total() * percent / 100, 0
-        left = [group for group in order if group not in splits]
-        for group in left if wanted else ():
-            if held < wanted and held + sizes[group] <= MOST_HELD * wanted and len(left) > 1:
-                splits[group] = split
-                held += sizes[group]
-        if wanted and not held and len(left) > 1:
-            splits[min(left, key=lambda group: sizes[group])] = split
-    drawn = [SPLIT_NAMES.index(splits.get(group, TRAIN)) for group in groups]
-    table.rows["split"][free] = drawn
+    drawn = np.zeros(len(sizes), bool)
+    wanted = min(max(round(total * percent / 100), 1), int(sizes.sum()) - 1) if percent else 0
+    left = wanted
+    for unit, size in enumerate(sizes.tolist()):
+        if size <= left:
+            drawn[unit] = True
+            left -= size
+        if not left:
+            break
+    if left == wanted > 0 and len(sizes) > 1:
+        drawn[sizes.argmin()] = True
+    return drawn
 
 
 def _shards(

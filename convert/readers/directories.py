@@ -52,12 +52,13 @@ class Folder:
         """The folder's name."""
         return as_text(self.root.resolve().name)
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Read the image of a record; ReadError if it is gone, DataError if it has changed."""
         path = self.root / record.name
         with reading(path), os.fdopen(opened(path), "rb", buffering=0) as file:
-            data = file.read(record.size + 1)
-        if len(data) != record.size:
+            file.seek(start)
+            data = file.read(record.size - start + 1)
+        if len(data) != record.size - start:
             raise DataError(
                 f"{path}: its size has changed since it was listed; once nothing writes to it any "
                 "more, type the same command with --force"
@@ -137,6 +138,6 @@ class ListedFiles:
             )
         return str(real.relative_to(self.root)), real.stat().st_size
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Return the image of a record."""
-        return self._folder.read(record)
+        return self._folder.read(record, start)

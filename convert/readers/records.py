@@ -105,8 +105,8 @@ class Container(Protocol):
     def name(self) -> str:
         """Its name in the manifest."""
 
-    def read(self, record: Record) -> bytes:
-        """Read the image of a record, which is not too large.
+    def read(self, record: Record, start: int = 0) -> bytes:
+        """Read the image of a record, which is not too large, from one of its bytes on.
 
         Defect if it alone is damaged, a Problem if all is lost.
         """

@@ -92,9 +92,9 @@ class Tar:
             ) from None
         _refuse_more(part, at)
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Return the content of a record."""
-        return self._file.at(record.offset, record.size)
+        return self._file.at(record.offset + start, record.size - start)
 
 
 def _latest(members: Iterator[Record]) -> Iterator[Listed]:

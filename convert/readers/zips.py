@@ -95,13 +95,13 @@ class Zip:
                 descriptor = unpacked(packed, path, member.length, scratch)
         return Zip(path, Extent(path, descriptor, MAX_TABLE_BYTES))
 
-    def read(self, record: Record) -> bytes:
+    def read(self, record: Record, start: int = 0) -> bytes:
         """Read the content of a member; its CRC-32 is left to the caller, who needs it anyway."""
         if record.size > max(1 << 20, record.length * MAX_RATIO):
             raise Defect("too large", f"{record.length:,} bytes inflate to {record.size:,}")
-        start, method = self._content(record.offset)
-        data = self._file.at(start, record.length)
-        return data if method == STORED else inflated(data, record.size)
+        begin, method = self._content(record.offset)
+        data = self._file.at(begin, record.length)
+        return (data if method == STORED else inflated(data, record.size))[start:]
 
     def _content(self, offset: int) -> tuple[int, int]:
         """Return where the content of the member with that local header begins, and its method."""

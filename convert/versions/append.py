@@ -167,10 +167,10 @@ def append_images(
         return
     version = manifest.number + 1
     merged = _with_classes_of(manifest, listing, kept, found)
-    plan = make_plan(merged, packing, newest.free_numbers())
+    before = newest.parts()
+    plan = make_plan(merged, packing, newest.free_numbers(), before)
     target.begin(plan, packing.force, version)
     write_shards(target, plan, packing)
-    before = newest.parts()
     parts, found = checked_parts(target, plan, packing, before, version)
     newest.publish(
         parts,

@@ -49,7 +49,7 @@ def test_a_folder_of_images_is_converted_once(folder):
 def test_a_folder_that_cannot_be_converted_ends_the_launch_as_convert_ends(folder):
     """The code and the line are those of the conversion, and there is no run folder."""
     for path in (folder / "pictures").glob("*/*"):
-        path.write_bytes(b"no image")
+        path.write_text(f"no image, but {path}")
     alone = run("rackrun convert folder pictures out", folder)
     launch = run(f"./run-local --plain {TRAIN}", folder)
     assert launch.code == alone.code != 0

@@ -67,7 +67,8 @@ def test_names_of_every_kind(tmp_path, convert):
 
 def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     """n01440764/n01440764_10026.JPEG keeps its own name, and what clashes its suffix."""
-    files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(n) for wnid in ("n01", "n01_1") for n in range(2)}
+    wnids = ("n01", "n01_1")
+    files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(f"{wnid}{n}") for wnid in wnids for n in range(2)}
     out = convert("folder", write(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
     assert sorted(sample.key for sample in everything(out)) == [
         *("n01_0", "n01_1", "n01_1_0", "n01_1_0_JPEG", "n01_1_1")

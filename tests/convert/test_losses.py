@@ -11,7 +11,7 @@ import pytest
 from rackrun.convert.readers.directories import Folder
 from rackrun.errors import DataError, ReadError
 from tests.convert.conftest import shown, wait_for_a_shard
-from tests.lab.data import drawn, kaggle, write_zip
+from tests.lab.data import drawn, kaggle, numbered, write_zip
 from tests.lab.run import write
 
 
@@ -25,7 +25,8 @@ def test_a_source_that_goes_away_ends_the_conversion_and_the_same_command_goes_o
 ):
     """A mount that vanishes after the first shard: 74 and one line; back again: the same bytes."""
     large = {kind: drawn(kind, (1600, 1200)) for kind in ("cat", "dog")}
-    files = {name: large[kind] for name, kind in names("cat", "dog", count=60).items()}
+    listed = enumerate(names("cat", "dog", count=60).items())
+    files = {name: numbered(large[kind], number) for number, (name, kind) in listed}
     source, unmounted = write(tmp_path / "set", files), tmp_path / "away"
     args = ("folder", source, tmp_path / "out", "--shards", 10, "--size", 64, "--workers", 2)
     args += ("--allow", "leaks")

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from hypothesis import given
@@ -65,8 +66,8 @@ def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(train_zip, convert)
     assert min(numbers) < 50 and max(numbers) >= 100, "drawn, and not the first or last of a class"
 
 
-def listing_of(keys: list[tuple[str, int]]) -> RecordListing:
-    records = (Record(key, label, "", f"{key}.jpg", 0, 0, 9, 9) for key, label in keys)
+def listing_of(images: list[tuple[str, int, int]]) -> RecordListing:
+    records = (Record(key, label, "", f"{key}.jpg", 0, 0, 9, 9, crc) for key, label, crc in images)
     return RecordListing("set", ("a", "b", "c"), (Nothing(),), records)
 
 
@@ -77,30 +78,52 @@ class Nothing:
 
 
 @given(
-    keys=st.lists(st.tuples(st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True), st.integers(0, 2))),
+    images=st.lists(
+        st.tuples(
+            st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True),
+            st.integers(0, 2),
+            st.integers(0, 9) | st.integers(10, 2**32 - 1),
+        )
+    ),
     shards=st.integers(0, 9),
     percent=st.integers(0, 90),
     seed=st.integers(0, 2**31),
 )
-def test_a_plan_holds_every_image_once(keys, shards, percent, seed):
-    """Whatever is asked, each image is planned exactly once, or one line says why not."""
+def test_a_plan_holds_every_image_once(images, shards, percent, seed):
+    """Whatever is asked, each image is planned exactly once, or one line says why not.
+
+    Copies are in one split, and of each class as many images are held out as their copies allow.
+    """
     packing = Packing(shards=shards, val_percent=percent, seed=seed)
     try:
-        plan = make_plan(listing_of(keys), packing)
+        plan = make_plan(listing_of(images), packing)
     except Problem as problem:
         assert re.search("no images|would both be called|too many|no class has two", str(problem))
         return
     planned = [*plan.table]
-    assert sorted((record.key, record.label) for record in planned) == sorted(keys)
+    expected = [(key, label) for key, label, _ in images]
+    assert sorted((record.key, record.label) for record in planned) == sorted(expected)
+    splits_of, labels_of = defaultdict(set), defaultdict(set)
+    for record in planned:
+        splits_of[record.crc].add(record.split)
+        labels_of[record.crc].add(record.label)
+    assert percent == 0 or all(len(splits) == 1 for splits in splits_of.values())
     for label in range(3):
-        total = sum(record.label == label for record in planned)
-        val = sum(record.label == label and record.split == "val" for record in planned)
-        assert val == min(max(round(total * percent / 100), percent > 0), max(total - 1, 0))
+        drawn = [each for each in planned if min(labels_of[each.crc]) == label]
+        copies = Counter(record.crc for record in drawn)
+        val = sum(record.split == "val" for record in drawn)
+        total = sum(record.label == label for record in drawn)
+        wanted = min(max(round(total * percent / 100), percent > 0), max(len(drawn) - 1, 0))
+        assert (val > 0) == (percent > 0 and len(copies) > 1)
+        if set(copies.values()) == {1}:
+            assert val == wanted
+        elif val:
+            assert val <= max(wanted, min(copies.values()))
     for split in ("train", "val"):
         sizes = [shard.images for shard in plan.shards if shard.split == split]
         assert not sizes or max(sizes) - min(sizes) <= 1
         assert sum(sizes) == sum(record.split == split for record in planned)
-    assert make_plan(listing_of(keys[::-1]), packing).digest == plan.digest
+    assert make_plan(listing_of(images[::-1]), packing).digest == plan.digest
 
 
 def test_a_second_run_has_nothing_to_do(train_zip, convert, capsys):

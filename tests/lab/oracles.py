@@ -18,7 +18,8 @@ NOTED = {"RACKRUN_NOTE_ROWS": "1"}
 """The environment in which ranks note the rows that they train on."""
 
 PROGRESS = re.compile(
-    r": listing the images of |^(listed|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
+    r": listing the images of "
+    r"|^(listed|compared|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
     r"|^quality report: [\d,]+ images stored"
 )
 """What a command has done until it found the mistake."""

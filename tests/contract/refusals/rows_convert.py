@@ -166,9 +166,17 @@ CONTENTS = [
         leaves="out",
     ),
     Refusal(
-        f"{FOLDER} --size 16", 65, "--allow leaks",
-        below("photos", {f"{kind}/{n}.jpg": drawn(kind) for kind in "ab" for n in range(9)}),
+        f"{FOLDER} --size 16", 65, "--allow leaks",  # of the same pixels, and other bytes
+        below(
+            "photos",
+            {f"{kind}/{n}.jpg": drawn(kind) + b"%d" % n for kind in "ab" for n in range(9)},
+        ),
         leaves="out",
+    ),
+    Refusal(
+        FOLDER, 64, "no class has two different images",
+        below("photos", {f"{kind}/{n}.jpg": drawn(kind) for kind in "ab" for n in range(9)}),
+        shows="18 images with exact copies",
     ),
     Refusal(
         f"{FOLDER} --task-count 2 --task-index 1", 65, "--allow leaks",
