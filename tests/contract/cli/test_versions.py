@@ -165,7 +165,7 @@ KILLS = (0.1, 0.5, 0.8, 1.2, 2.0)
 
 @pytest.mark.parametrize("round_number", ROUNDS)
 def test_kills_leave_a_version_whole_or_absent(round_number, data, tmp_path):
-    """Append and drop, killed at any time, go on or begin."""
+    """Append, drop and relabel, killed at any time, go on or begin: 90 kills in all rounds."""
     before = content(data)
     new = {number: drawn(f"more{number}") for number in range(100, 130)}
     write(tmp_path, {f"more/ant/{number}.jpg": image for number, image in new.items()})
@@ -185,6 +185,12 @@ def test_kills_leave_a_version_whole_or_absent(round_number, data, tmp_path):
         assert content(data) in (after, dropped)
     assert run("rackrun convert drop data ant_1", tmp_path).code == 0
     assert content(data) == dropped
+    relabelled = {**dropped, "ant_2": ("bee", dropped["ant_2"][1])}
+    for seconds in KILLS[:2]:
+        killed(["relabel", "data", "ant_2=bee"], tmp_path, seconds)
+        assert content(data) in (dropped, relabelled)
+    assert run("rackrun convert relabel data ant_2=bee", tmp_path).code == 0
+    assert content(data) == relabelled
     assert run("rackrun convert verify data", tmp_path).code == 0
     assert not list(data.glob(".*.partial"))
 
