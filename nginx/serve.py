@@ -30,6 +30,7 @@ from rackrun.nginx.site import (
     configuration,
     first_shard,
 )
+from rackrun.signals import has_ended
 
 READY_SECONDS = 60.0  # Docker has taken more than 15 on a busy machine
 ANSWER_SECONDS = 5.0
@@ -64,15 +65,8 @@ class NginxServer:
 
     @property
     def alive(self) -> bool:
-        """Return True while nginx runs.
-
-        A signal that raises within Popen.poll() can leave its lock taken, and `stop` would wait for
-        it forever: the kernel is asked instead.
-        """
-        if self.child.returncode is not None:
-            return False
-        status = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.child.pid, status) is None
+        """Return True while nginx runs."""
+        return not has_ended(self.child)
 
     @property
     def announcement(self) -> str:

@@ -1,5 +1,7 @@
 """Handle signals, except those that the caller ignores; end with the parent process."""
 
+from __future__ import annotations
+
 import ctypes
 import os
 import signal
@@ -7,7 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import subprocess
 
 PR_SET_PDEATHSIG = 1
 
@@ -76,6 +81,17 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         restore(before)
+
+
+def has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Return True once a child has ended; `wait` returns at once then.
+
+    A signal that raises within Popen.poll() can leave its lock taken, and Popen.wait() would wait
+    for it forever: the kernel is asked instead.
+    """
+    if child.returncode is not None:
+        return True
+    return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def end_with(parent: int) -> None:

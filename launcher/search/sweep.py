@@ -8,6 +8,7 @@ A launch that fails ends no other. Each is a run as any other: `ps` shows it, `s
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import signal
@@ -30,6 +31,7 @@ from rackrun.launcher.run.settings import SweepOptions
 from rackrun.run_folder import file_name, new_run_folder
 from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison
+from rackrun.signals import has_ended
 from rackrun.tables import table
 from rackrun.units import plural
 
@@ -118,7 +120,7 @@ class Launches:
                     running[member.name] = self._started(member, group), group
                 time.sleep(LOOK_SECONDS)
                 for name, (process, group) in list(running.items()):
-                    if process.poll() is not None:
+                    if has_ended(process):
                         del running[name]
                         free.append(group)
                         self._note_end(name, process)
@@ -138,18 +140,18 @@ class Launches:
             )
 
     def _note_end(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        self.codes[name] = process.returncode
-        end = f"exit code {process.returncode}" if process.returncode else "done"
+        code = self.codes[name] = process.wait()
+        end = f"exit code {code}" if code else "done"
         member = next(member for member in self.members if member.name == name)
         say(f"{member}: {end}")
 
     def _stop(self, running: dict[str, subprocess.Popen[bytes]]) -> None:
         say(f"stopping {plural(len(running), 'run')}, Ctrl-C again to force")
-        while any(process.poll() is None for process in running.values()):
-            for process in running.values():
-                process.send_signal(signal.SIGINT)
+        while left := [process for process in running.values() if not has_ended(process)]:
+            for process in left:
+                os.kill(process.pid, signal.SIGINT)
             try:
-                for process in running.values():
+                for process in left:
                     process.wait()
             except KeyboardInterrupt:  # passed on as well: a second one forces
                 continue
