@@ -16,8 +16,12 @@ import multiprocessing.resource_tracker
 import multiprocessing.util
 import os
 import signal
+import tempfile
 import threading
 from contextlib import suppress
+from pathlib import Path
+
+from rackrun.contract import variables
 
 CONTEXT = multiprocessing.get_context("forkserver")
 PRELOAD = "rackrun.training.data.worker_preload"
@@ -42,8 +46,12 @@ for name, size in MALLOC.items():
 def start_worker_server(task: str) -> None:
     """Start the server now, which imports what workers need, for the task in this module too."""
     CONTEXT.set_forkserver_preload([PRELOAD, task])
+    if of_agent := os.environ.get(variables.REPORTS):
+        # Beside it, the folder of the server's socket is removed even if this rank is killed.
+        tempfile.tempdir = str(Path(of_agent).parent)
     multiprocessing.resource_tracker.ensure_running()
     multiprocessing.forkserver.ensure_running()
+    tempfile.tempdir = None  # as usual
 
 
 def worker_init(worker: int) -> None:
