@@ -169,6 +169,7 @@ def state_of(pid: int) -> str:
 
 
 KILLED = f"1,4,{int(signal.SIGKILL)}"
+WRITER_KILLED = f"0,4,{int(signal.SIGKILL)}"
 STOPPED = f"1,4,{int(signal.SIGSTOP)}"
 
 
@@ -192,6 +193,12 @@ def test_survivors_of_a_lost_rank_keep_the_last_whole_step(make_shards, tmp_path
     assert two_ranks(data, second.path, earlier_attempts=first.path, norm=True) == [0, 0]
     assert same_weights(weights(second), weights(calm))
     assert exact_epochs(first.path, second.path) == [[2], [2]]
+
+
+def test_another_rank_saves_if_the_one_that_writes_to_their_disk_is_lost(make_shards, tmp_path):
+    data, run = make_shards(train=(20, 20, 12), val=(8, 5)), RunFolder(tmp_path / "run")
+    assert two_ranks(data, run.path, WRITER_KILLED, save_steps=0) == [-9, 70]
+    assert [path.stem for path in steps_in(run.checkpoints)] == ["step-00000003"]
 
 
 def test_a_rank_that_waits_for_a_stopped_one_saves_the_last_whole_step(make_shards, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,9 @@ from rackrun.training.log import Log
 from rackrun.training.ranks import Ranks
 from rackrun.training.run.resume import Earlier
 from rackrun.training.state import TrainingState
+
+TURN_SECONDS, LAST_TURN_SECONDS = 0.25, 2.0  # of 5 until the launcher kills: see `keep_step`
+POLL_SECONDS = 0.05
 
 
 class RunCheckpoints:
@@ -84,14 +88,20 @@ class RunCheckpoints:
     def keep_step(self, state: TrainingState) -> None:
         """Save the last whole step without the other ranks, of which one is lost.
 
-        Batch norms keep the statistics of this rank, as nobody can take the mean any more; they may
-        have seen the images of the step that was lost, too.
+        That may be the one that writes to the disk of this rank: after a moment others do, each in
+        turn until one has. Batch norms keep the statistics of this rank, as nobody can take the
+        mean any more; they may have seen the images of the step that was lost, too.
         """
         with state.whole() as is_whole:
-            if not (self._thread and is_whole and state.is_finite):
+            if not (is_whole and state.is_finite):
                 return
+            path, began = self._log.folder.checkpoint(state.step), time.monotonic()
+            turn = min(TURN_SECONDS * (1 + self._ranks.rank), LAST_TURN_SECONDS)
+            while not (self._thread or path.exists() or time.monotonic() > began + turn):
+                time.sleep(POLL_SECONDS)
             self.wait()
-            if not self._log.folder.checkpoint(state.step).exists():
+            if not path.exists():
+                self._thread = self._thread or ThreadPoolExecutor(1)
                 self._begin(state, None, best=False)
                 self.wait()
 
