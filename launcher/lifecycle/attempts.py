@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from rackrun.commands import called
@@ -87,6 +87,7 @@ class Launch:
             except KeyboardInterrupt as interrupt:
                 if self.result is not None and not self._is_over:
                     self.result = _between_attempts(self.result, interrupt)
+                    self.result = self._lost_hosts.verified(self.result)
                     self._say(last_line(self.result))
                 raise
             finally:
@@ -116,7 +117,8 @@ class Launch:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         with self._prepared(state) as attempt:
             before, output = self.result, self._running_output
-            self._lost_hosts.check(state.awaited)
+            active = [host.name for host in attempt.plan.hosts]
+            self._lost_hosts.check(self.spec, state.awaited, active)
             # Only a task goes on where it was: a command would begin anew.
             goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
             with self._signals.installed():  # until there is a result, none may interrupt
@@ -127,13 +129,16 @@ class Launch:
                     alerts=self._alerts,
                     signals=self._signals,
                     returned=self._lost_hosts.fit if goes_on else None,
+                    goes_on=lambda result: self._goes_on(state, result),
                 )
                 self.result = result.after(before)
             state = state.with_returned(self._lost_hosts.fit())
             following = self._following(state, result, before)
             if following is None:
                 self._end()
-            elif following.active()[0].label != attempt.plan.hosts[0].name:
+            else:
+                self._lost_hosts.add(attempt, result)
+            if following and following.active()[0].label != attempt.plan.hosts[0].name:
                 output.note(attempt.fetch_results(self.final, output.note))
             output.write_result(self.final, is_last=following is None)
         if following is not None and following.restarts > state.restarts:
@@ -199,6 +204,9 @@ class Launch:
 
     # -- after an attempt
 
+    def _goes_on(self, state: RestartState, result: Result) -> bool:
+        return not self._signals.ask_for_end and state.after(result) is not None
+
     def _following(
         self, state: RestartState, result: Result, before: Result | None
     ) -> RestartState | None:
@@ -243,6 +251,8 @@ class Launch:
         """Write how the run ended, and fetch its results."""
         assert self._newest is not None
         self._is_over, note = True, self._running_output.note
+        with suppress(KeyboardInterrupt), ended_by_a_signal():
+            self.result = self._lost_hosts.verified(self.final)
         note(write_result(self._newest.job.folder, self.final))
         try:
             note(self._newest.fetch_results(self.final, note))

@@ -47,6 +47,7 @@ def supervise(
     alerts: EventCommand | None = None,
     signals: SignalQueue | None = None,
     returned: Callable[[], Collection[str]] | None = None,
+    goes_on: Callable[[Result], bool] | None = None,
     probes: Sequence[RpcClient | None] = (),
 ) -> Result:
     """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
@@ -54,7 +55,8 @@ def supervise(
     `peers` look after the other hosts of a run of which this plan is a part; `versions` are those
     of the hosts' torch and driver, for the first line; `alerts` gets what happens. `signals` says
     afterwards whether one has asked for the end. `returned` names hosts for which the attempt ends
-    with an epoch. `probes` on the hosts, if any, become the agents: that saves a login to each.
+    with an epoch. Where another attempt follows, as `goes_on` says, silent hosts are not waited
+    for. `probes` on the hosts, if any, become the agents: that saves a login to each.
     """
     signals = signals or SignalQueue()
     with signals.installed():  # before there is a plan: a run with a plan gets a result
@@ -64,7 +66,9 @@ def supervise(
             output.note(start_line(plan, versions, job.folder.path))
         agents = AgentGroup(plan, transports, probes)
         alerts = alerts or EventCommand(())
-        supervisor = Supervisor(job, agents, logs, output, peers, alerts, signals, returned)
+        supervisor = Supervisor(
+            *(job, agents, logs, output, peers, alerts, signals, returned, goes_on)
+        )
         result = supervisor.supervise()
         output.end_attempt()
     if result.verdict == "failed":

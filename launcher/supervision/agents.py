@@ -72,7 +72,7 @@ class AgentClient:
         """Start a second agent that ends what a lost one left; the outcome arrives as `Swept`."""
         if self.channel is not None:
             self.channel.close()  # the first agent, if it lives, sees the end of its stream
-        self._begin(self._sweep)
+        self._begin(lambda: self.events.put(self.sweep()))
 
     def _begin(self, target: Callable[..., None], *args: bytes) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
@@ -128,18 +128,18 @@ class AgentClient:
             reason = bootstrap.last_error_line(channel.complaint())
             self.events.put(Lost(self.plan.node, reason or "its agent ended unexpectedly"))
 
-    def _sweep(self) -> None:
+    def sweep(self) -> Swept:
+        """End what a lost agent has left, by a second one; return the outcome."""
         outcome = Swept(self.plan.node, reason="the second agent ended unexpectedly")
         try:
             client = RpcClient(self.transport, self.plan.agent_python)  # not in the container
             channel, early = client.hand_over(agent_protocol.sweep_order(self.plan))
         except Problem as error:
-            outcome = Swept(self.plan.node, reason=str(error))
-        else:
-            for event in self._received(channel, early):
-                if isinstance(event, Closed):
-                    outcome = Swept(self.plan.node, event.survivors)
-        self.events.put(outcome)
+            return Swept(self.plan.node, reason=str(error))
+        for event in self._received(channel, early):
+            if isinstance(event, Closed):
+                outcome = Swept(self.plan.node, event.survivors)
+        return outcome
 
     def _open(self, order: bytes) -> tuple[Channel, bytes]:
         """Start the agent where the probe is, or anew if its connection broke meanwhile."""

@@ -11,8 +11,8 @@ from rackrun.launcher.supervision.agent_protocol import stop_order
 from rackrun.launcher.supervision.agents import AgentGroup
 
 LAST_EVENT_SECONDS = 5.0
+CLEANUP_SECONDS = 30.0  # for a second agent to end what the first one left
 
-_CLEANUP_SECONDS = 30.0  # for a second agent to end what the first one left
 _FORCED_SECONDS = 4.5  # for all of that after a second Ctrl-C
 _CONFIRM_SECONDS = 3.0  # of these for the first agent
 _CONNECT_SECONDS = 4.5  # for a second agent to answer, where the first one was silent
@@ -54,15 +54,23 @@ class Shutdown:
             for host in self._run.hosts
         )
 
+    def waits_for_silence(self, now: float) -> bool:
+        """Return whether all hosts have ended but those that were lost in silence."""
+        left = [host for host in self._run.hosts if host.closed is None and host.swept is None]
+        return all(self._is_silent(host) or self._is_unverifiable(host, now) for host in left)
+
     def _is_unverifiable(self, host: HostState, now: float) -> bool:
         """Return whether a lost host has had its time to answer a second agent."""
         if host.lost is None:
             return False
         if self._forced_at is not None and now - self._forced_at > _FORCED_SECONDS:
             return True
-        heard_at = self._agents.of(host.plan.node).heard_at
-        silent = host.lost_at - heard_at > self._limits.lease_seconds or host.opened_at is None
         # A host that was silent before it was lost gets more time only once it has answered.
-        answered = heard_at >= host.lost_at
-        limit = _CONNECT_SECONDS if silent and not answered else _CLEANUP_SECONDS
+        limit = _CONNECT_SECONDS if self._is_silent(host) else CLEANUP_SECONDS
         return now - host.lost_at > limit
+
+    def _is_silent(self, host: HostState) -> bool:
+        """Return whether a lost host was silent before that, and still is."""
+        heard_at = self._agents.of(host.plan.node).heard_at
+        was_silent = host.lost_at - heard_at > self._limits.lease_seconds or host.opened_at is None
+        return host.lost is not None and was_silent and heard_at < host.lost_at

@@ -74,12 +74,14 @@ class Supervisor:
         alerts: EventCommand,
         signals: SignalQueue,
         returned: Callable[[], Collection[str]] | None = None,
+        goes_on: Callable[[Result], bool] | None = None,
     ) -> None:
         """Start nothing yet.
 
         `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
         this process, as long as it is installed. `returned` names the hosts with which the run
-        could go on; if there are any at the end of an epoch, all ranks save and end.
+        could go on; if there are any at the end of an epoch, all ranks save and end. `goes_on` says
+        whether another attempt follows a result, for which no silent host is waited for.
         """
         self.alerts = alerts
         self.job = job
@@ -96,6 +98,7 @@ class Supervisor:
         self.hangs = HangDetector(self.run, agents, self.limits)
         self.signals = signals
         self.returned = returned
+        self.goes_on = goes_on
         self.epoch = 0
         """In which the first rank was last seen."""
         self.interrupted = 0
@@ -115,7 +118,7 @@ class Supervisor:
             self.agents.start(self.limits, self.job.options.secrets)
             if self.peers:
                 self.peers.listen(self.agents.events)
-            while not self.shutdown.is_complete(self.now):
+            while not (self.shutdown.is_complete(self.now) or self._is_left_to_next_attempt()):
                 self._turn()
             # Our failure may only follow from another node's, whose report is on its way.
             while self.peers and self.peers.may_explain(self.failures, self.now):
@@ -123,6 +126,16 @@ class Supervisor:
             self.agents.join(self.run.hosts, LAST_EVENT_SECONDS)
         if self.interrupted == TAKE_IN and self.run.succeeded:
             self.interrupted = 0  # it was done before the order arrived
+        return self._result()
+
+    def _is_left_to_next_attempt(self) -> bool:
+        return (
+            self.goes_on is not None
+            and self.shutdown.waits_for_silence(self.now)
+            and self.goes_on(self._result())
+        )
+
+    def _result(self) -> Result:
         cause = final_cause(self.run, self.failures, self.interrupted)
         return result_of(
             self.job, self.run, cause, self.log_files, bool(self.interrupted), self.now

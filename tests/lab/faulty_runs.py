@@ -173,6 +173,13 @@ class Run:
         """Bring it up again."""
         self.hosts.plug_cable(self.number)
 
+    def cut_off_until_restart(self) -> None:
+        """Pull the cable until the run goes on without the host."""
+        self.pull_cable()
+        (events,) = self.runs.glob("2*/events.jsonl")
+        until(lambda: '"restart"' in events.read_text(), "the run starts again", 60 * self.slow)
+        self.plug_cable()
+
     def flap(self) -> None:
         """Pull the cable for less than the lease."""
         self.pull_cable()

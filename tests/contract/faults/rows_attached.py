@@ -234,6 +234,13 @@ RESTARTS = [
         loses_host=True,
         weight=2,
     ),
+    goes_on(
+        "restart-without-a-host-that-comes-back",
+        lambda run: run.cut_off_until_restart(),
+        seconds=45.0,
+        options=(*RETRY, "--min-hosts", "1"),
+        short=True,
+    ),
 ]
 BEFORE_PYTHON = {"INT": (-2, 1), "TERM": (-15,), "HUP": (-1,), "INT-INT": (-2, 1)}
 """How Python itself ends at a signal before it runs our code; 1: with its own traceback."""
