@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from rackrun.launcher.preflight.examine import examine, lines_of
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, gather_facts
 from rackrun.launcher.remote.gpus import VISIBLE, visible_gpus
 from rackrun.launcher.run.hosts import Host, hosts_named, select
+from rackrun.launcher.run.kept_hosts import hosts_text
 from rackrun.launcher.transport.parallel import all_or_raise
 
 if TYPE_CHECKING:
@@ -55,10 +57,13 @@ def with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> H
 
 
 @contextmanager
-def on_hosts(spec: LaunchSpec, options: SshOptions) -> Iterator[LaunchSpec]:
+def on_hosts(
+    spec: LaunchSpec, options: SshOptions, with_code: Callable[[LaunchSpec], LaunchSpec]
+) -> Iterator[LaunchSpec]:
     """Yield the launch on the hosts that the options name, reached; close the network afterwards.
 
-    Only with --check, some of them may not be reached.
+    Only with --check, some of them may not be reached. `with_code` brings the code to hosts that
+    are added later.
     """
     spec = replace(spec, hosts=listed(options))
     spec.restart_state.active()  # refuses spares that do not fit before a host is asked
@@ -74,10 +79,34 @@ def on_hosts(spec: LaunchSpec, options: SshOptions) -> Iterator[LaunchSpec]:
         )
         if options.check:
             yield _reached(spec, network.try_each(spec.hosts))
-        elif need.is_all and not need.spares:
+            return
+        if need.is_all:  # otherwise other hosts of the list are not the run's
+            anew = partial(listed_anew, options, network, with_code)
+            spec = replace(spec, listed_anew=anew)
+        if need.is_all and not need.spares:
             yield _reached(spec, network.connect(spec.hosts))
         else:
             yield chosen(spec, network, need)
+
+
+def listed_anew(
+    options: SshOptions,
+    network: Network,
+    with_code: Callable[[LaunchSpec], LaunchSpec],
+    spec: LaunchSpec,
+) -> tuple[LaunchSpec, Sequence[Host]]:
+    """Return the launch with the hosts that were added to its list, and the list as it is now."""
+    hosts, known = listed(options), {host.label for host in spec.hosts}
+    added = [host for host in hosts if host.label not in known]
+    if not added:
+        return spec, hosts
+    machines = network.connect(added)
+    if options.sync:
+        with_code(replace(spec, hosts=added, transports=machines))
+    everything = (*spec.hosts, *added)
+    text = hosts_text(everything, options.ssh_config)
+    transports = (*spec.transports, *machines)
+    return replace(spec, hosts=everything, transports=transports, hosts_file=text), hosts
 
 
 def chosen(spec: LaunchSpec, network: Network, need: Need) -> LaunchSpec:

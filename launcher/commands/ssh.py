@@ -89,7 +89,7 @@ class SshLaunch(LaunchMethod):
     @contextmanager
     def on_hosts(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
         """Yield the launch on the hosts, reached over SSH."""
-        with on_hosts(spec, self.options) as reached:
+        with on_hosts(spec, self.options, partial(with_code, options=self.options)) as reached:
             passed = {name for name, _ in spec.requirements().environment}
             if kept := not_passed_on(os.environ, passed):
                 hint = f"type --env {kept[0]}, or --secret for a token"

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from rackrun.commands import called
+from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
 from rackrun.launcher.lifecycle.attempt import Attempt
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
@@ -207,11 +208,25 @@ class Launch:
     def _goes_on(self, state: RestartState, result: Result) -> bool:
         return not self._signals.ask_for_end and state.after(result) is not None
 
+    def _listed_anew(self, state: RestartState) -> RestartState:
+        """Return the state for the list of hosts as it is now."""
+        if self.spec.listed_anew is None or not self.spec.options.max_restarts:
+            return state
+        try:
+            self.spec, hosts = self.spec.listed_anew(self.spec)
+            self.spec.describe_in(self._running_output.folder)
+        except Problem as error:
+            self._say(f"the list of hosts stays as it was: {error}")
+            return state
+        return state.with_listed(hosts)
+
     def _following(
         self, state: RestartState, result: Result, before: Result | None
     ) -> RestartState | None:
         following: RestartState | None
         now = time.monotonic()
+        if result.verdict == "failed" or result.was_ended_for_hosts:
+            state = self._listed_anew(state)
         if result.port_was_taken and not (before and before.port_was_taken):
             following = state  # until it is bound, any program can take it
         elif result.was_ended_for_hosts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,6 +81,11 @@ class LaunchSpec:
     """The place in the queue of those who wait for hosts; empty: before all."""
     probed: ClusterFacts = NO_FACTS
     """Facts whose probes hold the hosts, where there was a choice of hosts."""
+    listed_anew: Callable[[LaunchSpec], tuple[LaunchSpec, Sequence[Host]]] | None = None
+    """Reads the list of hosts again, where that says which the run has.
+
+    It returns the launch with the hosts that were added, reached and with its code, and the list.
+    """
 
     @property
     def reached(self) -> list[Transport]:
@@ -138,12 +143,16 @@ class LaunchSpec:
         """Make the run folder, with what starts the run again and what reaches its hosts."""
         folder = new_run_folder(self.options.runs, self._run_name, self.options.share)
         try:
-            for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
-                if text:
-                    write_whole(path, text.encode(), 0o600)  # it has values of --env
+            self.describe_in(folder)
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
         return folder
+
+    def describe_in(self, folder: RunFolder) -> None:
+        """Write what starts the run again, and what reaches its hosts, into its folder."""
+        for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
+            if text:
+                write_whole(path, text.encode(), 0o600)  # it has values of --env
 
     def job(self, folder: RunFolder) -> Job:
         """Return the job of the first attempt."""

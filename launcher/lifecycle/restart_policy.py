@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from rackrun.errors import UsageError
@@ -37,6 +37,8 @@ class RestartState:
     restarts: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     lost: frozenset[str] = frozenset()
+    removed: frozenset[str] = frozenset()
+    """Those that the list of hosts does not have any more."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept."""
@@ -61,7 +63,7 @@ class RestartState:
     @property
     def awaited(self) -> tuple[Host, ...]:
         """The lost hosts that take part again once they are fit."""
-        lost = (host for host in self.hosts if host.label in self.lost)
+        lost = (host for host in self.hosts if host.label in self.lost - self.removed)
         return tuple(host for host in lost if self.failures[host.label] < FAILURES)
 
     def after(self, result: Result) -> RestartState | None:
@@ -91,6 +93,14 @@ class RestartState:
         """Return the state with lost hosts that are fit again."""
         return replace(self, lost=self.lost.difference(hosts))
 
+    def with_listed(self, hosts: Sequence[Host]) -> RestartState:
+        """Return the state for a list that was edited: hosts that are new there are spares."""
+        known = {host.label for host in self.hosts}
+        added = [host for host in hosts if host.label not in known]
+        policy = replace(self.policy, spares=self.policy.spares + len(added))
+        removed = frozenset(known - {host.label for host in hosts})
+        return replace(self, policy=policy, hosts=(*self.hosts, *added), removed=removed)
+
     def _with_last(self, labels: Collection[str]) -> RestartState:
         # Others come first: rank 0 stays where its files are, and a spare replaces a lost host.
         return replace(self, hosts=tuple(sorted(self.hosts, key=lambda h: h.label in labels)))
@@ -99,7 +109,7 @@ class RestartState:
         return tuple(
             host
             for host in self.hosts
-            if host.label not in self.lost and self.failures[host.label] < FAILURES
+            if host.label not in self.lost | self.removed and self.failures[host.label] < FAILURES
         )
 
 

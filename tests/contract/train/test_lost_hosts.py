@@ -1,8 +1,8 @@
-"""A host is lost and comes back: the run goes on without it, and then with it again."""
+"""A host is lost: the run goes on without it, and with it once it is back, or with another one."""
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -17,22 +17,27 @@ from tests.lab.ranks import codes, exact_ranks
 from tests.lab.waiting import until
 
 SECONDS = 240
-LIMITS = ("--lease-seconds", "3", "--max-restarts", "1", "--min-hosts", "1")
+RESTART = ("--max-restarts", "1")
+LIMITS = ("--lease-seconds", "3", *RESTART, "--min-hosts", "1")
 NOTED = ("--env", "RACKRUN_NOTE_ROWS=1", "--env", "OMP_NUM_THREADS=1")
 TASK = {"epochs": 10, "global_batch": 8, "batch_size": 8}
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[NetLab]:
-    """Yield two hosts behind cables, each with a disk of its own: shards and a task are on both."""
+def hosts_with_disks(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
+    """Yield what makes hosts behind cables, each with a disk of its own: shards and a task are on
+    all of them."""
     with net_labs(tmp_path / "lab") as make:
-        lab = make(2)
-        shards = drawn_shards(tmp_path)
-        for folder in (lab.folder, *disks(lab)):
-            folder.mkdir(exist_ok=True)
-            shutil.copy(Path(__file__).parents[2] / "lab" / "exact_task.py", folder)
-            (folder / "shards").symlink_to(shards)
-        yield lab
+
+        def make_with_disks(count: int) -> NetLab:
+            lab, shards = make(count), drawn_shards(tmp_path)
+            for folder in (lab.folder, *disks(lab)):
+                folder.mkdir(exist_ok=True)
+                shutil.copy(Path(__file__).parents[2] / "lab" / "exact_task.py", folder)
+                (folder / "shards").symlink_to(shards)
+            return lab
+
+        yield make_with_disks
 
 
 def disks(lab: NetLab) -> list[Path]:
@@ -51,15 +56,12 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.root
-def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(lab, tmp_path):
+def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(hosts_with_disks, tmp_path):
     """One of two hosts is cut off, and back a moment later. The other goes on alone until an epoch
     ends, and then both do: that costs no restart, each epoch has every sample once, and the weights
     are those of two ranks to which nothing happened."""
-    python = lab.cheap_python(trains=True)
-    hosts = lab.write_hosts(*(f"python={python} workdir={disk}" for disk in disks(lab)))
-    options = [word for name, value in TASK.items() for word in (option(name), str(value))]
-    task = ("./exact_task.py", "--data", "shards", "--seconds", "0.06,0.06", *options)
-    process = lab.run_ssh(*LIMITS, *NOTED, str(hosts), *task)
+    lab = hosts_with_disks(2)
+    process = lab.run_ssh(*LIMITS, *NOTED, str(written(lab)), *task(0.06))
     until(lambda: steps_on(disks(lab)[1]) > 2, "both train", SECONDS)
     lab.pull_cable(2)
     assert process.stderr is not None
@@ -81,6 +83,48 @@ def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(lab, tmp_pat
     assert codes(exact_ranks(lab.folder / "shards", [calm, calm], **TASK)) == [0, 0]
     ours, theirs = weights(runs[0]), weights(calm)
     assert all((ours[name] - theirs[name]).abs().max() < 1e-6 for name in theirs)
+    assert set(json.loads((run / "result.json").read_text())["hosts"].values()) == {"clean"}
+
+
+@pytest.mark.root
+def test_a_host_that_is_added_to_the_file_replaces_a_lost_one(hosts_with_disks):
+    """While two hosts train, the second is taken out of hosts.txt and a third one added; the cable
+    of the second is pulled. The restart reads the file again: the first and the third go on, with
+    every epoch exact, and `stop` would end the run on the third one, too."""
+    lab = hosts_with_disks(3)
+    hosts = written(lab)
+    first, second, third = hosts.read_text().splitlines(keepends=True)
+    hosts.write_text(first + second)
+    process = lab.run_ssh("--lease-seconds", "3", *RESTART, *NOTED, str(hosts), *task(0.03))
+    until(lambda: steps_on(disks(lab)[1]) > 2, "both train", SECONDS)
+    hosts.write_text(first + third)
+    lab.pull_cable(2)
+    _, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, err
+    (run,) = lab.folder.glob("runs/2*")
+    runs = [disk / "runs" / run.name for disk in disks(lab)]
+    worlds = [world for worlds in exact_epochs(*reversed(runs)) for world in worlds]
+    assert [world for world, _ in groupby(worlds)] == [2]
+    ends = json.loads((run / "result.json").read_text())["hosts"]
+    assert {name.partition(":")[0]: end == "clean" for name, end in ends.items()} == {
+        "node1": True,
+        "node2": False,
+        "node3": True,
+    }
+    assert "node3" in (run / "hosts.json").read_text()
+
+
+def written(lab: NetLab) -> Path:
+    """Write hosts.txt for all hosts of the lab."""
+    python = lab.cheap_python(trains=True)
+    return lab.write_hosts(*(f"python={python} workdir={disk}" for disk in disks(lab)))
+
+
+def task(seconds: float) -> list[str]:
+    """Return the words of the task, on two ranks that compute for so long for an image."""
+    options = [word for name, value in TASK.items() for word in (option(name), str(value))]
+    speeds = f"{seconds},{seconds}"
+    return ["./exact_task.py", "--data", "shards", "--seconds", speeds, *options]
 
 
 def option(name: str) -> str:

@@ -54,6 +54,18 @@ def test_what_would_end_in_the_same_way_is_not_tried_again(verdict, code):
     assert course.after(failed("a", exit_code=code, verdict=verdict)) is None
 
 
+def test_hosts_that_were_added_to_the_list_are_spares_and_those_taken_out_are_left_out():
+    """So there are never more hosts than at first; a line that comes back counts again."""
+    first = RestartState(RestartPolicy(max_restarts=9), HOSTS)
+    edited = first.with_listed((*HOSTS[:2], HOSTS[3], Host("e"), Host("f")))
+    assert names(edited) == "abde"
+    following = edited.after(failed("d", lost="d"))
+    assert names(following) == "abef"
+    assert following is not None and [host.name for host in following.awaited] == ["d"]
+    assert names(following.with_listed((*HOSTS, Host("f")))) == "abcf"
+    assert following.with_listed(HOSTS[:2]).active() == ()
+
+
 def test_a_spare_takes_the_place_of_a_lost_host():
     """The spares are the last hosts; without another spare a second loss ends it."""
     first = RestartState(RestartPolicy(max_restarts=9, spares=1), HOSTS)
