@@ -124,6 +124,21 @@ def test_nodes_that_contradict_each_other_all_end(nodes):
     assert "is node 1 of 3, but node 0 is one of 2" in endings[0][2]
 
 
+def test_a_node_of_another_job_is_turned_away_and_keeps_nobody_from_running(nodes, monkeypatch):
+    """Two jobs have one port: 64 for the one that came second, and what to type."""
+
+    def start(job, node):
+        about = {"JOB_ID": job, "ARRAY_INDEX": node, "ARRAY_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+        for name, value in about.items():
+            monkeypatch.setenv(f"NGC_{name}", str(value))
+        return nodes.start(node, 2, "--port", str(nodes.port), "--nproc", "1", *python(SAY))
+
+    first = start(7, 0)
+    ((code, _, errors),) = ends([start(8, 1)])
+    assert (code, "belongs to job 8, this is 7; type: --port N" in errors) == (64, True), errors
+    assert [code for code, _, _ in ends([first, start(7, 1)])] == [0, 0]
+
+
 @pytest.mark.parametrize(
     "first, second, line",
     [
