@@ -68,7 +68,7 @@ class Need:
             free, cannot_succeed = sum(offer.is_free for offer in offered), len(offered) < count
         if picked is None:
             missing = f"{needed} needed, {free} free and fit"
-            if self.model or self.memory:
+            if self.model or self.memory or (self.gpus and not free):
                 missing += f"; there are {described_gpus(cluster)}"
             return Pick((), missing, cannot_succeed)
         return Pick(tuple(picked))

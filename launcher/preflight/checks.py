@@ -309,20 +309,20 @@ def _public(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    shards, typed = host[Shards], f"type: {called('convert')} --help"
+    shards = host[Shards]
     if error := shards.error:
         if _missing_packages(host, cluster):
             return  # that Python reads no shards: the line about its packages says why
         yield Fault(
             error,
-            f"name others with --data; to make some, {typed}; those of this machine: see"
-            " --serve-address, the firewall",
-            hint_here=f"name others with --data; to make some, {typed}",
+            "name others with --data; where this machine serves them, see --serve-address",
+            hint_here="name others with --data",
         )
     elif shards.dataset:
         splits = cluster.requirements.task.splits
         if problem := why_no_splits(shards.dataset, splits, shards.splits):
-            yield Fault(problem, f"name another with --eval-split; to hold one out, {typed}")
+            hold_out = f"to hold one out, type: {called('convert')} --help"
+            yield Fault(problem, f"name another with --eval-split; {hold_out}")
 
 
 def _lock(host: HostFacts, cluster: ClusterFacts) -> Faults:

@@ -142,11 +142,10 @@ class DataSettings(Slice):
         if len(set(locations)) < len(locations):
             raise UsageError(f"--data {one_line(self.data)[:80]}: a part of it is named twice")
         if not locations:
-            raw = task if task in OF_ONE_DATA_SET else "folder"  # any images in folders of classes
-            raise UsageError(
-                f"no data: type --data FOLDER|URL (make it with `{called('convert')} {raw}"
-                " IMAGES FOLDER`), or --synthetic to measure speed"
-            )
+            what = "with a folder of images for each class, or shards"
+            if task in OF_ONE_DATA_SET:
+                what = f"made by `{called('convert')} {task} IMAGES FOLDER`"
+            raise UsageError(f"no data: type --data FOLDER|URL, {what}; --synthetic measures speed")
 
     def _require_plain(self) -> None:
         shown = one_line(self.data)[:80]
