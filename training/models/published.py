@@ -102,7 +102,7 @@ def bring(url: str, path: Path) -> None:
         why = one_line(str(getattr(error, "reason", error)))[:200]  # without "<urlopen error"
         raise SaveError(
             f"--weights: {socket.gethostname()} cannot download {url} ({why}); bring that file to"
-            f" {path}, or type --weights FILE"
+            f" {path}, or type --weights FILE, or --weights '' to train from random weights"
         ) from None
     finally:
         socket.setdefaulttimeout(None)
