@@ -14,6 +14,8 @@ ROWS = [
     Refusal("./run-ssh --ssh-config folder -H gpu01 -- true", 64, "folder", {"folder/": ""}),
     Refusal("rackrun check --ssh-config none -H gpu01", 64, "none"),
     Refusal("rackrun rack --ssh-config none -H gpu01", 64, "none"),
+    # The client, which reads it.
+    Refusal("./run-ssh -H 127.0.0.9 -- true", 78, "openssh-client", env={"PATH": "/nowhere"}),
     # What the ssh client refuses, it refuses in its own words, which differ by its version.
     configured("User a\nUseKeychain yes\n", "line 2", "usekeychain"),
     configured("User\n", "line 1"),
