@@ -23,7 +23,7 @@ from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.node_agreement import job_for, meet, processes
 from rackrun.launcher.commands.parse import read, refuse_shared
-from rackrun.launcher.commands.settings import MACHINE_CHECKS, NODE_HEAD, NodeOptions
+from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import planned_host, preflight
@@ -32,6 +32,7 @@ from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.screen import shown_here
+from rackrun.launcher.preflight.checks import OF_MACHINE
 from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
@@ -160,7 +161,7 @@ def spec_of(placement: Placement, work: Work, options: NodeOptions) -> LaunchSpe
     What node 0 serves to the others is known only once they have met.
     """
     common = {field.name: getattr(options, field.name) for field in fields(Options)}
-    ignored = tuple(name for name in options.ignore_check if name in MACHINE_CHECKS)
+    ignored = tuple(name for name in options.ignore_check if name in OF_MACHINE)
     name = socket.gethostname()
     host = Host(THIS_MACHINE, slots=processes(placement, options).value, address=LOOPBACK)
     return LaunchSpec(

@@ -11,6 +11,7 @@ from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import Positional
 from rackrun.commandline.ranges import Count, Seconds
 from rackrun.errors import UsageError
+from rackrun.launcher.preflight.checks import OF_MACHINE
 from rackrun.launcher.run.settings import (
     SERVER,
     HostOptions,
@@ -191,12 +192,7 @@ NODE_HEAD = Head(
 """The head of the help."""
 
 
-MACHINE_CHECKS = (
-    *("python", "torch", "packages", "files", "gpus", "driver", "gpu health", "workdir", "disk"),
-    *("limits", "memory", "shards"),
-)
-"""The checks of the preflight that a node makes of itself."""
-NODE_CHECKS = ("public", "command", "code", "versions", *MACHINE_CHECKS)
+NODE_CHECKS = ("public", "command", "code", "versions", *OF_MACHINE)
 
 
 @dataclass(frozen=True)

@@ -386,3 +386,5 @@ CHECKS = (
 """The checks, in the order of the table."""
 
 ENVIRONMENT = tuple(check.name for check in CHECKS if check.of_interpreter)
+OF_MACHINE = tuple(dict.fromkeys(c.name for c in CHECKS if not (c.of_others or c.needed)))
+"""The names of those that a machine passes by itself."""
