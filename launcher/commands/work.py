@@ -135,9 +135,9 @@ def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[
     taken: Sequence[str] = ()
     if command in LAUNCHES:
         taken = [*options, *hosts]
-    elif command == "rack":
+    elif command in ("rack", "ps"):
         taken = [*others, *hosts]
-    elif command in ("ps", "attach", "logs", "status", "stop"):
+    elif command in ("attach", "logs", "status", "stop"):
         taken = others
     typed_first = f"{called(command)} {shlex.join([*taken, *args])}".rstrip()
     raise UsageError(f"{command} is a command, and comes first: {typed_first}")

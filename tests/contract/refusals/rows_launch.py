@@ -103,7 +103,7 @@ ROWS = [
     Refusal("rackrun loacl catdog", 64, ("loacl", "local?")),
     Refusal("./run-ssh list -- true", 64, "list:1:6", {"list": "host 1\n"}),
     Refusal("./run-ssh hosts.txt rack", 64, "./run-ssh rack hosts.txt"),
-    Refusal("./run-ssh hosts.txt ps", 64, "./run-ssh ps"),
+    Refusal("./run-ssh hosts.txt ps", 64, "./run-ssh ps hosts.txt"),
     Refusal("./run-ssh h.txt logs a3", 64, "./run-ssh logs a3"),
     Refusal("./run-ssh --plain h.txt report a3", 64, "./run-local report a3"),
     Refusal("./run-local --nproc 2 convert folder", 64, "./run-local convert folder"),
