@@ -1,5 +1,6 @@
 """Translation of connection failures into errors that name the host and what to do."""
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,11 @@ from rackrun.units import plural
 
 _PRIVILEGED_PORTS = 1024
 _LONGEST_MESSAGE = 300  # a host may send a banner of any length
+ASKED = re.compile(r"denied|passphrase|password|verification|/dev/tty", re.IGNORECASE)
+ASK_BEFORE = (
+    "; it has no terminal to ask at: log in to the gateway first with ssh -M, and write"
+    " ProxyCommand ssh -W %h:%p GATEWAY"
+)
 
 
 @contextmanager
@@ -55,7 +61,7 @@ def _unreachable(route: SshRoute, error: BaseException) -> str:
     if isinstance(error, socket.gaierror):
         return f"there is no host named {route.connection.host} ({error.strerror})"
     if route.proxies and (ended := route.proxies[-1].exit_message()):
-        return f"its ProxyCommand ({route.command}) {ended}"
+        return f"its ProxyCommand ({route.command}) {ended}{ASK_BEFORE * bool(ASKED.search(ended))}"
     if isinstance(error, ChannelException) and route.gateway is not None:
         return f"{route.gateway.label} cannot reach {route.target}: {one_line(error.text)}"
     if "opening channel" in str(error) and route.gateway is not None:

@@ -419,6 +419,17 @@ def test_a_proxy_command_is_run_and_ended(start_lab, network):
     assert not Path(f"/proc/{relays[0]}").exists()
 
 
+def test_a_proxy_command_that_would_ask_is_named_with_what_to_do_before(start_lab, network):
+    """It has no terminal, so that nothing waits for an answer after the start."""
+    lab = start_lab(1)
+    asks = "read -r code </dev/tty || echo 'x@gw: Permission denied (password).'"
+    for line, is_named in ((asks, True), ("echo no route", False)):
+        lab.configure(f'ProxyCommand sh -c "{line} >&2; exit 255"')
+        with pytest.raises(HostUnreachable, match="its ProxyCommand .* ended with") as caught:
+            network(lab).connect([lab.hosts[0].host])
+        assert ("first with ssh -M" in str(caught.value)) == is_named, caught.value
+
+
 def test_a_run_goes_through_a_proxy_command(start_lab):
     """The whole launch over a pipe to a host that does not know its own address: `sshd -i`."""
     lab = start_lab(1)
