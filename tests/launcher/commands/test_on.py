@@ -3,11 +3,13 @@
 import os
 import shutil
 import signal
+import subprocess
 
 import pytest
 
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
 from tests.lab.hosts import ROOT
+from tests.lab.oracles import clean
 from tests.lab.waiting import until
 from tests.launcher.conftest import project
 
@@ -51,17 +53,32 @@ def ended(process):
     return process.returncode, out, err
 
 
+def printed(lab):
+    """Return what rank 0 has printed on the other machine."""
+    logs = lab.hosts[0].folder.glob("project/runs/2*/logs/*/*/rank-0.out")
+    return "".join(path.read_text() for path in logs)
+
+
+LAUNCH = ("--secret", "CANARY", "--sync", "hosts.txt", "--", "python", "train.py")
+
+
+def test_ctrl_c_stops_a_run_on_another_machine(laptop):
+    """What is typed on the terminal reaches the starter there, as if it had been typed there."""
+    lab, typed = laptop
+    client = typed(*LAUNCH, stdin=subprocess.PIPE)
+    until(lambda: client.poll() is not None or "5 16" in printed(lab), "it runs", 60)
+    assert client.poll() is None, client.communicate()
+    client.stdin.write("\x03")
+    code, out, _ = ended(client)
+    assert code == 130 and "interrupted: stopped by Ctrl-C" in out, out
+    clean(lab)
+
+
 def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
     """The client and its connection are killed; the run ends with 0, and attach --on shows it."""
     lab, typed = laptop
-    words = ("--secret", "CANARY", "--sync", "hosts.txt", "--", "python", "train.py")
-    client = typed(*words)
-    there = lab.hosts[0].folder / "project" / "runs"
-
-    def logged():
-        return "".join(path.read_text() for path in there.glob("2*/logs/*/*/rank-0.out"))
-
-    until(lambda: client.poll() is not None or "5 16" in logged(), "it runs", 60)
+    client = typed(*LAUNCH)
+    until(lambda: client.poll() is not None or "5 16" in printed(lab), "it runs", 60)
     assert client.poll() is None, client.communicate()
     os.killpg(client.pid, signal.SIGKILL)
     client.communicate()
@@ -70,7 +87,8 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
     assert [line for line in out.splitlines() if line.endswith(" 16")] == [
         f"{number} 16" for number in range(100)
     ]
-    assert "99 16" in logged()
+    assert "99 16" in printed(lab)
+    there = lab.hosts[0].folder / "project" / "runs"
     for path in (*there.rglob("*"), *lab.hosts[0].folder.glob("project/*")):
         assert not path.is_file() or b"canary-" not in path.read_bytes(), path
 
