@@ -147,6 +147,22 @@ def test_a_rank_that_cannot_read_ends_the_run_before_any_step(pair, tmp_path):
     assert not (run / "metrics.jsonl").exists()
 
 
+def test_a_detached_run_is_served_until_it_ends(start_lab, tmp_path):
+    """--detach returns at the first step; the others read from the server, which ends with them."""
+    lab, shards = start_lab(1), drawn_shards(tmp_path)
+    python = lab.cheap_python(trains=True)
+    hosts = str(lab.write_hosts(f"python={python} workdir={ROOT} slots=1"))
+    task = ("catdog", "--recipe", "demo", "--data", str(shards), "--epochs", "9", *QUICK[2:])
+    options = ("--serve", "--serve-native", "--detach", "--runs", str(tmp_path / "runs"))
+    code, _, err = lab.result_of(*options, "--ignore-check", "code", hosts, *task)
+    assert code == 0 and "detached; to see it" in err, err
+    (run,) = (tmp_path / "runs").glob("2*")
+    attached = lab.run_ssh("--plain", str(run), verb=("attach",))
+    out, err = attached.communicate(timeout=120)
+    assert attached.returncode == 0 and "epoch 9/9" in out, (out, err)
+    until(lambda: nginx_of(shards) == [], "nginx is gone", 20)
+
+
 QUICK = ("--epochs", "1", "--batch-size", "4", "--device", "cpu", "--no-tensorboard")
 
 
