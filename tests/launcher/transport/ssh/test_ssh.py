@@ -178,12 +178,13 @@ def test_accept_new_records_new_keys_and_only_these(start_lab, network, setting)
     """SSH-1: launches at once write a new host down once; a key that changes later is refused."""
     lab = start_lab(2)
     lab.configure(setting)
-    lab.known_hosts.write_text("# mine, without a newline at its end")
+    mine = "# mine, without a newline at its end"
+    lab.known_hosts.write_text(mine)
     hosts = [host.host for host in lab.hosts]
     launches = [network(lab, accept_new=True) for _ in range(4)]
     assert [len(machines) for machines in each(lambda at: at.connect(hosts), launches)] == [2] * 4
     written = lab.known_hosts.read_text()
-    assert len(written.splitlines()) == 3
+    assert written.splitlines()[0] == mine and len(written.splitlines()) == 3
     assert ("127.0.0.2" in written) is not setting.startswith("Hash")
     assert len(network(lab).connect(hosts)) == 2
     swap_key(lab)
