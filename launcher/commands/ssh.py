@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
@@ -83,6 +85,11 @@ class SshLaunch(LaunchMethod):
                 "warning: your keys are those of a forwarded agent, which ends with this login:"
                 " a restart after that could not log in to the hosts"
             )
+        if ends_at_logout():
+            say(
+                "warning: logind ends the run at logout (KillUserProcesses); to prevent that, type:"
+                " loginctl enable-linger"
+            )
         seconds = options.detach_seconds if isinstance(spec.work, Command) else None
         return controlled(partial(self.exit_code, spec), options.plain, True, seconds)
 
@@ -137,6 +144,14 @@ def is_forwarded(environment: Mapping[str, str]) -> bool:
     socket = environment.get("SSH_AUTH_SOCK", "")
     is_of_sshd = bool(re.match(r"/tmp/ssh-\w+/agent\.", socket)) or ".sshd." in socket
     return is_of_sshd and "SSH_CONNECTION" in environment and "SSH_AGENT_PID" not in environment
+
+
+def ends_at_logout(settings: Path = Path("/etc/systemd")) -> bool:
+    """Return True where logind ends what a login has started, and this account does not linger."""
+    files = [settings / "logind.conf", *sorted(settings.glob("logind.conf.d/*.conf"))]
+    text = "\n".join(file.read_text() for file in files if file.is_file())
+    last = re.findall(r"^KillUserProcesses=(\w+)", text, re.MULTILINE)[-1:]
+    return last == ["yes"] and not Path("/var/lib/systemd/linger", getpass.getuser()).exists()
 
 
 OF_LIBRARIES = ("CUDA_VISIBLE_DEVICES", "GLOO_", "HF_", "MLFLOW_", "NCCL_", "TORCH_", "WANDB_")

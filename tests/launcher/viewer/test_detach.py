@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 
+from rackrun.launcher.commands.ssh import ends_at_logout
 from tests.lab.detached import WAIT
 from tests.lab.hosts import with_signal
 from tests.lab.run import Terminal
@@ -156,6 +157,18 @@ def test_a_launch_that_waits_for_hosts_is_detached_once_it_has_them(detached):
     assert code == 0, err
     detached.run = out.strip()
     assert detached.result_of("attach")[0] == 0
+
+
+def test_a_login_whose_end_would_end_the_run_is_noticed(tmp_path):
+    """By logind's settings, of which the last counts; comments do not."""
+    (tmp_path / "logind.conf.d").mkdir()
+    for file, text, ends in (
+        ("logind.conf", "[Login]\n#KillUserProcesses=yes\n", False),
+        ("logind.conf", "[Login]\nKillUserProcesses=yes\n", True),
+        ("logind.conf.d/90-site.conf", "[Login]\nKillUserProcesses=no\n", False),
+    ):
+        (tmp_path / file).write_text(text)
+        assert ends_at_logout(tmp_path) == ends
 
 
 def test_a_starter_that_is_killed_before_there_is_a_run_leaves_nothing(detached):
