@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -102,7 +102,7 @@ def _send(
 ) -> None:
     batch = bytearray()  # one stream of large pieces: a round trip for each file would take longer
     total = len(differences.paths)
-    client.order("unpack", root=differences.root, paths=list(code.files))
+    client.order("unpack", root=differences.root, paths=list(code.files), count=total)
     for number, path in enumerate(differences.paths, start=1):
         for piece in _pieces(code, path):
             batch += piece
@@ -111,38 +111,35 @@ def _send(
                 batch.clear()
         if number == total or number % FILES_PER_LINE == 0:
             say(f"{name}: {number} of {total} files copied to {one_line(differences.root)}")
-    client.send(bytes(batch) + b"\n")
+    client.send(bytes(batch) + bytes(tarfile.BLOCKSIZE))
 
 
 def _pieces(code: WorkingTree, path: str) -> Iterator[bytes]:
-    # A line about the file, then its bytes. A file that has changed since its digest was taken
-    # aborts the copy: all hosts must have the same code, which every attempt checks by digest.
-    source = code.source(path)
+    # Its part of a tar: header, bytes, zeros up to the next block. A file that has changed since
+    # its digest was taken aborts the copy: all hosts must have the same code, which every attempt
+    # checks by digest.
+    source, info = code.source(path), tarfile.TarInfo(path)
     try:
         if path not in code.modes:
-            content = os.fsencode(source.readlink())
-            yield _header(path, len(content), 0, link=True)
-            yield content
+            info.type, info.linkname = tarfile.SYMTYPE, os.fspath(source.readlink())
+            yield info.tobuf()
             same = file_digest(os.fspath(source)) == code.files[path]
         else:
             digest = hashlib.sha256()
             with source.open("rb") as file:
-                left = os.fstat(file.fileno()).st_size
-                yield _header(path, left, code.modes[path], link=False)
+                info.mode, info.size = code.modes[path], os.fstat(file.fileno()).st_size
+                yield info.tobuf()
+                left = info.size
                 while left and (piece := file.read(min(left, PIECE_BYTES))):
                     digest.update(piece)
                     left -= len(piece)
                     yield piece
+            yield bytes(-info.size % tarfile.BLOCKSIZE)
             same = not left and digest.hexdigest() == code.files[path]
     except OSError as error:
         raise PreflightRefused(f"{path} cannot be copied: {error.strerror}") from error
     if not same:
         raise PreflightRefused(f"{path} changed while it was copied; type the same command again")
-
-
-def _header(path: str, size: int, mode: int, link: bool) -> bytes:
-    header = {"path": path, "size": size, "mode": mode, "link": link}
-    return json.dumps(header).encode() + b"\n"
 
 
 def _make_environment(

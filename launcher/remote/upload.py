@@ -111,12 +111,14 @@ def brought(root: str) -> set[str]:
     raise OSError(errno.EBADMSG, "is damaged; look at it, remove it, and try again", manifest)
 
 
-def unpack(root: str, paths: list[str]) -> dict[str, Any]:
-    """Take a stream of files: for each a JSON line, then its bytes; an empty line ends it.
+def unpack(root: str, paths: list[str], count: int) -> dict[str, Any]:
+    """Take a tar of so many files.
 
     The folder changes only when all of them have come, whole. A file that was copied earlier and
     is not among `paths`, which lists all files, is removed.
     """
+    import tarfile  # 10 ms that other programs spare
+
     problem: OSError | None = None
     taken: list[str] = []
     incoming = ""
@@ -125,33 +127,26 @@ def unpack(root: str, paths: list[str]) -> dict[str, Any]:
     except OSError as error:
         problem = error
     try:
-        line = sys.stdin.buffer.readline()
-        while line.strip():
-            header = _header_of(line)
-            taken.append(header["path"])
-            try:
-                take(incoming, header)
-            except OSError as error:  # go on reading: the next order follows the stream
-                problem = problem or OSError(error.errno, error.strerror, header["path"])
-            line = sys.stdin.buffer.readline()
+        # block by block, as the next order follows the last one
+        stdin, block = sys.stdin.buffer, tarfile.BLOCKSIZE
+        with tarfile.open(fileobj=stdin, mode="r|", bufsize=block) as stream:
+            for member in stream:
+                taken.append(member.name)
+                try:
+                    if problem is None:
+                        take(incoming, stream, member)
+                except OSError as error:
+                    problem = OSError(error.errno, error.strerror, member.name)
         if problem:
             raise problem
-        if line:
-            exchange(root, incoming, taken, paths)
+        if len(taken) < count:
+            raise tarfile.ReadError
+        exchange(root, incoming, taken, paths)
+    except tarfile.TarError:
+        raise OSError(errno.EBADMSG, "the stream of files is damaged") from None
     finally:
         shutil.rmtree(incoming, ignore_errors=True)
     return {}
-
-
-def _header_of(line: bytes) -> dict[str, Any]:
-    kinds = {"path": str, "size": int, "mode": int, "link": bool}
-    try:
-        header = json.loads(line)
-        if {name: type(header[name]) for name in kinds} == kinds and header["size"] >= 0:
-            return dict(header)
-    except (ValueError, RecursionError, TypeError, LookupError):
-        pass
-    raise OSError(errno.EBADMSG, "the stream of files is damaged")
 
 
 def _new_incoming(root: str) -> str:
@@ -168,33 +163,16 @@ def _new_incoming(root: str) -> str:
     return tempfile.mkdtemp(prefix=INCOMING, dir=root)
 
 
-def take(incoming: str, header: dict[str, Any]) -> None:
-    """Write one file, or link, into the folder of those that wait for the others."""
-    left = header["size"]
-    try:
-        path = path_below(incoming, header["path"])
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        if header["link"]:
-            content, left = sys.stdin.buffer.read(left), 0
-            if b"\0" in content:
-                raise OSError(errno.EINVAL, "is a link whose target is not a path")
-            os.symlink(content, os.fsencode(path))
-            return
-        with open(path, "xb") as file:
-            while left:
-                piece = sys.stdin.buffer.read(min(left, PIECE_BYTES))
-                left = left - len(piece) if piece else 0
-                file.write(piece)
-            os.fchmod(file.fileno(), header["mode"] & 0o777)
-    finally:
-        skip(left)
-
-
-def skip(size: int) -> None:
-    """Pass over bytes of a stream."""
-    while size:
-        piece = sys.stdin.buffer.read(min(size, PIECE_BYTES))
-        size = size - len(piece) if piece else 0
+def take(incoming: str, stream: Any, member: Any) -> None:
+    """Write one file, or link, of a tar into the folder of those that wait for the others."""
+    path = path_below(incoming, member.name)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    if member.issym():
+        os.symlink(member.linkname, path)
+        return
+    with open(path, "xb") as file:
+        shutil.copyfileobj(stream.extractfile(member), file)
+        os.fchmod(file.fileno(), member.mode & 0o777)
 
 
 def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:

@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import sys
 import tempfile
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 
@@ -65,10 +63,6 @@ def said(data: bytes) -> bytes:
     return b"".join(b"%d\n%s" % (len(line), line) for line in data[1:].split(b"\n"))
 
 
-FILE = {"path": "a", "size": 1, "mode": 0o644, "link": False}
-STREAM = coded(FILE, {**FILE, "path": "b/c"}).replace(b"\n", b"\nx") + b"\nx\n"
-
-
 NAMES = (
     "../x",
     "/etc/x",
@@ -123,21 +117,6 @@ def fuzz_brought(data: bytes) -> None:
         with contextlib.suppress(OSError):
             for path in upload.brought(folder):
                 assert not {"", ".", ".."} & set(path.split("/"))
-
-
-@decoder(STREAM)
-def fuzz_stream(data: bytes) -> None:
-    """Fuzz a stream of files: it changes nothing outside of its folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder) / "root"
-        root.mkdir()
-        (Path(folder) / "kept").write_text("kept")
-        standard = io.TextIOWrapper(io.BytesIO(data))
-        with patch.object(sys, "stdin", standard), contextlib.suppress(OSError):
-            upload.unpack(str(root), ["a"])
-        assert {path.name for path in Path(folder).iterdir()} == {"root", "kept"}
-        assert (Path(folder) / "kept").read_text() == "kept"
-        assert not list(root.glob(f"{upload.INCOMING}*"))
 
 
 def grid() -> bytes:

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -214,26 +215,45 @@ def test_hundreds_of_files_come_as_one_stream_and_then_only_what_changed(start_l
         assert tree(lab.folder / f"there-{number}") == tree(source)
 
 
-def test_a_stream_that_breaks_changes_nothing(tmp_path):
+def unpacked(root: Path, *names: str, end: bytes = bytes(512)) -> bool:
+    """Send a tar of small files to this machine; return whether it complains."""
+    client = RpcClient(LocalTransport("here"))
+    channel = client._channel
+    assert isinstance(channel, LocalChannel)
+    client.order("unpack", root=str(root), paths=["a", "b"], count=2)
+    for name in names:
+        info = tarfile.TarInfo(name)
+        info.size = 3
+        client.send(info.tobuf() + b"new".ljust(512, b"\0"))
+    client.send(end)
+    if not end:
+        channel.stream.shutdown(socket.SHUT_WR)
+    complains = "error" in client.reply()
+    if end:  # the next order is found behind the tar
+        assert client.call("differences", root=str(root), files={}, modes={})["paths"] == []
+    channel.close()
+    drain(channel)
+    return complains
+
+
+@pytest.mark.parametrize(
+    ("names", "end"), [(["a"], b""), (["a"], bytes(512)), (["a", "a/x"], bytes(512))]
+)
+def test_a_stream_that_breaks_changes_nothing(tmp_path, names, end):
     """Files take their place together: half a stream, or one file that fails, leaves the old."""
     remote = tmp_path / "there"
     (remote / "b").mkdir(parents=True)
     (remote / "a").write_text("old")
-    options = {"root": str(remote), "paths": ["a", "b"]}
-    for name, end in (("c", b""), ("a/x", b"\n")):
-        client = RpcClient(LocalTransport("here"))
-        channel = client._channel
-        assert isinstance(channel, LocalChannel)
-        client.order("unpack", **options)
-        headers = [{"path": path, "size": 3, "mode": 0o644, "link": False} for path in ("a", name)]
-        client.send(b"".join(json.dumps(header).encode() + b"\nnew" for header in headers) + end)
-        if not end:
-            channel.stream.shutdown(socket.SHUT_WR)
-        assert ("error" in client.reply()) == bool(end)
-        channel.close()
-        drain(channel)
-        assert (remote / "a").read_text() == "old"
-        assert {path.name for path in remote.iterdir()} == {"a", "b"}
+    assert unpacked(remote, *names, end=end)
+    assert (remote / "a").read_text() == "old"
+    assert {path.name for path in remote.iterdir()} == {"a", "b"}
+
+
+def test_files_that_have_no_folder_go_nowhere_else():
+    """One that cannot be made: the host says so, and its root folder is not written to."""
+    names = [f"rackrun-test-{os.getpid()}-{number}" for number in range(2)]
+    assert unpacked(Path("/proc/none"), *names)
+    assert not any(Path("/", name).exists() for name in names)
 
 
 def test_what_came_before_a_copy_broke_off_is_in_the_list(tmp_path):
