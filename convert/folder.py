@@ -165,10 +165,14 @@ def _compare_classes(tree: Tree, parts: Collection[str], train: str, classes: li
 
 
 def _instead(tree: Tree, *way: str) -> str:
-    """Return where the classes may be, for a message: below the only folder, or in an archive."""
+    """Return where the classes may be, for a message: below the only folder, in a table, packed."""
     if way and (folders := tree.folders(*(deepest := _innermost(tree, *way)))):
         place = tree.source.joinpath(*deepest)
         return clean(f"; if the classes are those in {place}, {first_few(folders, 2)}, give that")
+    if table := next(tree.source.glob("*.csv"), None):
+        return clean(
+            f"; if {table.name} has the classes, type: {called('convert')} csv {table} OUT"
+        )
     archives = [each.name for each in tree.records if each.name.lower().endswith(ARCHIVES)]
     return clean(f"; it holds {first_few(archives, 3)}: unpack that, and give it") * bool(archives)
 
@@ -220,6 +224,13 @@ def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
             )
             + NO_SPLITS
         )
+    deepest = max(range(len(classes)), key=lambda number: len(folders[number]), default=0)
+    if classes and len(folders[deepest]) > 1 and not all(folders):
+        place, inner = tree.source.joinpath(*above, classes[deepest]), folders[deepest]
+        what = (
+            f"{place}: the images of its {len(inner)} folders, {first_few(inner, 3)}, are one class"
+        )
+        say(clean(f"{what}; if these are the classes, give that folder"))
     if len(classes) > 1 and len(folders[0]) > 1 and all(each == folders[0] for each in folders):
         say(
             clean(

@@ -30,6 +30,7 @@ from rackrun.convert.packing.pack import pack
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.names import safe_key
 from rackrun.convert.readers.records import (
+    TRAIN,
     Container,
     Defect,
     Listed,
@@ -249,7 +250,9 @@ def _entries(files: Iterable[Listed]) -> Iterator[Entry]:
 
 def _chosen(wnids: list[str], choice: ImagenetPart, source: Path) -> list[str]:
     if not wnids:
-        raise UsageError(f"{source}: no ImageNet here: no training images in folders n01440764 …")
+        what = "no ImageNet here: no training images in folders train/n01440764 …"
+        hint = f"; give {source.absolute().parent}" if source.name == TRAIN else ""
+        raise UsageError(f"{source}: {what}{hint}")
     if not choice.classes:
         return wnids
     count = whole_number(choice.classes, MOST_CLASSES)

@@ -168,11 +168,12 @@ def _complete(records: Iterator[Listed], container: TableImages, allowed: int) -
         yield each
     if len(missing) > allowed:
         names = first_few([f"{each.detail}: {each.name}" for each in missing], NAMED)
+        below = next(container.root.glob(f"*/{escape(missing[0].name)}*"), None)
+        remedy = f"; type --root {below.parent}" if below else "; correct the table, or --root"
         raise DataError(
             clean(
                 f"{container.table}: {plural(len(missing), 'file')} of it: there is no such file in"
-                f" {container.root}: {names}; correct the table, or --root, or add "
-                f"--allow-left-out {len(missing)}"
+                f" {container.root}: {names}{remedy}, or add --allow-left-out {len(missing)}"
             )
         )
 

@@ -6,6 +6,7 @@
 A data set's file in convert/ yields the listing; all that follows is the same for every data set.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,9 @@ from rackrun.convert.packing.workers import in_parallel, working_on
 from rackrun.convert.progress import metered
 from rackrun.convert.readers.directories import Folder
 from rackrun.convert.readers.records import (
+    TEST,
+    TRAIN,
+    VAL,
     Container,
     Defect,
     ImageDefect,
@@ -31,7 +35,8 @@ from rackrun.convert.readers.records import (
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.index import INDEX_FIELDS, Row
 from rackrun.shards.writer import write_shard
-from rackrun.terminal import say
+from rackrun.terminal import clean, say
+from rackrun.units import first_few, plural
 
 
 def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
@@ -51,12 +56,25 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
             say(f"{out}: already has this data set")
             print_use(out, listing.dataset)
             return
+        say(clean(_contents(plan)))
         target.begin(plan, packing.force)
         write_shards(target, plan, packing)
         if not is_share:
             close_folder(target, plan, packing)
     if is_share:
         _close_after_all(target, plan, packing)
+
+
+def _contents(plan: ShardPlan) -> str:
+    """Return what a user may find to be other than what was meant: the classes and the splits."""
+    classes, images = plan.listing.classes, Counter[str]()
+    for shard in plan.shards:
+        images[shard.split] += shard.images
+    splits = ", ".join(
+        f"{split} {images[split]:,}" for split in (TRAIN, VAL, TEST) if images[split]
+    )
+    names = first_few(classes, 5)
+    return f"{plural(len(classes), 'class', 'classes')}: {names}; images: {splits}"
 
 
 def _close_after_all(target: Target, plan: ShardPlan, packing: Packing) -> None:

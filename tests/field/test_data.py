@@ -406,6 +406,15 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
     assert stored_by[1] == stored_by[2] == stored_by[3]
 
 
+def test_the_classes_and_splits_that_were_found_are_said(cli, tmp_path):
+    write(tmp_path, {f"set/{name}": data for name, data in pictures().items()})
+    write(tmp_path, {f"set/examples/{n}.jpg": drawn(100 + n) for n in range(10)})
+    result = cli("rackrun convert folder set out")
+    assert result.code == 0, result
+    assert "2 classes: examples, set; images: train " in result.err
+    assert "set/set: the images of its 2 folders, cat, dog, are one class" in result.err
+
+
 # Tables
 
 

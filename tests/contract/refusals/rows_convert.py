@@ -98,6 +98,10 @@ PLACES = [
 CLASSES = [
     Refusal(FOLDER, 64, "0 class folders", {"photos/": ""}),
     Refusal(FOLDER, 64, "1 class folder", below("photos", classes(2, "only"))),
+    Refusal(
+        FOLDER, 64, "convert csv photos/train.csv",
+        {"photos/train.csv": "path,label\n"} | below("photos/images", {"0.jpg": drawn(0)}),
+    ),
     Refusal(FOLDER, 65, "photos/b", below("photos", classes(2, "a")) | {"photos/b/notes.txt": "x"}),
     Refusal(FOLDER, 65, "val/c", below("photos/train", TWO) | {"photos/val/c/0.jpg": drawn("c")}),
     Refusal(
@@ -318,6 +322,10 @@ def labelled(labels: Iterable[str]) -> str:
 
 
 TABLES = [
+    Refusal(
+        "rackrun convert csv set/t.csv out", 65, ("--root", "set/img"),
+        IMAGES | {"set/t.csv": "path,label\n0.jpg,a\n1.jpg,b\n"},
+    ),
     *(
         Refusal(
             "rackrun convert csv set/t.csv out", 65, ("line 4", *names),

@@ -47,6 +47,7 @@ PLACES = [
     Refusal("rackrun convert imagenet nowhere out", 64, "nowhere"),
     Refusal(IMAGENET, 64, "raw", {"raw/": ""}),
     Refusal(f"rackrun convert imagenet {TRAIN} out", 64, "folder", {TRAIN: tar({})}),
+    Refusal("rackrun convert imagenet raw/train out --subset", 64, "give ", FOLDERS),
     Refusal(IMAGENET, 64, VAL, {TRAIN: tar({})}),
     Refusal(
         IMAGENET, 64, ("ILSVRC2012_img_train_t3.tar", "ILSVRC2012_img_train.tar"),
