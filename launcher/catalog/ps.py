@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rackrun import tables
+from rackrun.commandline.conditions import Condition
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
@@ -18,7 +19,7 @@ from rackrun.launcher.catalog.folders import ListedRun, runs_in
 from rackrun.launcher.catalog.rack import RackOptions, rack
 from rackrun.launcher.output.console import short_path
 from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.run.settings import ReachOptions
+from rackrun.launcher.run.settings import ReachOptions, refuse_ineffective
 from rackrun.run_folder import RUNS
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
@@ -45,6 +46,15 @@ class PsOptions(ReachOptions):
     """Folder that contains run folders."""
     json: bool = False
     """Print the result as JSON."""
+
+    conditions: ClassVar[tuple[Condition, ...]] = (
+        Condition(("runs",), lambda options: not options.hosts, "hosts are asked what they run"),
+        Condition(("accept_new",), lambda options: bool(options.hosts), "no host is asked"),
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse options without effect."""
+        refuse_ineffective(self)
 
 
 def main(args: Sequence[str]) -> int:

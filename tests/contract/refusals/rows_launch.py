@@ -157,6 +157,8 @@ ROWS = [
     Refusal("./run-local --workdir /no/such -- true", 64, "./run-ssh --workdir"),
     Refusal("./run-local --sync -- true", 64, "./run-ssh --sync"),
     Refusal("./run-local --share=maybe -- true", 64, "--share"),
+    Refusal("rackrun ps --accept-new", 64, ("--accept-new", "no host")),
+    Refusal("rackrun ps --runs old hosts.txt", 64, ("--runs old", "leave it out"), HOSTS),
     Refusal("rackrun ps --json=maybe", 64, ("--json", "rackrun ps --help")),
     Refusal("rackrun stop --force=maybe a", 64, ("--force", "rackrun stop --help")),
     Refusal("./run-ssh --hosts-needed 1 --gpus-needed 1 hosts.txt", 64, "--gpus-needed 1", HOSTS),
