@@ -11,7 +11,7 @@ from rackrun.errors import UsageError
 from rackrun.launcher.errors import DataRefused
 from rackrun.launcher.preflight import gpus
 from rackrun.launcher.preflight.examine import Check, Fault
-from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding, is_loopback
 from rackrun.launcher.preflight.replies import (
     Code,
     Hold,
@@ -346,8 +346,7 @@ def _drained(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _machine(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    address = host.look.address.partition("%")[0]
-    if address and ipaddress.ip_address(address).is_loopback:
+    if is_loopback(host.look.address):
         return  # several sshd on loopback addresses: a test cluster
     answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:

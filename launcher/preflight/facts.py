@@ -239,16 +239,17 @@ def _another_address(probes: Sequence[HostProbe]) -> str:
     for each_probe in probes[1:]:
         if each_probe.facts.error is None:
             address = each_probe.host.address or each_probe.facts.look.address
-            if address and not _is_loopback(address):
+            if address and not is_loopback(address):
                 return address
     return ""
 
 
-def _is_loopback(address: str) -> bool:
+def is_loopback(address: str) -> bool:
+    """Return True for an address of the host itself, False for a name: the host resolves it."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
-        return False  # a name: it is resolved on the host
+        return False
 
 
 def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
@@ -365,7 +366,7 @@ class HostProbe:
         """
         look, requirements = self.facts.look, self.requirements
         address = self.host.address or look.address or "127.0.0.1"
-        if other and not self.host.address and _is_loopback(address):
+        if other and not self.host.address and is_loopback(address):
             address = self._ask(Route, address=other).address or address
         questions: dict[type[Any], dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
