@@ -5,13 +5,11 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.output.run_view import read_view
-from rackrun.launcher.remote.files import SCRATCH
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.kept_hosts import hosts_in
 from rackrun.launcher.run.settings import ReachOptions
@@ -123,29 +121,13 @@ def processes_of_all(run: ReachedRun) -> list[HostProcesses]:
         for host, transport in zip(run.hosts, run.transports, strict=True)
     ]
     outcomes = each(ask, pairs, REPLY_SECONDS, late)
-    return _without_duplicates(
-        run,
-        [
-            HostProcesses(host.label, None, error=_short_message(outcome, host))
-            if isinstance(outcome, Problem)
-            else outcome
-            for host, outcome in zip(run.hosts, outcomes, strict=True)
-        ],
-    )
+    return [
+        HostProcesses(host.label, None, error=_short_message(outcome, host))
+        if isinstance(outcome, Problem)
+        else outcome
+        for host, outcome in zip(run.hosts, outcomes, strict=True)
+    ]
 
 
 def _short_message(error: Problem, host: Host) -> str:
     return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))
-
-
-def _without_duplicates(run: ReachedRun, hosts: Sequence[HostProcesses]) -> list[HostProcesses]:
-    # Several hosts may be one machine, and then each of them lists the processes of all.
-    live = read_view(run.run.folder)
-    if live is None:
-        return list(hosts)
-    owners = {f"{SCRATCH}{live.run_id}-{host.node}": host.name for host in live.hosts}
-
-    def own(host: HostProcesses) -> tuple[RunProcess, ...]:
-        return tuple(p for p in host.processes if owners.get(p.scratch, host.name) == host.name)
-
-    return [replace(host, processes=own(host)) for host in hosts]
