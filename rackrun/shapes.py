@@ -58,11 +58,6 @@ def at_most(limit: int) -> msgspec.Meta:
     return msgspec.Meta(max_length=limit)
 
 
-def at_least(number: int) -> msgspec.Meta:
-    """Return the rule for a collection of so many items or more."""
-    return msgspec.Meta(min_length=number)
-
-
 def matches(pattern: str) -> msgspec.Meta:
     r"""Return the rule for text that the regular expression matches as a whole: `$` allows `\n`."""
     return msgspec.Meta(pattern=rf"^(?:{pattern})\Z")
