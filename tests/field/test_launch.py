@@ -69,6 +69,17 @@ def test_an_agent_that_is_gone_is_named(lab):
     assert "SSH_AUTH_SOCK" in said
 
 
+def test_a_usual_key_that_cannot_be_read_here_is_named(lab):
+    lab.ready(1)
+    lab.config.write_text(f"Host *\n  UserKnownHostsFile {lab.known_hosts}\n")
+    key = lab.home / ".ssh" / "id_ed25519_sk"
+    key.parent.mkdir(parents=True, exist_ok=True)
+    key.write_text("a key on a device\n")
+    key.chmod(0o600)
+    code, said = check(lab, env={"SSH_AUTH_SOCK": ""})
+    assert code == 77 and key.name in said and "holds no private key" in said, said
+
+
 @pytest.mark.parametrize("criterion", ["localnetwork 203.0.113.0/24", "tagged office"])
 def test_settings_of_newer_clients_are_understood_where_the_ssh_here_understands_them(
     criterion, lab

@@ -30,11 +30,7 @@ from paramiko.auth_strategy import (
 from paramiko.pkey import UnknownKeyType
 from paramiko.ssh_exception import PartialAuthentication
 
-from rackrun.launcher.transport.ssh.openssh import (
-    ClientSettings,
-    default_identities,
-    fingerprint_of,
-)
+from rackrun.launcher.transport.ssh.openssh import ClientSettings, fingerprint_of
 from rackrun.launcher.transport.ssh.protocol import reason_of_disconnect, signatures
 
 PRIVATE_KEY = re.compile(
@@ -102,8 +98,8 @@ class PublicKeyLogin(AuthStrategy):
         try:
             for each in dict.fromkeys([*named, *others]):
                 yield from self._attempts(held[each])
-            for name, file in zip(names, files, strict=True):
-                if prints[file] not in held and (key := self._load(name, file)) is not None:
+            for file in files:
+                if prints[file] not in held and (key := self._load(file)) is not None:
                     yield from self._attempts(key)
         finally:
             agent.close()
@@ -138,7 +134,7 @@ class PublicKeyLogin(AuthStrategy):
         self._transport.auth_timeout = max(0.0, self._deadline - time.monotonic())
         yield _PublicKey(self._username, key)
 
-    def _load(self, name: str, file: Path) -> paramiko.PKey | None:
+    def _load(self, file: Path) -> paramiko.PKey | None:
         """Return the key in a file; None if it cannot be used, which is remembered."""
         try:
             status = file.stat()
@@ -155,8 +151,7 @@ class PublicKeyLogin(AuthStrategy):
         except OSError:
             pass  # there is no such file
         except (ValueError, paramiko.SSHException, UnknownKeyType, UnsupportedAlgorithm):
-            if name not in default_identities():
-                self.unread.append(file)
+            self.unread.append(file)
         return None
 
 

@@ -170,12 +170,6 @@ def client_settings(
     return ClientSettings(name, values)
 
 
-@functools.cache
-def default_identities() -> tuple[str, ...]:
-    """Return the names of key files that ssh looks for when none is named."""
-    return tuple(client_settings("localhost", None, None, ["-F", "none"]).all("identityfile"))
-
-
 def known_keys(name: str, files: Sequence[Path]) -> list[KnownKey]:
     """Return the lines of known_hosts files about `host` or `[host]:port`."""
     keys = []
