@@ -37,7 +37,7 @@ from rackrun.errors import UsageError
 from rackrun.imagenet.model import TASK
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.open import Synthetic, open_data
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.device import set_up
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState

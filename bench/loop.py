@@ -31,7 +31,7 @@ from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 from rackrun.training.config import Config
 from rackrun.training.data.open import Synthetic
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.device import set_up
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.ranks import Ranks
@@ -127,7 +127,7 @@ class Timed(Synthetic):
     def __init__(self, task: Task, config: Config, ranks: Ranks) -> None:
         super().__init__(config, task.transforms(config, 0), task.synthetic_classes, ranks)
         self.clocks = Clocks(ranks.device)
-        self._last = self.epoch_steps - 1
+        self._last = self.steps.per_epoch - 1
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield the batch, at every step."""

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from torch import nn
 
 from rackrun.training.config import Config
-from rackrun.training.data.interface import Data
-from rackrun.training.data.order import MOST_SHARE, Cut, Numbers
+from rackrun.training.data.order import MOST_SHARE, Cut, Numbers, Steps
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.step_times import UNREAD_STEPS, StepTimes
@@ -45,10 +44,10 @@ def begin_balance(run: TrainingRun, times: StepTimes) -> "Balance | None":
     if run.ranks.world == 1:
         return None
     state, log = run.state, run.log
-    if why := why_even(state.model, run.data.batch, run.ranks.world):
+    if why := why_even(state.model, run.data.steps.batch, run.ranks.world):
         log.say(f"--balance auto: steps are split evenly, since {why}")
         return None
-    balance = Balance(run.ranks, run.data, state.step, times.compute_nanoseconds)
+    balance = Balance(run.ranks, run.data.steps, state.step, times.compute_nanoseconds)
     run.checkpoints.images_by_rank = balance.counts
     log.shares(state.step, balance.counts)
     return balance
@@ -78,7 +77,7 @@ class Balance:
     """Finds cuts by the speeds of the ranks, the same on every rank."""
 
     def __init__(
-        self, ranks: Ranks, data: Data, step: int, compute_nanoseconds: Callable[[], int]
+        self, ranks: Ranks, steps: Steps, step: int, compute_nanoseconds: Callable[[], int]
     ) -> None:
         """Begin after this step, under the cut that the next steps have.
 
@@ -87,13 +86,13 @@ class Balance:
         """
         self._step = self._sent_at = step
         self._ranks = ranks
-        self._batch, self._lead = data.batch, data.lead
+        self._batch, self._lead = steps.batch, steps.lead
         self._compute_nanoseconds = compute_nanoseconds
         even = self._batch / ranks.world
         self._least = max(2, round(even / LEAST_SHARE))
         self._most = min(self._batch, int(even) * MOST_SHARE)
         self._times = deque[Sequence[int]](maxlen=MOST_TIMES)
-        self._begin(data.cut(step + self._lead), step)
+        self._begin(steps.cut(step + self._lead), step)
 
     def _begin(self, cut: Cut, step: int) -> None:
         self.cut = cut

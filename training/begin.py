@@ -75,8 +75,8 @@ def _restore_cut(run: TrainingRun, counts: object) -> None:
     if run.config.balance != "auto" or not isinstance(counts, list):
         return
     is_cut = all(isinstance(count, int) and count > 0 for count in counts)
-    if is_cut and len(counts) == run.ranks.world and sum(counts) == run.data.batch:
-        run.data.recut(Cut.into(counts))
+    if is_cut and len(counts) == run.ranks.world and sum(counts) == run.data.steps.batch:
+        run.data.steps.recut(Cut.into(counts))
 
 
 def _load_weights(run: TrainingRun) -> str:

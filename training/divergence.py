@@ -6,7 +6,7 @@ import torch
 
 from rackrun.errors import Problem
 from rackrun.training.counts import Counts, Scaling
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute, Normalise
 from rackrun.training.differences import short
 from rackrun.training.evaluation import MOST_NAMED, answers

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
 from rackrun.training.counts import Counts
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.differences import short
 from rackrun.training.ranks import Ranks
 from rackrun.units import plural

@@ -59,7 +59,7 @@ def facts_of(run: TrainingRun) -> Facts:
         "classes": len(data.classes),
         "model": config.model,
         "parameters": sum(weight.numel() for weight in run.state.model.parameters()),
-        "batch": data.batch,
+        "batch": data.steps.batch,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "torchvision": version("torchvision"),  # importing it takes as long as torch
@@ -204,7 +204,7 @@ def remarks(run: TrainingRun) -> list[str]:
     if config.scale_lr:
         texts.append(
             f"lr {config.lr:g} for {plural(config.batch_size, 'image')}, {run.schedule.peak:g}"
-            f" for {run.data.batch} (--scale-lr)"
+            f" for {run.data.steps.batch} (--scale-lr)"
         )
     return texts
 

@@ -31,7 +31,7 @@ from rackrun.errors import UsageError
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.data.order import Cut
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.layers import BATCH_NORMS
 from rackrun.training.ranks import Ranks
 from rackrun.training.state import TrainingState

@@ -25,7 +25,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling
 from rackrun.training.data.interface import Data
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.divergence import check_finite
 from rackrun.training.lines import (
     advice_on_waits,

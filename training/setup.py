@@ -72,7 +72,7 @@ class TrainingRun:
         """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from."""
         self.task, self.config, self.ranks, self.requests = task, config, ranks, requests
         self.compute, self.data, self.earlier = compute, data, earlier
-        self.schedule = Schedule(config, data.epoch_steps, data.batch / config.batch_size)
+        self.schedule = Schedule(config, data.steps.per_epoch, data.steps.batch / config.batch_size)
         self.class_weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
         self.state = self._new_state()
 
@@ -112,7 +112,7 @@ class TrainingRun:
         """The checkpoints of the run; SaveError if the one to go on from does not fit."""
         data = self.data
         identity = compatibility.identity(
-            self.described, self.state.model, data.digest, data.batch, data.epoch_steps
+            self.described, self.state.model, data.digest, data.steps.batch, data.steps.per_epoch
         )
         if self.earlier:
             earlier = self.earlier

@@ -26,7 +26,7 @@ from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
 from rackrun.training.data.loader import after_all, waits_reported
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
 from rackrun.training.divergence import not_finite
@@ -56,7 +56,7 @@ def run(task: Task, config: Config) -> int:
 
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
-    refuse_scale(run.config, run.data.batch)
+    refuse_scale(run.config, run.data.steps.batch)
     with run.log, run.checkpoints:
         begin(run)
         try:
@@ -97,7 +97,7 @@ class Trainer:
 
     def __init__(self, run: TrainingRun) -> None:
         self.task, self.config, self.ranks, self.data = run.task, run.config, run.ranks, run.data
-        self.schedule, self.state = run.schedule, run.state
+        self.steps, self.schedule, self.state = run.data.steps, run.schedule, run.state
         self.compute, self.log, self.checkpoints = run.compute, run.log, run.checkpoints
         self.run = run
         self.scores: Scores | None = None  # of the last evaluation
@@ -145,7 +145,7 @@ class Trainer:
             ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
         )
         self.sync = GradientSync(config, ranks, state)
-        self.sync.require_join(self.data.samples_in(self.schedule.epoch_steps - 1))
+        self.sync.require_join(self.steps.samples_in(self.schedule.epoch_steps - 1))
         return self.times
 
     def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
@@ -161,8 +161,8 @@ class Trainer:
                 log.note_rows(state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
-                samples = self.data.samples_in(state.step)
-                parts, fewest = self.sync.parts(self.data.cut(state.step), samples)
+                samples = self.steps.samples_in(state.step)
+                parts, fewest = self.sync.parts(self.steps.cut(state.step), samples)
                 kind = (stage, batch.images.shape[2:])
                 with self.compiling(kind), self.sync.step(samples, fewest):
                     self.step(batch, parts, transforms)
@@ -185,7 +185,7 @@ class Trainer:
         if not self.balance:
             return
         if cut := self.balance.next_cut(self.state.step, self.exchange.largest):
-            self.data.recut(cut)
+            self.steps.recut(cut)
             self.checkpoints.images_by_rank = self.balance.counts
             self.log.shares(cut.step, self.balance.counts)
 
@@ -210,7 +210,7 @@ class Trainer:
             return
         # By the step, so that a run that resumes draws what it would have drawn.
         seed_step(config, self.ranks, state.step)
-        share = self.ranks.world / self.data.batch  # DDP divides by the world
+        share = self.ranks.world / self.steps.batch  # DDP divides by the world
         # On the device: no step waits for a number.
         sums: list[tuple[torch.Tensor, torch.Tensor]] = []
         for number, (images, labels) in enumerate(split(batch, parts), start=1):

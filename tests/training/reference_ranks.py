@@ -18,7 +18,8 @@ from rackrun.shards.cache_filler import CacheFiller
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.data.interface import Data
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.order import Steps
+from rackrun.training.data.ring import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
 from rackrun.training.ranks import Numbers, Ranks
@@ -103,10 +104,10 @@ class InMemory(Data):
     cache = CacheFiller((), ())
 
     def __init__(self, ranks: Ranks, recipe: Recipe) -> None:
-        super().__init__(ranks)
+        super().__init__()
         self.mine = slice(ranks.rank, None, ranks.world)
-        self.samples_in = recipe.samples_in
-        self.epoch_steps, self.batch = recipe.epoch_steps, recipe.batch
+        self.steps = Steps(recipe.epoch_steps * recipe.batch, recipe.batch, ranks.world)
+        self.steps.samples_in = recipe.samples_in
         self.rows = recipe.epoch_steps * recipe.batch
 
     def class_sizes(self) -> Numbers:
@@ -115,7 +116,7 @@ class InMemory(Data):
     def training(self, start: int) -> Iterator[Batch]:
         step = start
         while True:
-            images, labels = samples(step, self.samples_in(step))
+            images, labels = samples(step, self.steps.samples_in(step))
             yield Batch(images[self.mine], labels[self.mine])
             step += 1
 

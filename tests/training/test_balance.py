@@ -4,7 +4,6 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from rackrun.training.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.config import Config
 from rackrun.training.data.interface import Data
 from rackrun.training.data.open import open_data
-from rackrun.training.data.order import Cut
+from rackrun.training.data.order import Cut, Steps
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from rackrun.training.stragglers import Waiting
@@ -30,8 +29,8 @@ def waiting(rank: int) -> Waiting:
 
 def balance(ranks: int, batch: int) -> Balance:
     """Return what a first rank has at the begin of a run."""
-    data: Any = SimpleNamespace(batch=batch, lead=LEAD, cut=lambda step: Cut.even(ranks))
-    return Balance(Ranks(0, ranks, 0, ranks, torch.device("cpu")), data, 0, lambda: 1)
+    steps = Steps(batch, batch, ranks, LEAD)
+    return Balance(Ranks(0, ranks, 0, ranks, torch.device("cpu")), steps, 0, lambda: 1)
 
 
 def trained(
@@ -167,18 +166,18 @@ def test_another_cut_holds_from_its_step_on(make_shards):
         return open_data(config, ranks, partial(_transforms, config), "task", 2)
 
     alone, several = data(0, 1, 0), [data(rank, 3, 2 if rank == 1 else 0) for rank in range(3)]
-    lead = max(each.lead for each in several)
+    lead = max(each.steps.lead for each in several)
     cuts = {4: Cut.into([2, 2, 9], 4 + lead), 14: Cut.into([1, 8, 4], 14 + lead)}
     streams = [each.training(2) for each in (alone, *several)]
     for step in range(2, 32):
         expected, *parts = (next(stream).rows for stream in streams)
         assert expected is not None
         assert np.concatenate(parts).tolist() == expected.tolist(), step
-        cut = several[0].cut(step)
+        cut = several[0].steps.cut(step)
         assert [len(part) for part in parts] == cut.sizes(len(expected)).tolist()
         if step in cuts:
             for each in several:
-                each.recut(cuts[step])
+                each.steps.recut(cuts[step])
     assert cut == cuts[14]
 
 

@@ -58,6 +58,6 @@ def test_balanced_classes_come_equally_often(make_shards, options, shares):
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     opened = open_data(config, alone, lambda epoch: TASK.transforms(config, epoch), "t", 2)
     drawn = Counter[int]()
-    for batch in islice(opened.training(0), opened.epoch_steps):
+    for batch in islice(opened.training(0), opened.steps.per_epoch):
         drawn.update(batch.labels.tolist())
     assert [drawn[label] for label in range(3)] == list(shares)

@@ -17,7 +17,8 @@ from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.open import open_source
 from rackrun.training.data.open import Data, open_data
-from rackrun.training.data.samples import Batch, stored_samples
+from rackrun.training.data.ring import Batch
+from rackrun.training.data.samples import stored_samples
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from tests.lab.data import drawn

@@ -22,7 +22,7 @@ from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training import checkpoint
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.evaluation import Table
 from rackrun.training.judge.command import main
 from rackrun.training.judge.evaluation import Evaluation

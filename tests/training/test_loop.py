@@ -26,7 +26,7 @@ from rackrun.training import checkpoint
 from rackrun.training import train as loop
 from rackrun.training.checkpoint import pack
 from rackrun.training.data.open import Exact
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.state import TrainingState
 from tests.training.conftest import same_weights, settings
 

@@ -48,9 +48,9 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
         return transforms.for_training(stored.sample.image, random).tobytes()
 
     batches, before = data.training(0), None
-    for step, batch in enumerate(islice(batches, data.epoch_steps + 2)):
-        epoch, within = divmod(step, data.epoch_steps)
-        assert batch.rows is not None and len(batch.rows) == data.samples_in(step)
+    for step, batch in enumerate(islice(batches, data.steps.per_epoch + 2)):
+        epoch, within = divmod(step, data.steps.per_epoch)
+        assert batch.rows is not None and len(batch.rows) == data.steps.samples_in(step)
         made = [image.permute(1, 2, 0).numpy().tobytes() for image in batch.images]
         assert made == [
             alone(row, epoch, within * config.batch_size + index)

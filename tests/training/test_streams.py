@@ -12,7 +12,7 @@ from rackrun.imagenet.recipes import RECIPES
 from rackrun.run_folder import RunFolder
 from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute
 from rackrun.training.evaluation import Table
 from rackrun.training.gradient_sync import GradientSync

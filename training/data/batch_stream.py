@@ -10,8 +10,8 @@ from itertools import count, repeat
 from torch.utils.data import IterableDataset, get_worker_info
 
 from rackrun.errors import Problem
-from rackrun.training.data.ring import Filled, Ring
-from rackrun.training.data.samples import Batch, Quarantine, Seed, StoredSample, decoded
+from rackrun.training.data.ring import Batch, Filled, Ring
+from rackrun.training.data.samples import Quarantine, Seed, StoredSample, decoded
 from rackrun.training.data.transforms import Transforms
 
 

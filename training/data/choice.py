@@ -7,54 +7,18 @@ epochs no sample of a class has come more than once more often than another, and
 equally long.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
 from rackrun.errors import UsageError
-from rackrun.training.data.order import Rows
+from rackrun.training.data.order import EpochRows, Rows, WeightedRows
 from rackrun.training.settings.data import DataSettings
 from rackrun.units import whole_number
 
 BALANCED = "balanced"
 """Weights that follow from the number of each class's samples."""
-
-
-class WeightedRows(NamedTuple):
-    """The rows of a class, in the order in which epochs draw them."""
-
-    rows: Rows
-    draws: int  # per epoch
-
-    def copies(self, epoch: int) -> list[Rows]:
-        """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
-        walked = (epoch * self.draws + np.arange(self.draws)) % self.rows.size
-        rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
-        return [np.sort(self.rows[each]) for each in rounds]
-
-
-class EpochRows(NamedTuple):
-    """The rows of every epoch."""
-
-    once: Rows
-    weighted: Sequence[WeightedRows] = ()
-
-    @property
-    def samples(self) -> int:
-        """Samples per epoch, copies counted."""
-        return self.once.size + sum(each.draws for each in self.weighted)
-
-    def rows(self, epoch: int) -> Rows:
-        """Return the rows of an epoch: ascending, once more from the start for each copy."""
-        layers = [[self.once]]
-        for each in self.weighted:
-            for layer, rows in enumerate(each.copies(epoch)):
-                if layer == len(layers):
-                    layers.append([])
-                layers[layer].append(rows)
-        return np.concatenate([np.sort(np.concatenate(layer)) for layer in layers])
 
 
 def chosen(

@@ -7,9 +7,9 @@ import numpy as np
 
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.resize import Resize
-from rackrun.training.data.order import Cut
-from rackrun.training.data.samples import Batch
-from rackrun.training.ranks import Numbers, Ranks
+from rackrun.training.data.order import Steps
+from rackrun.training.data.ring import Batch
+from rackrun.training.ranks import Numbers
 
 
 class Data(ABC):
@@ -20,10 +20,8 @@ class Data(ABC):
     """Name of the data set."""
     digest: str
     """The identity of the data set, whatever its name."""
-    epoch_steps: int
-    """Steps that make an epoch."""
-    batch: int
-    """Samples of a full step, over all ranks: what its gradient is divided by."""
+    steps: Steps
+    """The steps of the run, and how each is cut among the ranks."""
     rows: int
     """Rows of the training set's index; without an index, the images that make an epoch."""
     tars: int = 0
@@ -34,11 +32,8 @@ class Data(ABC):
     """What the conversion changed in the images."""
     upright: bool = True
     """Whether it turned them upright by their EXIF."""
-    lead: int = 0
-    """Steps after the current one of which something may be read: they stay cut as they were."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._cuts = [Cut.even(ranks.world)]  # the newest one last
+    def __init__(self) -> None:
         self.versions: dict[str, str] = {}
         """The digest of each folder that is read, by its location."""
         self.cache = CacheFiller((), ())
@@ -66,15 +61,3 @@ class Data(ABC):
     def evaluated_sizes(self) -> Numbers:
         """Return the evaluated samples of each class."""
         return np.zeros(len(self.classes), np.int64)
-
-    def samples_in(self, step: int) -> int:
-        """Return the samples of this step over all ranks: fewer where an epoch ends exactly."""
-        return self.batch
-
-    def cut(self, step: int) -> Cut:
-        """Return how this step is cut among the ranks."""
-        return next(cut for cut in reversed(self._cuts) if cut.step <= step)
-
-    def recut(self, cut: Cut) -> None:
-        """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
-        self._cuts.append(cut)

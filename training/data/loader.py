@@ -27,9 +27,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from rackrun.contract import phases
 from rackrun.errors import Problem
-from rackrun.training.data.ring import AHEAD, HELD, Filled, Ring
-from rackrun.training.data.row_reader import Part
-from rackrun.training.data.samples import Batch, Quarantine
+from rackrun.training.data.order import Part
+from rackrun.training.data.ring import AHEAD, HELD, Batch, Filled, Ring
+from rackrun.training.data.samples import Quarantine
 from rackrun.training.data.transforms import Shape
 from rackrun.training.data.worker_server import CONTEXT, end_workers, worker_init
 from rackrun.training.ranks import Ranks, usual_workers
@@ -66,8 +66,15 @@ class Loader:
         parts: Iterable[Part] | None = None,
     ) -> Iterator[Batch]:
         """Yield on the device what workers write into the ring: of these parts, or their own."""
-        filled = loaded(dataset, self.workers, parts)
-        return self.quarantine.counted(on_device(map(ring.batch, filled), self.ranks.device))
+        return on_device(self._written(dataset, ring, parts), self.ranks.device)
+
+    def _written(
+        self, dataset: "Dataset[Filled | Problem]", ring: Ring, parts: Iterable[Part] | None
+    ) -> Iterator[Batch]:
+        for filled in loaded(dataset, self.workers, parts):
+            if filled.left_out:
+                self.quarantine.count(filled.left_out)
+            yield ring.batch(filled)
 
 
 def loaded(

@@ -1,7 +1,7 @@
 """Open a data set for training and validation: what the training loop sees of it.
 
     Resampled   shards drawn with replacement           training.data.resampled
-    Exact       every sample once in an epoch           training.data.exact
+    Exact       every sample once in an epoch           training.data.order
     PlainData   tars without an index, drawn likewise   training.data.plain
     Synthetic   the same random images at every step    nothing is read
 
@@ -21,9 +21,9 @@ from rackrun.errors import UsageError
 from rackrun.shards.cache_filler import CacheFiller
 from rackrun.shards.resize import Resize
 from rackrun.training.data.choice import chosen
-from rackrun.training.data.exact import Steps
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import Loader, on_device
+from rackrun.training.data.order import MOST_SHARE, EpochOrder, Steps, parts_of_rank
 from rackrun.training.data.plain import PlainData
 from rackrun.training.data.pool import (
     TRAIN,
@@ -32,9 +32,8 @@ from rackrun.training.data.pool import (
     sources_of,
 )
 from rackrun.training.data.resampled import resampled_batches, samples_of_shard
-from rackrun.training.data.ring import AHEAD, HELD
+from rackrun.training.data.ring import AHEAD, HELD, Batch
 from rackrun.training.data.row_reader import RowReader
-from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 from rackrun.training.data.validation import Validation
 from rackrun.training.ranks import Numbers, Ranks, part_of
@@ -71,11 +70,11 @@ class StoredData(Data):
     """Shards, and every sample of them once for validation."""
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
-        super().__init__(ranks)
-        self.batch = config.global_batch or config.batch_size * ranks.world
-        if self.batch < ranks.world:
+        super().__init__()
+        self._batch = config.global_batch or config.batch_size * ranks.world
+        if self._batch < ranks.world:
             raise UsageError(
-                f"--global-batch {self.batch} has fewer samples than {ranks.world} ranks"
+                f"--global-batch {self._batch} has fewer samples than {ranks.world} ranks"
             )
         sources = sources_of(config)
         self._pool = SamplePool(sources)
@@ -111,7 +110,8 @@ class Resampled(StoredData):
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
         samples = config.epoch_samples or self.rows
-        self.epoch_steps = config.steps_per_epoch or max(samples // self.batch, 1)
+        epoch_steps = config.steps_per_epoch or max(samples // self._batch, 1)
+        self.steps = Steps(epoch_steps * self._batch, self._batch, ranks.world)
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
@@ -120,7 +120,7 @@ class Resampled(StoredData):
         names = [shard.name for shard in source.manifest.split(TRAIN).shards]
         samples = partial(samples_of_shard, source)
         return resampled_batches(
-            self._loader, names, samples, self._transforms, self.epoch_steps, start
+            self._loader, names, samples, self._transforms, self.steps.per_epoch, start
         )
 
     def class_sizes(self) -> Numbers:
@@ -135,29 +135,30 @@ class Exact(StoredData):
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
         super().__init__(config, ranks, transforms)
         choice = chosen(config, self._pool.index["label"], self.classes)
-        self._steps = Steps(self._pool, choice, config.seed, self.batch, config.aug_repeats)
-        self.epoch_steps = self._steps.epoch_steps
+        self._order = EpochOrder(
+            self._pool.index, choice, config.seed, self._batch, config.aug_repeats
+        )
         workers = self._loader.workers
         most = ranks.all_reduce_max(workers) if ranks.connected else workers
-        self.lead = AHEAD * most + HELD
+        lead = AHEAD * most + HELD
+        self.steps = Steps(self._order.samples, self._batch, ranks.world, lead)
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on."""
         loader, transforms = self._loader, self._transforms
         config, ranks = loader.config, loader.ranks
-        largest = self._steps.largest_part(ranks.world, config)
+        largest = -(-self._batch // ranks.world)
+        if config.balance == "auto":
+            largest = min(self._batch, largest * MOST_SHARE)
         ring = loader.ring(largest, *training_shapes(transforms, config.epochs))
         reader = RowReader(self._pool, transforms, ring, loader.quarantine, config.seed)
-        return loader.batches(reader, ring, self._steps.of_rank(ranks.rank, start, self.cut))
+        parts = parts_of_rank(self._order, self.steps, ranks.rank, start)
+        return loader.batches(reader, ring, parts)
 
     def class_sizes(self) -> Numbers:
         """Return the samples of each class in the first epoch."""
-        labels = self._pool.index["label"][self._steps.epoch_rows.rows(0)]
+        labels = self._pool.index["label"][self._order.epoch_rows.rows(0)]
         return np.bincount(labels, minlength=len(self.classes))
-
-    def samples_in(self, step: int) -> int:
-        """Return the samples of this step over all ranks: the last of an epoch has the rest."""
-        return self._steps.samples_in(step)
 
 
 class Synthetic(Data):
@@ -168,14 +169,14 @@ class Synthetic(Data):
     def __init__(
         self, config: DataSettings, transforms: Transforms, classes: int, ranks: Ranks
     ) -> None:
-        super().__init__(ranks)
+        super().__init__()
         self.classes = tuple(f"class {number}" for number in range(classes))
         self.digest = self.dataset = "synthetic"
-        self.epoch_steps = config.steps_per_epoch or 100
-        self.batch = self.rows = config.global_batch or config.batch_size * ranks.world
+        self.rows = size = config.global_batch or config.batch_size * ranks.world
+        self.steps = Steps((config.steps_per_epoch or 100) * size, size, ranks.world)
         random = torch.Generator().manual_seed(config.seed + ranks.rank)
         shape = (
-            len(part_of(ranks, self.batch)),
+            len(part_of(ranks, size)),
             transforms.size,
             transforms.size,
             transforms.channels,

@@ -1,7 +1,9 @@
-"""The order of exact epochs: which row of the index each step trains on.
+"""The order of exact epochs: which rows of the index each rank trains on in each step.
 
-It is a function of seed, epoch and batch alone. It knows neither ranks nor loader workers, so that
-all of them agree without an exchange, and a run resumes by the number of its step.
+    EpochRows -> EpochOrder -> Steps, Cut -> Part: the rows of a rank in a step
+
+The order is a function of seed, epoch and batch alone. It knows neither ranks nor loader workers,
+so that all of them agree without an exchange, and a run resumes by the number of its step.
 
 Rows lie in blocks of neighbours in a shard. An epoch puts the blocks in random order on a circle,
 and spreads the samples of each over the OPEN blocks from there on. So every batch mixes samples of
@@ -10,7 +12,11 @@ that many blocks, while what is read in some minutes lies close together: on a d
 A step is the next `batch` rows of the order, and each rank has a part of them (`Cut`).
 """
 
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +29,76 @@ MOST_SHARE = 3
 
 Numbers = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.int32]
+
+
+class WeightedRows(NamedTuple):
+    """The rows of a class, in the order in which epochs draw them."""
+
+    rows: Rows
+    draws: int  # per epoch
+
+    def copies(self, epoch: int) -> list[Rows]:
+        """Return the rows that this epoch draws: first copies, second copies, …; all ascending."""
+        walked = (epoch * self.draws + np.arange(self.draws)) % self.rows.size
+        rounds = [walked[at : at + self.rows.size] for at in range(0, self.draws, self.rows.size)]
+        return [np.sort(self.rows[each]) for each in rounds]
+
+
+class EpochRows(NamedTuple):
+    """The rows of every epoch."""
+
+    once: Rows
+    weighted: Sequence[WeightedRows] = ()
+
+    @property
+    def samples(self) -> int:
+        """Samples per epoch, copies counted."""
+        return self.once.size + sum(each.draws for each in self.weighted)
+
+    def rows(self, epoch: int) -> Rows:
+        """Return the rows of an epoch: ascending, once more from the start for each copy."""
+        layers = [[self.once]]
+        for each in self.weighted:
+            for layer, rows in enumerate(each.copies(epoch)):
+                if layer == len(layers):
+                    layers.append([])
+                layers[layer].append(rows)
+        return np.concatenate([np.sort(np.concatenate(layer)) for layer in layers])
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """The order of the samples in each epoch."""
+
+    index: npt.NDArray[np.void]
+    epoch_rows: EpochRows
+    seed: int
+    batch: int
+    """Samples of a step, over all ranks."""
+    repeats: int = 1
+    """How often an epoch has each of its images (--aug-repeats): a part of them, in turn."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of an epoch, copies counted."""
+        return self._images * self.repeats
+
+    @property
+    def _images(self) -> int:
+        return -(-self.epoch_rows.samples // self.repeats)
+
+    def rows(self, epoch: int) -> Rows:
+        """Return the row of every sample of an epoch."""
+        turn, part = divmod(epoch, self.repeats)
+        rows = self.epoch_rows.rows(turn)
+        order = epoch_order(self.index, rows, self.seed, turn, self.batch)
+        if self.repeats == 1:
+            return order
+        images = np.arange(part * self._images, (part + 1) * self._images)
+        repeated = np.take(order, images, mode="wrap").repeat(self.repeats)
+        # The copies of an image are in one step, and on different ranks, as torchvision has them.
+        places = np.arange(repeated.size)
+        return repeated[np.lexsort((places % self.repeats, places // self.batch))]
 
 
 def epoch_order(index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, batch: int) -> Rows:
@@ -90,3 +166,60 @@ class Cut:
     def sizes(self, samples: int) -> Numbers:
         """Return the samples of each rank in a step of so many."""
         return np.diff(self.edges(samples))
+
+
+class Steps:
+    """The steps of a run, the same for all ranks, and how each is cut among them.
+
+    `step // per_epoch` is the epoch. Within it each step takes the next `batch` samples, the last
+    one the rest.
+    """
+
+    def __init__(self, samples: int, batch: int, world: int, lead: int = 0) -> None:
+        """Divide epochs of so many samples into steps of `batch`, over all ranks.
+
+        Of `lead` steps after the current one something may be read: they stay cut as they were.
+        """
+        self.batch, self.lead = batch, lead
+        self.per_epoch = -(-samples // batch)
+        self._samples = samples
+        self._cuts = [Cut.even(world)]  # the newest one last
+
+    def samples_in(self, step: int) -> int:
+        """Return the samples of a step over all ranks: the last of an epoch has the rest."""
+        return min(self.batch, self._samples - step % self.per_epoch * self.batch)
+
+    def cut(self, step: int) -> Cut:
+        """Return how this step is cut among the ranks."""
+        return next(cut for cut in reversed(self._cuts) if cut.step <= step)
+
+    def recut(self, cut: Cut) -> None:
+        """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
+        self._cuts.append(cut)
+
+
+class Part(NamedTuple):
+    """The samples of one batch."""
+
+    number: int
+    """The number of the batch, in the order in which the rank takes them."""
+    epoch: int
+    first: int
+    """The position in the epoch of the first of them."""
+    rows: Rows
+    """The rows of the index, a sample each."""
+
+
+def parts_of_rank(order: EpochOrder, steps: Steps, rank: int, start: int) -> Iterator[Part]:
+    """Yield the part of one rank of each step from one on, without end."""
+    begun = start // steps.per_epoch
+    with ThreadPoolExecutor(1) as planner:  # plans an epoch while the one before it trains
+        planned = planner.submit(order.rows, begun)
+        for epoch in count(begun):
+            rows, planned = planned.result(), planner.submit(order.rows, epoch + 1)
+            first = epoch * steps.per_epoch
+            for step in range(max(start, first), first + steps.per_epoch):
+                samples = steps.samples_in(step)
+                edges = (step - first) * steps.batch + steps.cut(step).edges(samples)
+                begin, end = int(edges[rank]), int(edges[rank + 1])
+                yield Part(step - start, epoch, begin, rows[begin:end])

@@ -13,8 +13,10 @@ from rackrun.shards.class_names import named_classes
 from rackrun.training.data.batch_stream import BatchStream, until_empty
 from rackrun.training.data.interface import Data
 from rackrun.training.data.loader import Loader
+from rackrun.training.data.order import Steps
 from rackrun.training.data.resampled import resampled_batches
-from rackrun.training.data.samples import Batch, StoredSample
+from rackrun.training.data.ring import Batch
+from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
 from rackrun.training.ranks import Ranks
@@ -25,13 +27,13 @@ class PlainData(Data):
     """Training on tars drawn with replacement, and each image of --eval-data once."""
 
     def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
-        super().__init__(ranks)
+        super().__init__()
         self.classes = _classes(config, ranks)
         self._labels = Labels(self.classes, config.label_field)
         self._names = expanded(config.data)
         self._loader, self._transforms = Loader(config, ranks), transforms
-        self.batch, self.rows = config.batch_size * ranks.world, config.epoch_samples
-        self.epoch_steps = max(self.rows // self.batch, 1)
+        self.rows, batch = config.epoch_samples, config.batch_size * ranks.world
+        self.steps = Steps(max(self.rows // batch, 1) * batch, batch, ranks.world)
         self.dataset, self.tars = "tars", len(self._names)
         named = [self.classes, [name.rpartition("/")[2] for name in self._names]]
         self.digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
@@ -42,7 +44,7 @@ class PlainData(Data):
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
         samples = partial(samples_in, labels=self._labels)
         return resampled_batches(
-            self._loader, self._names, samples, self._transforms, self.epoch_steps, start
+            self._loader, self._names, samples, self._transforms, self.steps.per_epoch, start
         )
 
     def evaluation(self) -> Iterator[Batch]:

@@ -25,7 +25,8 @@ from rackrun.shards.source import Source
 from rackrun.training.data.batch_stream import BatchStream
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.pool import TRAIN
-from rackrun.training.data.samples import Batch, Seed, StoredSample, stored_samples
+from rackrun.training.data.ring import Batch
+from rackrun.training.data.samples import Seed, StoredSample, stored_samples
 from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
 
 
@@ -53,7 +54,7 @@ def resampled_batches(
     ring = loader.ring(config.batch_size, *training_shapes(transforms, config.epochs))
     seed = config.seed, start, rank
     stream = BatchStream(
-        partial(_drawn, names, samples, config.shuffle_buffer, seed),
+        partial(drawn, names, samples, config.shuffle_buffer, seed),
         config.batch_size,
         ring,
         loader.quarantine,
@@ -69,7 +70,7 @@ def _of_batch(
     return transforms((start + number) // epoch_steps)
 
 
-def _drawn(
+def drawn(
     names: Sequence[str],
     samples: Callable[[str], Iterator[StoredSample]],
     buffer: int,
@@ -77,6 +78,7 @@ def _drawn(
     worker: int,
     workers: int,
 ) -> Iterator[StoredSample]:
+    """Yield the samples of one loader worker, without end."""
     first, second = np.random.SeedSequence((*seed, worker)).generate_state(2).tolist()
     pipeline = webdataset.DataPipeline(
         webdataset.ResampledShards(list(names), deterministic=True, worker_seed=lambda: first),

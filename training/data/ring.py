@@ -22,7 +22,6 @@ import torch
 
 from rackrun.errors import UsageError
 from rackrun.training.data.order import Rows
-from rackrun.training.data.samples import Batch
 from rackrun.training.data.transforms import Shape
 from rackrun.units import data_size
 
@@ -44,6 +43,25 @@ class Filled(NamedTuple):
     """Bad samples that are not in it."""
     rows: Rows | None = None
     """The row of each image in the index, if known."""
+
+
+class Batch(NamedTuple):
+    """The images and labels of a step.
+
+    Images lie in memory that is used again: on a CPU they stay until the next but one batch is
+    asked for.
+    """
+
+    images: torch.Tensor  # uint8 (B, channels, size, size)
+    labels: torch.Tensor  # int64 (B,)
+    left_out: Sequence[str] = ()  # bad samples that are not in it
+    rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
+    keys: Sequence[tuple[str, str]] = ()  # shard and key of each; of noise none
+
+    @property
+    def skipped(self) -> int:
+        """How many bad samples are not in it."""
+        return len(self.left_out)
 
 
 class Ring:

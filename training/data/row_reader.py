@@ -4,29 +4,16 @@ Part -> SamplePool.samples, in the order of the index -> each image in its place
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from rackrun.errors import Problem
-from rackrun.training.data.order import Rows
+from rackrun.training.data.order import Part
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.ring import Filled, Ring
 from rackrun.training.data.samples import Quarantine, decoded
 from rackrun.training.data.transforms import TransformsOfEpoch
-
-
-class Part(NamedTuple):
-    """The samples of one batch."""
-
-    number: int
-    """The number of the batch, in the order in which the rank takes them."""
-    epoch: int
-    first: int
-    """The position in the epoch of the first of them."""
-    rows: Rows
-    """The rows of the index, a sample each."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rackrun.errors import DataError
 from rackrun.shards.samples import Sample, portions
@@ -30,25 +29,6 @@ class StoredSample(NamedTuple):
 
     shard: str
     sample: Sample
-
-
-class Batch(NamedTuple):
-    """The images and labels of a step.
-
-    Images lie in memory that is used again (training.data.ring): on a CPU they stay until
-    the next but one batch is asked for.
-    """
-
-    images: torch.Tensor  # uint8 (B, channels, size, size)
-    labels: torch.Tensor  # int64 (B,)
-    left_out: Sequence[str] = ()  # bad samples that are not in it
-    rows: torch.Tensor | None = None  # int64 (B,): their rows in the index, if known
-    keys: Sequence[tuple[str, str]] = ()  # shard and key of each; of noise none
-
-    @property
-    def skipped(self) -> int:
-        """How many bad samples are not in it."""
-        return len(self.left_out)
 
 
 class Quarantine:
@@ -78,12 +58,9 @@ class Quarantine:
         news, self._news = self._news, []
         return news
 
-    def counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches of all loader workers; DataError at one bad sample too many."""
-        for batch in batches:
-            if batch.left_out:
-                self._add(batch.left_out, clean(batch.left_out[-1]))
-            yield batch
+    def count(self, left_out: Sequence[str]) -> None:
+        """Count what a worker has left out of a batch; DataError at one bad sample too many."""
+        self._add(left_out, clean(left_out[-1]))
 
     def _add(self, names: Sequence[str], what: str) -> None:
         self._names.update(names)

@@ -12,10 +12,10 @@ import numpy as np
 from rackrun.errors import UsageError
 from rackrun.shards.source import Source
 from rackrun.training.data.loader import Loader
+from rackrun.training.data.order import Part
 from rackrun.training.data.pool import SamplePool
-from rackrun.training.data.ring import Ring
-from rackrun.training.data.row_reader import Part, RowReader
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch, Ring
+from rackrun.training.data.row_reader import RowReader
 from rackrun.training.data.transforms import Shape, TransformsOfEpoch
 from rackrun.training.ranks import Numbers, part_of
 

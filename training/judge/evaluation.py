@@ -24,7 +24,7 @@ from rackrun.terminal import clean, say
 from rackrun.training.config import Config
 from rackrun.training.data.loader import Loader
 from rackrun.training.data.plain import PlainValidation
-from rackrun.training.data.samples import Batch
+from rackrun.training.data.ring import Batch
 from rackrun.training.data.tars import NOT_VERIFIED, Labels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.data.validation import Validation
