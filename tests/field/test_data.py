@@ -14,6 +14,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 from pyarrow import parquet
 
+from rackrun import open_source
 from tests.lab.data import drawn
 from tests.lab.foreign import (
     chunk,
@@ -387,6 +388,24 @@ def test_a_photograph_of_108_megapixels_can_be_stored_small(cli, tmp_path):
     assert "--short-side" in left_out.said + (tmp_path / "out" / "report.json").read_text()
     assert cli("rackrun convert folder set small --short-side 256").code == 0
     assert count(tmp_path / "small") == 25
+
+
+def test_a_group_that_is_most_of_the_images_is_not_held_out(cli, tmp_path):
+    """Whichever group the draw begins with: one long video would be nearly all of the validation
+    set."""
+    for name in "ab":
+        sizes = {f"long-{name}": 60, **{f"short-{n}": 2 for n in range(10)}}
+        images = {
+            f"{name}/{kind}/{video}/{n}.jpg": drawn(f"{kind}{video}{n}")
+            for kind in KINDS
+            for video, count in sizes.items()
+            for n in range(count // 2)
+        }
+        write(tmp_path, images)
+        result = cli(f"rackrun convert folder {name} out-{name} --group-level 1 --workers 1")
+        assert result.code == 0, result
+        held_out = open_source(f"{tmp_path}/out-{name}").manifest.split("val").samples
+        assert 0 < held_out <= 1.5 * 8
 
 
 def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
