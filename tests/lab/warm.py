@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import select
 import selectors
 import signal
@@ -189,7 +190,7 @@ def run(
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-_numbers = itertools.count()
+_numbers = itertools.count(random.randrange(1000))  # other runs of pytest have the same ranges
 
 
 def free_port(address: str = "127.0.0.1") -> int:
