@@ -57,7 +57,11 @@ def test_a_run_leaves_the_files_and_fields_of_the_page(shards):
 
 
 def test_a_checkpoint_is_read_with_its_step_settings_and_weights(shards):
-    run = rackrun.train("catdog", data=shards, ema_decay=0.9, **SMALL)
+    """And what a save that was killed has left in the folder is gone."""
+    left = Path("again/checkpoints/.step-00000004.pt.0123abcd.partial")
+    write(Path.cwd(), {str(left): "cut sh"})
+    run = rackrun.train("catdog", data=shards, ema_decay=0.9, run_folder="again", **SMALL)
+    assert not left.exists()
     final, last = (rackrun.load_checkpoint(path) for path in (run.path, run.checkpoint(8)))
     assert (final.task, final.classes, final.step) == ("catdog", ["a", "b"], None)
     assert (last.step, last.config["width"], last.config["data"]) == (8, 6, str(shards))
