@@ -153,9 +153,9 @@ def test_the_last_lines_say_what_was_left_out_and_how_to_have_it(tmp_path):
 
 def test_a_fast_run_has_unit_tests_and_refusals_alone(tmp_path):
     folder = project(tmp_path)
-    for room in ("unit", "contract/refusals"):
-        (folder / "tests" / room).mkdir(parents=True)
-        (folder / "tests" / room / "test_one.py").write_text("def test_one() -> None:\n    pass\n")
+    for name in ("unit/test_one.py", "contract/refusals/test_two.py"):
+        (folder / "tests" / name).parent.mkdir(parents=True)
+        (folder / "tests" / name).write_text("def test_it() -> None:\n    pass\n")
     code, output = after([*ORDINARY, "./run-tests", "--fast"], folder)
     assert code == 0, output
     assert "2 passed" in output
