@@ -48,16 +48,11 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         data = open_data(located, ranks, transforms, task.name, task.synthetic_classes)
         if not data.has_evaluation:
             config = without_evaluation(config)
-        run = TrainingRun(task, config, ranks, requests, compute, data, earlier)
-        run.version_remarks = remarks
-        yield run
+        yield TrainingRun(task, config, ranks, requests, compute, data, earlier, remarks)
 
 
 class TrainingRun:
     """What a run is made of; only the state, the log and the checkpoints of it change."""
-
-    version_remarks: Sequence[str] = ()
-    """Whether a resumed run stays on its version of the data."""
 
     def __init__(
         self,
@@ -68,10 +63,15 @@ class TrainingRun:
         compute: Compute,
         data: Data,
         earlier: Earlier | None = None,
+        version_remarks: Sequence[str] = (),
     ) -> None:
-        """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from."""
+        """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from.
+
+        Remarks on versions say whether a resumed run stays on its version of the data.
+        """
         self.task, self.config, self.ranks, self.requests = task, config, ranks, requests
         self.compute, self.data, self.earlier = compute, data, earlier
+        self.version_remarks = version_remarks
         self.schedule = Schedule(config, data.steps.per_epoch, data.steps.batch / config.batch_size)
         self.class_weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
         self.state = self._new_state()

@@ -12,7 +12,7 @@ compensate for that, and is never reduced before `backward`.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
 
@@ -112,9 +112,7 @@ class Trainer:
         # Closed, so that loader workers end here, and not whenever garbage is collected.
         with closing(self.batches()) as batches:
             for stage in self.schedule.stages_from(state.epoch):
-                # Before the clock of steps and DDP look at the weights: both take those that train.
-                state.freeze(stage.frozen, len(self.data.classes))
-                with closing(self._prepared_stage()):
+                with self.prepared(stage):
                     request = self.train_stage(stage, batches)
                 self.checkpoints.wait()
                 if request:
@@ -133,10 +131,12 @@ class Trainer:
             return traced(batches, steps, start, log.folder.trace)
         return batches
 
-    def _prepared_stage(self) -> StepTimes:
-        # What is made anew for each stage: DDP waits for the gradients of all weights that trained
-        # when it was made.
+    @contextmanager
+    def prepared(self, stage: Stage) -> Iterator[None]:
+        """Make anew, for this context, what looks at the weights that train in a stage."""
         config, state, ranks = self.config, self.state, self.ranks
+        # First: the clock of steps and DDP take the weights that train when they are made.
+        state.freeze(stage.frozen, len(self.data.classes))
         self.times = StepTimes(state.model, state.optimizer, ranks)
         self.balance = begin_balance(self.run, self.times) if config.balance == "auto" else None
         # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
@@ -146,7 +146,8 @@ class Trainer:
         )
         self.sync = GradientSync(config, ranks, state)
         self.sync.require_join(self.steps.samples_in(self.schedule.epoch_steps - 1))
-        return self.times
+        with closing(self.times):
+            yield
 
     def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
         """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
