@@ -65,7 +65,7 @@ def exact_ranks(data: Path, runs: Sequence[Path], **options: Any) -> list[warm.P
     """
     task = ("-m", "rackrun.training", warm.ROOT / "tests" / "lab" / "exact_task.py")
     world = {
-        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(warm.free_port())},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(warm.free_port(""))},
         **{"WORLD_SIZE": str(len(runs)), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
         **{"RACKRUN_NOTE_ROWS": "1", "PYTHONPATH": str(warm.ROOT), "OMP_NUM_THREADS": "1"},
     }

@@ -211,7 +211,7 @@ def ranks(world: int, *args: object, env: dict[str, str], **options: Any) -> lis
     """Start the ranks of a job on one host, as torchrun would."""
     world_of = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_port("")),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
     }
