@@ -31,7 +31,7 @@ def test_a_norm_of_one_value_per_channel_uses_its_running_statistics():
     model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.BatchNorm2d(2), pooled)
     sync = GradientSync(Config(), Ranks(0, 1, 0, 1, CPU), TrainingState(model, Config()))
     norms = [model[1], model[2].eval(), pooled[1]]
-    with pytest.raises(UsageError, match="no statistics yet"), sync.part(1, is_last=True):
+    with pytest.raises(UsageError, match="one value per channel"), sync.part(1, is_last=True):
         model(torch.rand(1, 3, 8, 8))
     for images, changed in ((0, []), (2, [0, 2]), (1, [0])):
         before = [norm.running_mean.clone() for norm in norms]
