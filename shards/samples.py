@@ -195,6 +195,12 @@ def key_and_suffix(name: str) -> tuple[str, str]:
     return folder + slash + stem, dot + suffix
 
 
+def is_meta(file: str) -> bool:
+    """Return True for a file of a tar that describes it and is no sample, such as __info__.json."""
+    stem = file.partition(".")[0]
+    return stem.startswith("__") and stem.endswith("__")
+
+
 def _long_key(members: bytes, image_at: int) -> str:
     """Return the key of the member whose content begins there; "" where no header has it."""
     odd = (tarfile.TarError, ValueError, OverflowError, RecursionError)

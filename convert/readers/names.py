@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 from rackrun.errors import DataError
 from rackrun.shards.class_names import WHOLE_NUMBER
+from rackrun.shards.samples import is_meta
 from rackrun.shards.writer import MAX_KEY_BYTES
 from rackrun.terminal import clean
 
@@ -81,12 +82,6 @@ def refuse_unique_labels(images: Mapping[str, int]) -> None:
 
 def _is_number(label: str) -> bool:
     return label.isascii() and label.isdecimal()
-
-
-def is_meta(file: str) -> bool:
-    """Return True for a file of a tar that describes it and is no sample, such as __info__.json."""
-    stem = file.partition(".")[0]
-    return stem.startswith("__") and stem.endswith("__")
 
 
 def free_key(stems: Iterable[str], name: str, taken: set[str]) -> str:

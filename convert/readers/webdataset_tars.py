@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import PurePosixPath
 
-from rackrun.convert.readers.names import is_meta
 from rackrun.convert.readers.records import IMAGE_SUFFIXES, Record, as_text
 from rackrun.convert.readers.tars import BLOCK, Tar
 from rackrun.errors import DataError
 from rackrun.shards.class_names import LABELS, MOST_LABEL_BYTES, label_in, number_in
-from rackrun.shards.samples import key_and_suffix, key_of
+from rackrun.shards.samples import is_meta, key_and_suffix, key_of
 from rackrun.terminal import clean
 
 Label = int | str

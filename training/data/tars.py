@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rackrun.commands import called
 from rackrun.errors import DataError
 from rackrun.shards.class_names import LABEL_FIELD, MOST_LABEL_BYTES, label_in, number_in
-from rackrun.shards.samples import Sample
+from rackrun.shards.samples import Sample, is_meta, key_and_suffix
 from rackrun.shards.tar_streams import Stream, opened
 from rackrun.terminal import clean, one_line
 from rackrun.training.data.samples import StoredSample
@@ -117,11 +117,9 @@ def _members(archive: tarfile.TarFile, watched: _Watched, shown: str) -> Iterato
                 clean(f"{shown}: {member.name} is sparse: pack it again without --sparse")
             )
         watched.end = member.offset_data + -(-size // BLOCK) * BLOCK
-        folder, slash, file = member.name.rpartition("/")
-        stem, dot, suffix = file.partition(".")
-        suffix = (dot + suffix).lower()
-        is_meta = not stem or (stem.startswith("__") and stem.endswith("__"))
-        if not member.isreg() or is_meta or suffix not in MOST_BYTES:
+        key, suffix = key_and_suffix(member.name)
+        file, suffix = key.rpartition("/")[2], suffix.lower()
+        if not (member.isreg() and file and suffix in MOST_BYTES) or is_meta(file):
             continue
         if size > MOST_BYTES[suffix]:
             raise DataError(clean(f"{shown}: {member.name}: {size:,} bytes are too many"))
@@ -130,7 +128,7 @@ def _members(archive: tarfile.TarFile, watched: _Watched, shown: str) -> Iterato
         data = content.read()
         if len(data) < size:
             raise DataError(clean(f"{shown}: cut short within {member.name}"))
-        yield _Member(folder + slash + stem, suffix, data)
+        yield _Member(key, suffix, data)
 
 
 def _sample(key: str, members: Iterable[_Member], where: str, labels: Labels) -> Sample:
