@@ -42,7 +42,7 @@ def _weighted(
 ) -> EpochRows:
     sizes = np.bincount(labels, minlength=len(classes))
     if config.class_weights == BALANCED:  # all equally often, in epochs as long as before
-        drawn = sizes.sum() / max(np.count_nonzero(sizes), 1)
+        drawn = sizes.sum() / max(int(np.count_nonzero(sizes)), 1)
         weights = drawn / np.maximum(sizes, 1)
     else:
         weights = np.ones(len(classes))
