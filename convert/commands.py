@@ -1,7 +1,9 @@
 """The commands of `rackrun convert`; a class of settings is imported only when it is called."""
 
+import shlex
 from collections.abc import Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from rackrun.commandline.help_page import Head, show
@@ -78,6 +80,10 @@ def read(args: Sequence[str]) -> Runnable:
     if not name:
         raise UsageError(f"no command given; there are: {names}; type: {prog} --help")
     if name not in COMMANDS:
+        if Path(name).exists():
+            kind = "csv" if name.endswith((".csv", ".parquet")) else "folder"
+            typed = shlex.join([kind, *args])
+            raise UsageError(f"{name}: not a command; did you mean: {prog} {typed}")
         raise UsageError(unknown_command(name, COMMANDS, prog))
     module = import_module(f"rackrun.convert.{COMMANDS[name].module}")
     settings: type[Runnable] = getattr(module, COMMANDS[name].settings)

@@ -146,8 +146,8 @@ def unknown(variables: Variables) -> UsageError:
     seen = sorted(name for name in variables.set if UNKNOWN.fullmatch(name))
     found = f" (it may be the one of {first_few(seen, 5)})" if seen else ""
     return UsageError(
-        f"node: no scheduler that is known{found}; set NNODES, NODE_RANK and MASTER_ADDR on every"
-        f" node; for this machine alone, type: {called('local')} ..."
+        f"node: not started by a known scheduler{found}; set NNODES, NODE_RANK and MASTER_ADDR on"
+        f" every node; for this machine alone, type: {called('local')} ..."
     )
 
 

@@ -65,9 +65,9 @@ def logs(run: Run, options: LogsOptions) -> int:
 def _refuse_unknown(plan: RunPlan, options: LogsOptions) -> None:
     if unknown := set(options.host) - {host.name for host in plan.hosts}:
         names = ", ".join(host.name for host in plan.hosts)
-        raise UsageError(f"--host {min(unknown)}: there are: {names}")
+        raise UsageError(f"--host {min(unknown)}: no such host; there are: {names}")
     if strange := set(options.rank) - set(range(plan.world_size)):
-        raise UsageError(f"--rank {min(strange)}: there are: 0 to {plan.world_size - 1}")
+        raise UsageError(f"--rank {min(strange)}: the last rank is {plan.world_size - 1}")
 
 
 def _print(folder: RunFolder, plan: RunPlan, options: LogsOptions) -> None:

@@ -36,6 +36,7 @@ WORDS = [
     Refusal("rackrun convert", 64, "rackrun convert --help"),
     Refusal("./run-local convert", 64, "./run-local convert --help"),
     Refusal("rackrun convert foldr in out", 64, ("foldr", "did you mean folder")),
+    Refusal("rackrun convert photos out", 64, "rackrun convert folder photos out", PHOTOS),
     Refusal("rackrun convert --workers 2", 64, "--workers"),
     Refusal("rackrun convert folder photos", 64, "OUT", PHOTOS),
     Refusal("rackrun convert folder", 64, "SOURCE"),
