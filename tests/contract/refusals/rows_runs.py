@@ -56,7 +56,7 @@ ROWS = [
     # What they can show of it.
     Refusal(f"rackrun attach {ID}", 64, "rackrun logs 3fa81c02", RUN),
     Refusal(f"rackrun logs {ID} --host gpu99", 64, ("--host gpu99", "gpu01"), RUN),
-    Refusal(f"rackrun logs {ID} --rank 99", 64, ("--rank 99", "0 to 0"), RUN),
+    Refusal(f"rackrun logs {ID} --rank 99", 64, ("--rank 99", "last rank is 0"), RUN),
     Refusal("rackrun logs night --rank x", 64, "--rank x", RUN),
     Refusal("rackrun status night --chek", 64, "--chek", RUN),
     Refusal("rackrun status night extra", 64, "extra", RUN),
