@@ -27,7 +27,10 @@ def cached(url: str, folder: Path) -> CachedSource:
     return CachedSource(HttpSource(url, TIMEOUTS), str(folder))
 
 
-def filled(source: CachedSource, limit_bytes: int = 0) -> int:
+ROOM = 1 << 30  # bytes; without a limit, a disk that is nearly full would decide
+
+
+def filled(source: CachedSource, limit_bytes: int = ROOM) -> int:
     """Fetch what is missing; return how many bytes were."""
     filler = CacheFiller([source], ["train"], limit_bytes)
     with filler.filling():
@@ -54,7 +57,7 @@ def test_what_one_run_has_fetched_the_next_one_reads_here(large, large_proxy, tm
 def test_a_run_reads_on_while_shards_are_fetched(large, large_proxy, tmp_path):
     """Each shard from here once it is whole, before that from the origin; portions too."""
     source = cached(large_proxy.url, tmp_path)
-    filler = CacheFiller([source], ["train"])
+    filler = CacheFiller([source], ["train"], ROOM)
     with filler.filling():
         while filler.is_filling:
             assert everything(source) == large.all
