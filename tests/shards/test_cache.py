@@ -136,7 +136,7 @@ def test_a_tenth_of_the_disk_stays_free(tmp_path, caplog):
     tiny = write_tiny(tmp_path / "set", shards=4, samples=10, size=30_000)
     with small_disk(tmp_path / "disk") as disk:
         source = CachedSource(FolderSource(str(tiny.folder)), str(disk))
-        assert 0 < filled(source) <= 900_000 and "is full" in caplog.text
+        assert 0 < filled(source, 0) <= 900_000 and "is full" in caplog.text
         assert everything(source) == tiny.all
         caplog.clear()
         filled(source, 10**9)
