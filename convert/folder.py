@@ -115,7 +115,8 @@ def listing(
             f"{_instead(tree, *train[:1], *classes)}"
         )
     if not may_be_splits:
-        _refuse_splits(tree, [*train[:1]], classes)
+        _refuse_splits(tree, train[:1], classes)
+    _say_inner_folders(tree, train[:1], classes)
     for part in [top for top, split in parts.items() if split == TEST]:
         if not set(tree.folders(part)) & set(classes):
             del parts[part]  # a test set without labels
@@ -224,19 +225,26 @@ def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
             )
             + NO_SPLITS
         )
-    deepest = max(range(len(classes)), key=lambda number: len(folders[number]), default=0)
-    if classes and len(folders[deepest]) > 1 and not all(folders):
-        place, inner = tree.source.joinpath(*above, classes[deepest]), folders[deepest]
-        what = (
-            f"{place}: the images of its {len(inner)} folders, {first_few(inner, 3)}, are one class"
-        )
-        say(clean(f"{what}; if these are the classes, give that folder"))
+
+
+def _say_inner_folders(tree: Tree, above: list[str], classes: list[str]) -> None:
+    """Say where folders inside those of the classes may be what the user means by classes."""
+    folders = [tree.folders(*above, name) for name in classes]
     if len(classes) > 1 and len(folders[0]) > 1 and all(each == folders[0] for each in folders):
         say(
             clean(
                 f"{tree.source}: each class has the same folders, {', '.join(folders[0][:5])}: if "
                 f"these are the classes, and {', '.join(classes[:5])} are not, convert each by "
                 "itself"
+            )
+        )
+    divided = [number for number, inner in enumerate(folders) if len(inner) > 1]
+    if divided and not all(folders):
+        name, inner = classes[divided[0]], folders[divided[0]]
+        say(
+            clean(
+                f"{tree.source.joinpath(*above, name)}: the images of its {len(inner)} folders, "
+                f"{first_few(inner, 3)}, are one class; if these are the classes, give that folder"
             )
         )
 

@@ -37,7 +37,7 @@ from rackrun.convert.readers.records import (
     as_text,
 )
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.shards.class_names import MOST_LETTERS, is_class_name
+from rackrun.shards.class_names import MOST_CHARACTERS, is_class_name
 from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
@@ -209,7 +209,9 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
         of_splits = named & of_splits if rows else named
         where = clean(f"{table}: line {number}")
         if not path or "\0" in path or not is_class_name(label):
-            raise DataError(f"{where}: no path, or no label of at most {MOST_LETTERS} letters")
+            raise DataError(
+                f"{where}: no path, or no label of at most {MOST_CHARACTERS} characters"
+            )
         if split and split.lower() not in SPLITS:
             raise DataError(clean(f"{where}: split {split[:60]!r} is none of {', '.join(SPLITS)}"))
         group = str(fields[columns.group_column]) if columns.group_column else ""

@@ -14,13 +14,13 @@ LABELS = (".cls", ".json", ".txt")  # the first of them that a sample has
 MOST_LABEL_BYTES = 1 << 20
 LABEL_FIELD = "label"  # of a .json, where no other one is typed
 MOST_CLASSES = 1_000_000
-MOST_LETTERS = 200  # of a name: what is longer is a caption
+MOST_CHARACTERS = 200  # of a name: what is longer is a caption
 WHOLE_NUMBER = re.compile(r"[0-9]+(?:\.0*)?")
 
 
 def is_class_name(text: str) -> bool:
     """Return True for text that can be shown as the name of a class."""
-    return 0 < len(text) <= MOST_LETTERS and text.isprintable()
+    return 0 < len(text) <= MOST_CHARACTERS and text.isprintable()
 
 
 def label_in(suffix: str, data: bytes, name: str, where: str) -> str:
