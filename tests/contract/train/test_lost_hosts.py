@@ -50,6 +50,12 @@ def steps_on(disk: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in disk.glob("runs/2*/rows/*.jsonl"))
 
 
+def until_another_step_on(disk: Path) -> None:
+    """Wait until the rank of a host has begun one more step than now."""
+    now = steps_on(disk)
+    until(lambda: steps_on(disk) > now, f"another step on {disk.name}", SECONDS)
+
+
 def weights(run: Path) -> dict[str, torch.Tensor]:
     """Return the weights of the newest checkpoint."""
     return rackrun.load_checkpoint(max(run.glob("checkpoints/step-*.pt"))).weights
@@ -68,7 +74,8 @@ def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(hosts_with_d
     said = []
     for line in process.stderr:
         said.append(line)
-        if "restart 1 of 1" in line:
+        if "restart 1 of 1" in line:  # back before the first step, it would be part of this attempt
+            until_another_step_on(disks(lab)[0])
             lab.plug_cable(2)
     process.communicate(timeout=SECONDS)
     assert process.returncode == 0, "".join(said)
