@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests.lab.checkout import copy_rackrun
 from tests.lab.clusters import SlurmLab
 from tests.lab.fault import LEASE_SECONDS, LIMITS
 from tests.lab.faulty_hosts import Hosts, in_network
@@ -84,11 +86,15 @@ class Starter:
                 program,
                 **{**default, "stderr": subprocess.PIPE, **streams},
                 env=self.environment(),
-                cwd=self.hosts.folder,
+                cwd=self.working_folder(),
                 start_new_session=True,
                 text=True,
                 errors="replace",
             )
+
+    def working_folder(self) -> Path:
+        """Return the folder in which it is typed."""
+        return self.hosts.folder
 
     def environment(self) -> dict[str, str]:
         """Return the user's variables."""
@@ -201,6 +207,30 @@ class PipedOnTerminal(OnTerminal):
         os.close(theirs)
 
 
+class OnAnotherMachine(OnTerminal):
+    """One that a terminal here has started on another machine, by `--on`."""
+
+    def begin(self) -> None:
+        (host,) = self.hosts.hosts
+        self.hosts.configure(f"Host other\n  HostName {host.address}\n  Port {host.port}\n")
+        (host.folder / ".ssh").mkdir()
+        shutil.copy(self.hosts.config, host.folder / ".ssh" / "config")
+        copy_rackrun(self.working_folder(), self.hosts.cheap_python())
+        shutil.copy(self.hosts_file(), self.working_folder())
+        super().begin()
+
+    def words(self) -> tuple[str, ...]:
+        on = ("--on", "other", "--ssh-config", str(self.hosts.config))
+        return (*on, *LIMITS, "--sync", "hosts.txt", *self.ranks())
+
+    def working_folder(self) -> Path:
+        return self.hosts.folder / "project"
+
+    def environment(self) -> dict[str, str]:
+        about = {"PYTHONPATH": str(self.working_folder()), "HOME": str(self.hosts.folder)}
+        return {**super().environment(), **about}
+
+
 class AsFirstProcess(Starter):
     """One whose launcher is process 1, as in a container."""
 
@@ -300,6 +330,7 @@ class InSlurm(Starter):
 
 STARTERS = {
     "terminal": OnTerminal,
+    "--on": OnAnotherMachine,
     "no terminal": Starter,
     "PID 1": AsFirstProcess,
     "srun": InSlurm,

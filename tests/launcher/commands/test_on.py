@@ -7,8 +7,7 @@ import subprocess
 
 import pytest
 
-from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
-from tests.lab.hosts import ROOT
+from tests.lab.checkout import copy_rackrun
 from tests.lab.oracles import clean
 from tests.lab.waiting import until
 from tests.launcher.conftest import project
@@ -30,12 +29,7 @@ def laptop(start_lab):
     (head.folder / ".ssh").mkdir()
     shutil.copy(lab.config, head.folder / ".ssh" / "config")  # how it logs in to the worker
     folder = project(lab)
-    with (folder / ".gitignore").open("a") as ignored:
-        ignored.write("__pycache__/\n.venv\n")
-    for package in ("rackrun", *PLATFORM, *(TASKS.keys() - PACKAGES.keys())):
-        shutil.copytree(ROOT / package, folder / package, symlinks=True, dirs_exist_ok=True)
-    made = f"mkdir -p .venv/bin; ln -sf {lab.cheap_python()} .venv/bin/python"
-    (folder / "launcher" / "venv.sh").write_text(f"venv_python() {{ {made}; }}\n")
+    copy_rackrun(folder, lab.cheap_python())
     (folder / "train.py").write_text(COUNT)
     line = f"{worker.line} python={lab.cheap_python()} workdir={lab.folder}/work slots=1\n"
     (folder / "hosts.txt").write_text(line)
