@@ -5,12 +5,14 @@ documented error of what it calls pass, and checks what else is promised.
 """
 
 import json
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
+from msgspec import inspect
 
 Function = Callable[[bytes], None]
 DECODERS: list["Decoder"] = []
@@ -115,6 +117,36 @@ def replaced(draw: st.DrawFn, value: Any) -> Any:
         return [draw(ODD)]
     at = draw(st.integers(0, len(value) - 1))
     return [*value[:at], replaced(draw, value[at]), *value[at + 1 :]]
+
+
+TEXTS = ("10.0.0.1", "x", "/w", "0" * 32, "0" * 16, "20260101-120000-x", "/tmp/rackrun-a.lock", "")
+"""One of them has the form of any text."""
+
+
+def example(shape: Any) -> Any:
+    """Return a value of a declared shape, as JSON has it."""
+    return of_kind(inspect.type_info(shape))
+
+
+def of_kind(kind: Any) -> Any:
+    """Return a value of a kind of msgspec's."""
+    if fields := getattr(kind, "fields", ()):
+        return {field.encode_name: of_kind(field.type) for field in fields}
+    if isinstance(kind, inspect.UnionType):
+        return of_kind(next(each for each in kind.types if each != inspect.NoneType()))
+    if isinstance(kind, inspect.LiteralType):
+        return kind.values[0]
+    if isinstance(kind, inspect.DictType):
+        return {of_kind(kind.key_type): of_kind(kind.value_type)}
+    if isinstance(kind, inspect.TupleType):
+        return [of_kind(each) for each in kind.item_types]
+    if item := getattr(kind, "item_type", None):
+        return [of_kind(item)]
+    if isinstance(kind, inspect.StrType):
+        return next(text for text in TEXTS if re.match(kind.pattern or "", text))
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        return min(max(1, kind.ge), kind.le)
+    return False if isinstance(kind, inspect.BoolType) else "x"
 
 
 def coded(*values: object) -> bytes:

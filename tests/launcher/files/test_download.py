@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from rackrun.errors import Problem
 from rackrun.launcher.files.download import fetch_results
 from rackrun.launcher.remote import service
-from tests.fuzz.targets_files import Recorded
+from tests.fuzz.targets_launcher import Recorded
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
 from tests.launcher.fake_host import FakeHost, TrackedTransport, host_plan, replies
@@ -197,22 +196,3 @@ def test_nothing_comes_back_that_a_program_here_would_run_or_obey(tmp_path):
     assert not any(os.access(path, os.X_OK) or path.stat().st_mode & 0o111 for path in files)
     left = f"{len(LEFT)} of kinds that are not fetched (.env, .envrc, .git/config and"
     assert left in str(fetched)
-
-
-def test_a_file_that_cannot_be_read_keeps_no_other_from_coming(tmp_path):
-    """One without rights, and one that vanished since the listing: the others come."""
-    remote = tmp_path / "there"
-    remote.mkdir()
-    (remote / "a").write_text("a")
-    (remote / "z").write_text("z")
-    order = {"do": "send", "folder": str(remote), "paths": ["a", "gone", "../a", "z"]}
-    text = json.dumps(order).encode()
-    program = "from rackrun.launcher.remote import program; program.serve()"
-    done = subprocess.run(
-        [sys.executable, "-c", program], input=b"%d\n%s" % (len(text), text), capture_output=True
-    )
-    output = done.stdout.removeprefix(service.MARKER)
-    ended = b'{"error": "gone: No such file or directory"}'
-    above = b'{"error": "../a: is not the name of a file below the folder"}'
-    whole = [replies(b'{"size": 1}') + name + replies(b"{}") for name in (b"a", b"z")]
-    assert output == whole[0] + replies(ended, above) + whole[1] + replies(b"{}")
