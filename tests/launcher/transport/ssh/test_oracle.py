@@ -4,13 +4,16 @@ Each case is a known_hosts file and some lines of ssh_config, written down or dr
 real client and our `Network` read the same files and log in to the same real sshd. `{there}` is the
 host as known_hosts names it, `{key}` its Ed25519 key, for which `{authority}` has signed a
 certificate, `{rsa}` its RSA key, and `{other}` a foreign key. Certificates of hosts and
-RevokedHostKeys are not supported.
+RevokedHostKeys are not supported. `{folder}/held` is a key that the agent at `{agent}` holds, and
+that is locked in its file; `{folder}/word.pub` is a certificate for the key `{folder}/signed`.
 """
 
 import getpass
+import os
 import random
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +39,13 @@ class Case:
 
     known: str = "{there} {key}\n"
     config: str = ""
+    keys: bool = True
+    """Whether the user's own key is tried, too."""
+
+
+def keys(*lines: str) -> Case:
+    """Return a case of some lines that say which keys are tried."""
+    return Case(config="\n".join(lines), keys=False)
 
 
 def config(*lines: str, known: str = "{there} {key}\n") -> Case:
@@ -75,6 +85,22 @@ ACCEPTED: dict[str, Case] = {
         "ServerAliveInterval=30",
         "VerifyHostKeyDNS no",
     ),
+    "a key of the agent": keys("IdentityAgent {agent}"),
+    "a key of the agent, by a variable": keys("IdentityAgent $OUR_AGENT", "IdentityFile /none"),
+    "a locked key that the agent holds": keys(
+        "IdentityAgent {agent}", "IdentitiesOnly yes", "IdentityFile {folder}/held"
+    ),
+    "a public key of the agent's": keys(
+        "IdentityAgent {agent}", "IdentitiesOnly yes", "IdentityFile {folder}/public.pub"
+    ),
+    "IdentityFile with a variable": keys("IdentityAgent none", "IdentityFile ${{KEYS}}/user_key"),
+    "CertificateFile": keys(
+        "IdentityAgent none", "IdentityFile {folder}/signed", "CertificateFile {folder}/word.pub"
+    ),
+    "CertificateFile for a key of the agent": keys(
+        *("IdentityAgent {agent}", "IdentitiesOnly yes", "IdentityFile {folder}/signed.pub"),
+        "CertificateFile {folder}/word.pub",
+    ),
     "revoked under the name without the port": Case("{there} {key}\n@revoked {address} {key}\n"),
 }
 
@@ -101,6 +127,12 @@ REFUSED: dict[str, Case] = {
     "KexAlgorithms that the server lacks": config("KexAlgorithms diffie-hellman-group14-sha256"),
     "PubkeyAcceptedAlgorithms without the key's": config("PubkeyAcceptedAlgorithms rsa-sha2-256"),
     "RequiredRSASize over the key": config("RequiredRSASize 4096", known="{there} {rsa}\n"),
+    "IdentitiesOnly with a key that the agent lacks": keys(
+        "IdentityAgent {agent}", "IdentitiesOnly yes", "IdentityFile {folder}/none"
+    ),
+    "a key that only its certificate lets in": keys(
+        "IdentityAgent none", "IdentityFile {folder}/signed"
+    ),
     "Include of a file that others may write": config("Include {folder}/open"),
 }
 
@@ -156,16 +188,47 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
     subprocess.run(rsa, check=True)
     host_key = folder / "host-2" / "host_key"
     extra = SSHD.format(folder=folder) + f"HostCertificate {host_key}-cert.pub\n"
+    extra += f"TrustedUserCAKeys {make_key(folder / 'signer')}.pub\n"
     remote = lab.start(extra=extra)
     wait_for_banner(remote.address, remote.port)
     certify(remote, make_key(folder / "authority"))
     make_key(folder / "other")
-    args = vocabulary(folder, remote)
+    with key_agent(lab) as agent:
+        yield from made(lab, remote, agent)
+    lab.stop()
+
+
+def made(lab: Lab, remote: Sshd, agent: Path) -> Iterator[tuple[Lab, dict[str, str]]]:
+    folder = lab.folder
+    args = vocabulary(folder, remote) | {"agent": str(agent)}
     for name, mode in {"open": 0o666, "closed": 0o644}.items():
         (folder / name).touch()
         (folder / name).chmod(mode)
     yield lab, args
-    lab.stop()
+
+
+@contextmanager
+def key_agent(lab: Lab) -> Iterator[Path]:
+    """Yield an ssh-agent with two keys: one is authorized, one has a certificate alone."""
+    folder, path = lab.folder, lab.folder / "agent"
+    held, signed = make_key(folder / "held"), make_key(folder / "signed")
+    with (folder / "authorized_keys").open("a") as file:
+        file.write(held.with_suffix(".pub").read_text())
+    sign = ["ssh-keygen", "-q", "-s", folder / "signer", "-I", "x", "-n", getpass.getuser()]
+    subprocess.run([*sign, f"{signed}.pub"], check=True)
+    (folder / "signed-cert.pub").rename(folder / "word.pub")
+    with subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL) as agent:
+        until(path.exists, "the ssh-agent is there", 20)
+        variables = {"SSH_AUTH_SOCK": str(path), "OUR_AGENT": str(path), "KEYS": str(folder)}
+        subprocess.run(["ssh-add", "-q", held, signed], env=os.environ | variables, check=True)
+        lock = ["ssh-keygen", "-q", "-p", "-N", "pass phrase", "-f", held]
+        subprocess.run(lock, stdout=subprocess.DEVNULL, check=True)
+        held.with_suffix(".pub").rename(folder / "public.pub")
+        with pytest.MonkeyPatch.context() as environment:
+            for name, value in variables.items():
+                environment.setenv(name, value)
+            yield path
+        agent.terminate()
 
 
 def certify(host: Sshd, authority: Path) -> None:
@@ -223,6 +286,9 @@ def test_whatever_stands_in_both_files_we_do_as_the_ssh_client_does(server, numb
 def verdicts(lab: Lab, args: dict[str, str], case: Case) -> tuple[str, str, str]:
     """Return whether OpenSSH's client gets in, whether we do, and what both say."""
     lab.configure(case.config.format(**args))
+    if not case.keys:
+        known = f"UserKnownHostsFile {lab.known_hosts}\nGlobalKnownHostsFile /dev/null\n"
+        lab.config.write_text(known + case.config.format(**args))
     known_hosts = case.known.format(**args).encode("utf-8", "surrogateescape")
     answers = []
     for client in (ssh, ours):  # each may record a key
