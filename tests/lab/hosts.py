@@ -365,6 +365,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def peak_mib(pid: int) -> float:
+    """Return the peak memory of a process; rusage would include its parent's at the fork."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
 def with_signal(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process that may just have ended."""
     with contextlib.suppress(ProcessLookupError):

@@ -46,7 +46,6 @@ SET_BY_IMPORTS = ("OMP_WAIT_POLICY", "PYTHONWARNINGS", "WDS_SECURE")
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = ("__main__", "remote", "ray", "mlflow_run", "wandb_run", "worker_preload")
 """Programs of hosts, what imports heavy libraries, and what is for loader workers alone."""
-WITH_IT = ("tests.launcher.drive",)
 NAMESPACES = ("net", "uts", "mnt")  # of a host in tests/lab/network.py
 Request = dict[str, Any]
 
@@ -57,7 +56,7 @@ def libraries(kind: str) -> list[str]:
         own = [name for package in OURS for name in modules_of(package)]
         return [*TORCH, *own, "rackrun.cli.dispatch", "rackrun.run_report.page"]
     sys.path.insert(0, str(ROOT))
-    return [*modules_of("launcher"), *WITH_IT]
+    return modules_of("launcher")
 
 
 def modules_of(package: str) -> list[str]:

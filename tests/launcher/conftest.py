@@ -1,6 +1,5 @@
 """Fixtures of the launcher's tests."""
 
-import json
 import os
 import random
 import shutil
@@ -30,16 +29,8 @@ from tests.lab.needs import need
 from tests.lab.network import NetLab, net_labs
 from tests.lab.waiting import until
 from tests.lab.warm import ROOT
-from tests.launcher.drive import Drive, end_all
 
 CHEAP_NODE = "tests.lab.cheap_node"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    """Yield; then end the launchers that a failed test has left running."""
-    yield
-    end_all()
 
 
 @pytest.fixture
@@ -188,29 +179,6 @@ def plan_of(hosts: int, slots: int = 1, work: Work = PROGRAM, model: str = "") -
 
 def training(node: int, rank: int, **fields: object) -> Report:
     return Report(node, rank, {"rank": rank, "phase": "train", **fields})
-
-
-KINDS = {
-    "rank": "time.sleep(98764)",
-    "loader": "sleep 98765",
-    "shim": "/agent.zip",
-    "torchrun": "fake_torchrun.py",
-}
-
-
-def pid_of(drive: Drive, kind: str) -> int:
-    if kind == "launcher":
-        return drive.process.pid
-    if kind in ("agent", "guard"):
-        scratch = Path(drive.plan["hosts"][0]["scratch"])
-        agent, _, guard, *_ = json.loads((scratch / "agent.pid").read_text())
-        return int(agent if kind == "agent" else guard)
-    lines = drive.alive()
-    return next(
-        pid
-        for pid, line in lines.items()
-        if KINDS[kind] in line and (kind != "shim" or "fake_torchrun" not in line)
-    )
 
 
 PIECES = [

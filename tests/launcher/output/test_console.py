@@ -1,21 +1,15 @@
 """The launcher's own messages, outside of dashboards."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from rackrun.launcher.output.console import next_commands, progress_words, say
-from rackrun.launcher.output.run_output import RunOutput
+from rackrun.launcher.output.console import next_commands, progress_words
 from rackrun.launcher.output.run_view import view
-from rackrun.launcher.output.screen import shown_here
 from rackrun.launcher.run.events import Report
 from rackrun.launcher.run.job import Command, Job, TaskWork
 from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
-from tests.lab.warm import ROOT
 
 SAY = """
 import sys
@@ -26,37 +20,6 @@ for number in range(3):
     say(f"word {number}")
 print("went on")
 """
-
-
-def test_output_without_a_reader_ends_nothing():
-    """`./run-ssh ... 2>&1 | head -1`: the reader leaves, and what was under way goes on."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SAY],
-        cwd=ROOT,
-        env={name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdin and process.stdout and process.stderr
-    assert process.stderr.readline() == "rackrun: first\n"
-    process.stderr.close()
-    process.stdin.write("\n")
-    process.stdin.close()
-    assert process.stdout.read() == "went on\n"
-    assert process.wait() == 0
-    process.stdout.close()
-
-
-def test_what_is_said_is_text(tmp_path, capfd):
-    """SSH-7: a host's text in our messages and notes moves no cursor."""
-    line = "node1: \x1b]0;PWNED\x07\u202e\nnode2: \x1b[2J"
-    job = Job(Command(("x",)), RunFolder(tmp_path))
-    RunOutput(job, shown_here(plain=True)).note(line)
-    say(line)
-    for text in (job.folder.output.read_text(), capfd.readouterr().err):
-        assert "rackrun: node1: ␛]0;PWNED␇\\u202e\n" in text and "node2: ␛[2J\n" in text
 
 
 def test_a_plain_screen_shows_progress_before_the_first_epoch_ends():

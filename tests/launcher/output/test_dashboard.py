@@ -9,28 +9,23 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from rackrun.launcher.output.console import ranges
 from rackrun.launcher.output.dashboard import Dashboard
-from rackrun.launcher.output.run_view import machines, view
+from rackrun.launcher.output.run_view import view
 from rackrun.launcher.run.events import (
     Event,
-    Frozen,
     Gpu,
     Lost,
     Opened,
     Output,
     RankEnded,
     RankStarted,
-    Report,
     Usage,
 )
-from rackrun.launcher.run.job import Job, TaskWork
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
-from rackrun.units import duration
 from tests.lab.run import Terminal
-from tests.launcher.conftest import PROGRAM, plan_of, training
+from tests.launcher.conftest import plan_of, training
 
 
 class Stage:
@@ -108,14 +103,6 @@ def test_a_column_says_which_share_of_a_step_each_host_has(stage):
     assert "75.0%" in second and " 750 " in second
 
 
-def test_a_script_without_epochs_shows_its_steps(stage):
-    """What `rackrun.report` sends: the step stands where the epoch does for a task."""
-    board = stage(plan_of(1))
-    message = Report(0, 0, {"rank": 0, "phase": "train", "step": 12, "steps": 40, "loss": 0.25})
-    assert re.search(r"step 12/40 .*loss 0\.2500", board.play(RankStarted(0, 0, 1), message))
-    assert "evaluating" in board.play(Report(0, 0, {"rank": 0, "phase": "evaluate"}))
-
-
 def busy(node: int, *gpus: int) -> Usage:
     """Return a host whose GPUs are this busy, in percent."""
     percent = tuple(Gpu(busy, 60_000, 80_000) for busy in gpus)
@@ -162,41 +149,6 @@ def test_a_hot_gpu_is_seen(stage, model, state):
     assert (rows[0] == second) is bool(model)
 
 
-def test_columns_without_content_give_way(stage):
-    """A program that reports nothing has no step, loss and images/s: memory has their room."""
-    display = stage(plan_of(2), 80, 24)
-    shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), busy(0), busy(1))
-    head = next(line for line in shown.splitlines() if "state" in line)
-    assert head.split() == ["host", "state", "cpu", "memory"]
-
-
-@pytest.mark.parametrize(
-    ("work", "state"), [(TaskWork("catdog"), "starting"), (PROGRAM, "running")]
-)
-def test_a_task_that_imports_torch_is_starting(stage, work, state):
-    """Until a rank reports; what a program of the user does then, is not known."""
-    display, message = stage(plan_of(2, work=work)), Report(0, 0, {"phase": "start"})
-    shown = display.play(RankStarted(0, 0, 5), RankStarted(1, 1, 5), message)
-    assert dict(re.findall(r"(gpu\d+) +● (\w+)", shown)) == {"gpu001": "loading", "gpu002": state}
-
-
-@pytest.mark.parametrize(
-    ("ranks", "shown"),
-    [([1], "1 rank on 1 host"), ([1, 1], "2 ranks on 2 hosts"),
-     ([8], "8 ranks on 1 host"), ([4, 8, 2], "14 ranks on 3 hosts, 2 to 8 each")],
-)  # fmt: skip
-def test_ranks_and_hosts_in_words(ranks, shown):
-    facts = [PlannedHost(f"h{n}", "a", count, "python", "/", "/x") for n, count in enumerate(ranks)]
-    job = Job(PROGRAM, RunFolder(Path("/x")))
-    assert machines(make_plan(job, facts, 1)) == shown
-
-
-def test_gpus_are_not_named_where_none_is_used():
-    """On a host without any, and for a task that trains on the CPU."""
-    for work, model in ((TaskWork("catdog", ("--device", "cpu")), "H100"), (TaskWork("mnist"), "")):
-        assert machines(plan_of(1, work=work, model=model)) == "1 rank on 1 host"
-
-
 def test_broken_hosts_stand_first(stage):
     """Of 40 hosts on a small terminal, the lost and the failed one are on top."""
     display = stage(plan_of(40), 80, 20)
@@ -237,19 +189,6 @@ def test_no_width_breaks_the_board(stage, columns):
     assert " " * 12 not in first.strip()
 
 
-def test_trouble_is_red_and_named(stage):
-    """A stopped process and a lost host differ from hosts that work."""
-    display = stage(plan_of(3))
-    for node in range(3):
-        display.play(Opened(node, 1), RankStarted(node, node, 5))
-    shown = display.play(Frozen(1, ("rank 1",)), Lost(2, "silent for 15 s"))
-    assert [line.split()[2] for line in shown.splitlines() if line.strip().startswith("gpu")] == [
-        "stopped",
-        "lost",
-        "running",
-    ]
-
-
 def test_a_host_that_holds_up_the_others_shows_in_its_row(stage):
     """Its state says by what it is slow, as long as the first rank says so."""
     display = stage(plan_of(2))
@@ -260,14 +199,6 @@ def test_a_host_that_holds_up_the_others_shows_in_its_row(stage):
     assert re.search(r"gpu001 +● training", text)
     assert re.search(r"gpu002 +● slow network", text)
     assert "slow" not in display.play(training(0, 0, step=41, slow_rank=-1, slow=""))
-
-
-def test_numbers_are_short():
-    """Ranks as ranges, times as clocks."""
-    assert ranges([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
-    assert [duration(seconds) for seconds in (0, 59.6, 61, 3600, 86399)] == [
-        *("0:00", "1:00", "1:01", "1:00:00", "23:59:59")
-    ]
 
 
 @pytest.mark.parametrize("columns", [30, 80])

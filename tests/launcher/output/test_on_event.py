@@ -10,22 +10,12 @@ import pytest
 
 from rackrun.launcher.output.on_event import EventCommand
 from tests.lab.waiting import until
-from tests.launcher.drive import ROOT, Drive
 
 KEEP = """
 import json, os, pathlib, sys
 event = json.load(sys.stdin)
 name = f"{event['time']:.6f}-{os.environ['RACKRUN_EVENT']}.json"
 (pathlib.Path(__file__).parent / name).write_text(json.dumps(event))
-"""
-STEPS = f"""
-import sys, time
-sys.path.insert(0, {str(ROOT)!r})
-from rackrun import report
-for step in (1, 2, 3):
-    report(step=step)
-    time.sleep(0.3)
-time.sleep(999)
 """
 AGENT_KILLED_ONCE = """
 import json, os, pathlib, signal
@@ -47,20 +37,6 @@ def keeping(folder: Path) -> list[str]:
 def kept(folder: Path) -> list[dict[str, Any]]:
     """Return the events that the command has kept, in order."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-
-
-def test_a_stall_and_the_end_reach_the_command(tmp_path):
-    """Both come as JSON with host and rank; the stall while the run still goes on."""
-    limits = {"hang_seconds": 3.0}
-    script = [sys.executable, "-c", STEPS]
-    drive = Drive(tmp_path, script, on_event=keeping(tmp_path), limits=limits)
-    assert drive.wait() == 75, drive.err
-    stall, end = kept(tmp_path)
-    assert (stall["event"], stall["host"], stall["rank"]) == ("stall", "127.0.0.2", 0)
-    assert stall["text"].endswith("at step 3; at 3 s the run ends")
-    assert stall["result"] is None
-    assert (end["event"], end["folder"]) == ("end", str(drive.folder))
-    assert end["result"] == drive.result
 
 
 def test_a_lost_host_and_a_restart_reach_the_command(start_lab, tmp_path):
@@ -95,16 +71,6 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
     started = pids.read_text().split()
     assert len(started) == 4
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
-
-
-def test_events_that_pile_up_are_dropped_and_named(tmp_path):
-    """Memory is bounded, whatever a run goes through; abandoned, nothing is left."""
-    command = EventCommand(["sleep", "999"])
-    for number in range(20):
-        command.send("stall", tmp_path, f"stall {number}")
-    command.abandon()
-    dropped = [line for line in command.problems() if "8 events wait for the command" in line]
-    assert len(dropped) >= 11
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """Much output: every byte in its log, memory flat, time linear."""
 
 import contextlib
-import hashlib
 import os
-import random
 import sys
 import time
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from rackrun.launcher.remote.agent.frames import READ_BYTES
 from rackrun.launcher.supervision.agents import QUEUED_EVENTS
 from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
-from tests.launcher.drive import TIMEOUT_SECONDS, Drive, peak_mib
+from tests.lab.hosts import peak_mib
 
 LAUNCHER_MIB = 66  # of a run that prints nothing: 61 to 63, and what malloc keeps
 COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written
@@ -39,24 +37,6 @@ SIZES = (10, 100)  # megabytes
 
 
 @pytest.mark.security("SSH-7")
-def test_a_flood_takes_time_in_proportion_and_no_more_memory(tmp_path):
-    """SSH-7: ten times the bytes, without any newline: all are in the log, for at most 12 times the
-    launcher's processor time, in the memory of a small run."""
-    took = []
-    for megabytes in SIZES:
-        screen = tmp_path / f"screen-{megabytes}"
-        command = flooder(tmp_path, megabytes, b"no newline, ever ")
-        drive = Drive(tmp_path, command, output=screen)
-        assert drive.process.wait(5 * TIMEOUT_SECONDS) == 0
-        assert drive.peak_mib < MEMORY_MIB
-        assert drive.log(0, "out").stat().st_size == 1_000_000 * megabytes
-        took.append(drive.processor_seconds)
-        drive.log(0, "out").unlink()
-        screen.unlink()
-    assert took[1] <= 12 * took[0]
-
-
-@pytest.mark.security("SSH-7")
 def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(start_lab, tmp_path):
     """SSH-7: likewise of lines through sshd, with the screen in a file."""
     lab = start_lab(1)
@@ -68,7 +48,7 @@ def test_a_flood_over_ssh_takes_time_in_proportion_and_no_more_memory(start_lab,
             args = ("--ssh-config", str(lab.config), "--name", str(megabytes), hosts, *command)
             process = lab.launcher(*args, stdout=screen, before=("env",))  # our own child
         peak, processor = watched(process.pid)
-        _, err = process.communicate(timeout=TIMEOUT_SECONDS)
+        _, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
         (log,) = lab.folder.glob(f"runs/*-{megabytes}/logs/*/*/rank-0.out")
         assert log.stat().st_size == 1_000_000 * megabytes
@@ -87,25 +67,3 @@ def watched(pid: int) -> tuple[float, float]:
         time.sleep(0.05)
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return peak, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-
-
-def test_every_byte_of_every_rank_is_in_its_log(tmp_path):
-    """Random bytes on both streams of three ranks on two hosts: the logs have the same digests."""
-    seed = random.Random(7).randbytes(1 << 20)
-    (tmp_path / "bytes").write_bytes(seed)
-    code = (
-        "import os, sys\n"
-        f"data = open({str(tmp_path / 'bytes')!r}, 'rb').read() + os.environ['RANK'].encode()\n"
-        "for start in range(0, len(data), 7777):\n"
-        "    sys.stdout.buffer.write(data[start:start + 7777]); sys.stdout.flush()\n"
-        "    sys.stderr.buffer.write(data[start:start + 7777][::-1]); sys.stderr.flush()\n"
-    )
-    drive = Drive(tmp_path, [sys.executable, "-c", code], slots=[2, 1], output=tmp_path / "screen")
-    assert drive.wait() == 0, drive.err
-    for rank, host in ((0, 0), (1, 0), (2, 1)):
-        data = seed + str(rank).encode()
-        pieces = [data[start : start + 7777] for start in range(0, len(data), 7777)]
-        backwards = b"".join(piece[::-1] for piece in pieces)
-        for stream, expected in (("out", data), ("err", backwards)):
-            result = drive.log(rank, stream, host=host).read_bytes()
-            assert hashlib.sha256(result).digest() == hashlib.sha256(expected).digest()

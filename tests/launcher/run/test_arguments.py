@@ -1,7 +1,5 @@
 """Arguments and variables reach a rank byte for byte, whatever is in them."""
 
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,40 +11,11 @@ from rackrun.launcher.run.job import Command, Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder
-from tests.lab import warm
-from tests.launcher.conftest import hostile
-from tests.launcher.drive import Drive
 
 TELL = (
     "import json, os, sys\n"
     "print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:2] == 'H_'}]))"
 )
-
-
-def test_hostile_words_arrive_byte_for_byte(tmp_path):
-    """Through a real torchrun: 1,000 words and 1,000 values with quotes, newlines, `$()` and no
-    UTF-8 do not change."""
-    args, values = hostile(1000, 1), hostile(1000, 2)
-    environment = [(f"H_{number}", value) for number, value in enumerate(values)]
-    command = [sys.executable, "-X", "utf8", "-c", TELL, *args]
-    options = {"real": True, "python": str(warm.interpreter())}
-    drive = Drive(tmp_path, command, environment=environment, **options)
-    assert drive.wait() == 0, drive.err
-    argv, variables = json.loads(drive.log(0, "out").read_bytes())
-    assert argv == args
-    assert variables == dict(environment)
-    assert not list(drive.folder.rglob("canary"))
-
-
-def test_another_launchers_variables_do_not_reach_torchrun(tmp_path, monkeypatch):
-    """A run inside a Slurm step or another torchrun does not take its rank from those."""
-    for name in ("PET_NNODES", "SLURM_PROCID", "TORCHELASTIC_RUN_ID", "NODE_RANK"):
-        monkeypatch.setenv(name, "55555")
-    monkeypatch.setenv("WORLD_SIZE", "66666")
-    code = "import os; print(sorted(n for n, v in os.environ.items() if v in ('55555', '66666')))"
-    drive = Drive(tmp_path, [sys.executable, "-c", code])
-    assert drive.wait() == 0
-    assert drive.log(0, "out").read_text() == "[]\n"
 
 
 @pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])

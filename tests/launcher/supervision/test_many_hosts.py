@@ -54,11 +54,14 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
     )
     agents = AgentGroup(plan, [LocalTransport("a")])
     run = RunState(plan, begun := time.monotonic())
-    run.take(Opened(0, port=1), begun)
     silence = SilenceDetector(run, agents, Limits(lease_seconds=15.0))
+    begun += 61
+    (lost,) = silence.lost(begun, None)
+    assert lost.reason == "no agent answered within 60 s"
+    run.take(Opened(0, port=1), begun)
     channel = agents.of(0).channel = LocalTransport("a").open(["cat"])
 
-    def lost(turns: int, seconds: float) -> str:
+    def lost_after(turns: int, seconds: float) -> str:
         """Return what is said of the host after so many turns of this length."""
         nonlocal begun
         message = ""
@@ -67,14 +70,14 @@ def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
             message = "".join(lost.reason for lost in silence.lost(begun, None))
         return message
 
-    assert lost(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening
+    assert lost_after(29, 10.0) == ""  # 290 s by the clock, 14.5 s of listening
     channel.send(b"a heartbeat")
     until(channel.is_unread, "it has come back", 20)
-    assert lost(300, 0.1) == ""
+    assert lost_after(300, 0.1) == ""
     channel.receive()
-    assert lost(1, 0.1) == "silent for 45 s"
+    assert lost_after(1, 0.1) == "silent for 45 s"
     agents.of(0).heard_at += 1
-    assert lost(150, 0.1) == ""
-    assert lost(2, 0.1) == "silent for 15 s"
+    assert lost_after(150, 0.1) == ""
+    assert lost_after(2, 0.1) == "silent for 15 s"
     channel.close()
     drain(channel)

@@ -13,7 +13,7 @@ import pytest
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from tests.lab.hosts import BUSY, Lab, Sshd, make_key, wait_for_banner, with_signal
+from tests.lab.hosts import BUSY, Lab, Sshd, wait_for_banner, with_signal
 
 ONE_SECOND = {
     f"{step}_seconds": 1.0 for step in ("connect", "banner", "handshake", "login", "channel")
@@ -102,20 +102,6 @@ def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab):
         mute.close()
     assert f"port {slow.port} neither accepted nor refused a key of" in message[2]
     assert "within 1 s" in message[2]
-
-
-def test_the_limit_of_a_login_is_for_all_keys_together(start_lab):
-    """SSH-8: five keys at a host that judges none of them take no longer than one."""
-    lab = start_lab(0)
-    slow = lab.start(extra=JUDGES_NO_KEY)
-    wait_for_banner(slow.address, slow.port)
-    lab.trust()
-    more = [make_key(lab.folder / f"more-{number}") for number in range(4)]
-    lab.configure(*(f"IdentityFile {key}" for key in more))
-    began = time.monotonic()
-    with network(lab, login_seconds=2.0) as net, pytest.raises(HostUnreachable, match="neither"):
-        net.connect([slow.host])
-    assert time.monotonic() - began < BUSY * 4
 
 
 def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab):

@@ -4,10 +4,7 @@ import sys
 
 import pytest
 
-from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.state import RunState
 from tests.lab.hosts import ROOT
-from tests.launcher.conftest import plan_of, training
 
 
 @pytest.mark.long
@@ -24,14 +21,26 @@ def test_the_deep_check_names_a_slow_link(net):
     assert set(lab.result()["hosts"].values()) == {"clean"}
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"slow_rank": "1", "slow": "x"}, {"slow_why": "\x1b[2J", "slow": "x"}]
-)
-def test_malformed_reports_name_no_rank(fields):
-    """A rank may report anything: only well-formed reports of stragglers are accepted."""
-    plan: Plan = plan_of(2)
-    run = RunState(plan, 0.0)
-    run.take(training(0, 0, slow_rank=1, slow_why="data", slow="late"), 1.0)
-    assert run.slow is not None and run.host_of(run.slow.rank) is run.hosts[1]
-    run.take(training(0, 0, **{"slow_rank": 1, "slow_why": "data", "slow": "", **fields}), 1.0)
-    assert run.slow is None
+LATE = """
+import os, time
+import rackrun.reports
+from rackrun import report
+rackrun.reports.SECONDS_BETWEEN_REPORTS = 0
+late = os.environ["RANK"] == "1"
+for step in range(1, 201):
+    report(step=step, data_seconds=0.03 if late else 0.002, compute_seconds=0.07)
+    time.sleep(0.005)
+"""
+
+
+def test_a_script_that_reports_its_own_seconds_has_its_straggler_named(start_lab):
+    """Rank 1 reads slowly: one line names it, its host and why, while the script runs."""
+    lab = start_lab(2)
+    words = ("--env", f"PYTHONPATH={ROOT}", lab.cheap_hosts(), "--", sys.executable, "-c", LATE)
+    code, _, err = lab.result_of(*words)
+    assert code == 0, err
+    (line,) = (line for line in err.splitlines() if "is slow" in line)
+    assert line == (
+        "rackrun: 127.0.0.3 is slow: last 50 steps: the others wait for rank 1 on 127.0.0.3"
+        " 28.0 of 100.0 ms a step: its data takes 30.0 ms, theirs 2.0 ms"
+    )

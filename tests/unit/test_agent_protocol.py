@@ -45,38 +45,21 @@ NONSENSE = {
     "too long": frames.HEADER.pack(frames.EVENT, 0, 2**31) + b"x",
     "no JSON": frame(b"{]}"),
     "deep": frame(b"[" * 100_000),
-    "no UTF-8": frame(b'"\xff"'),
-    **{text: frame(text.encode()) for text in ("{}", "[]", "5", '"x"', "null", "NaN")},
-    "digits": frame(b'{"event": "opened", "port": 1' + b"0" * 5000 + b"}"),
+    "no object": frame(b"5"),
     "frame of a new kind": frame(b"", kind=9),
     "event of a new kind": event("unheard"),
     "event without a name": event([]),
-    "no port": event("opened"),
     "unknown field": event("joined", who=1),
+    "no port": event("opened"),
     "port": event("opened", port=70_000),
     "output of another rank": frame(b"x", frames.OUT, 2),
     "report of another rank": frame(b'{"step": 1}', frames.REPORT, 2),
     "end of another rank": event("ended", 5, code=0, signal=0, oom=False),
     "end of nobody": event("ended", code=0, signal=0, oom=False),
-    "huge rank": event("started", 40_000, pid=1),
-    "code": event("ended", 0, code="x", signal=0),
-    "codes": event("ended", 0, code=[1], signal=0),
     "code of no process": event("ended", 0, code=256, signal=0),
     "signal by name": event("ended", 0, code=0, signal="KILL"),
-    "signal": event("torchrun-ended", code=0, signal=65),
-    "pid": event("started", 0, pid=-1),
-    "true": event("started", 0, pid=True),
-    "reason": event("stopping", reason=5),
-    "reasons": event("refused", reason={}),
     "long reason": event("stopping", reason="x" * 5000),
-    "survivors": event("closed", survivors=[{}]),
-    "names": event("frozen", names="rank 0"),
-    "addresses": event("unreached", addresses=[5]),
-    "cpu": event("usage", **{**USAGE, "cpu": 2147483648}),
     "cpu that is none": event("usage", **{**USAGE, "cpu": float("nan")}),
-    "cpu as text": event("usage", **{**USAGE, "cpu": "0.5"}),
-    "memory": event("usage", **{**USAGE, "memory": 10**30}),
-    "gpu": event("usage", **{**USAGE, "gpus": [[1, 2, 3]]}),
     "gpus": event("usage", **{**USAGE, "gpus": [GPU] * 2000}),
 }
 
@@ -84,7 +67,7 @@ NONSENSE = {
 @pytest.mark.parametrize("name", NONSENSE)
 @pytest.mark.security("HOST-1")
 def test_nonsense_from_a_host_is_a_lost_host(name):
-    """Every wrong type, range, rank and size is HostLost, 75: never another error."""
+    """75, and never another error; test_shapes.py holds that every field has a range."""
     with pytest.raises(HostLost, match=agent_protocol.NONSENSE):
         heard(NONSENSE[name])
 

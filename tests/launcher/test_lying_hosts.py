@@ -1,4 +1,4 @@
-"""Answers of a compromised host to a launch, and what reaches the terminal."""
+"""What compromised hosts say to a launch is not believed, and does not reach the terminal."""
 
 import json
 import sys
@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.lab.hosts import Lab, wait_for_banner
+from rackrun.launcher.remote.agent import frames
+from tests.lab.hosts import WAIT, Lab, wait_for_banner
 from tests.lab.oracles import text_only
-from tests.launcher.preflight.lying_probe import FIRST
+from tests.launcher.lying_host import FIRST
 
 ESC = "\x1b]0;PWNED\x07\x1b[31m"
-LYING = Path(__file__).with_name("lying_probe.py")
+LYING = Path(__file__).with_name("lying_host.py")
 HONEST: dict[str, Any] = {}
 INTERPRETER = {"version": "3.11.7", "torch": "2.0", "cuda": ""}
 LIES: list[tuple[dict[str, Any], str]] = [  # answers, as the host changes them, and what is said
@@ -69,19 +70,16 @@ def host_of_lies(lab: Lab, lies: list[dict[str, Any]]) -> Path:
     return hosts
 
 
-@pytest.mark.parametrize(
-    "lies", [LIES[::2], pytest.param(LIES, marks=pytest.mark.long)], ids=["half", "all"]
-)
 @pytest.mark.security("HOST-1")
-def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(start_lab, lies):
+def test_each_wrong_answer_of_a_probe_is_a_line_with_the_name_of_its_host(start_lab):
     """Types, ranges, paths, addresses, JSON: 69, a line each, no traceback, and no GPU believed."""
     lab = start_lab(0)
-    hosts = host_of_lies(lab, [HONEST, *(lie for lie, _ in lies)])
+    hosts = host_of_lies(lab, [HONEST, *(lie for lie, _ in LIES)])
     code, out, err = lab.result_of("--check", "--json", str(hosts), "--", "true")
     assert (code, err) == (69, "")
     wrong = {row["host"]: row["problem"] for row in json.loads(out) if row["level"] == "refused"}
-    assert list(wrong) == [f"{FIRST}{number}" for number in range(1, len(lies) + 1)]
-    for (lie, says), problem in zip(lies, wrong.values(), strict=True):
+    assert list(wrong) == [f"{FIRST}{number}" for number in range(1, len(LIES) + 1)]
+    for (lie, says), problem in zip(LIES, wrong.values(), strict=True):
         assert says in problem, (lie, problem)
         assert "invalid" in problem or "not that of the probe" in problem, (lie, problem)
         assert "\n" not in problem
@@ -112,3 +110,52 @@ def test_no_word_of_a_probe_moves_the_cursor(start_lab):
     assert code == 0, err
     assert "␛]0;PWNED␇" in out
     text_only(out + err)
+
+
+def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
+    payload = json.dumps({"event": name, **fields}).encode()
+    return frames.HEADER.pack(frames.EVENT, local, len(payload)) + payload
+
+
+ENDED = {"code": 0, "signal": 0, "oom": False, "ordered": False}
+USAGE = {"cpu": 2147483648, "memory": 1, "memory_total": 2, "gpus": []}
+NONSENSE = "sent data that is not the agent protocol"
+SAID = {  # by the agent of the second of two hosts: why that host is lost
+    "its last word first": (event("closed", survivors=[]), "its agent ended before its ranks did"),
+    "the end of another's rank": (event("opened", port=1) + event("ended", 1, **ENDED), NONSENSE),
+    "no object": (frames.HEADER.pack(frames.EVENT, 0, 1) + b"5", NONSENSE),
+    "deep": (frames.HEADER.pack(frames.EVENT, 0, 99_999) + b"[" * 99_999, NONSENSE),
+    "endless": (event("usage", **USAGE), NONSENSE),
+    "a sequence": (
+        event("stopping", reason="\x1b]0;PWNED\x07\nrackrun: done") + event("closed"),
+        "]0;PWNED",
+    ),
+}
+
+
+@pytest.mark.security("HOST-2")
+def test_what_a_lying_agent_says_is_the_end_of_its_own_host(start_lab):
+    """SSH-7: one line that names it, 75, no traceback; the other host is clean. A host that is
+    alone cannot make a run succeed."""
+    lab = start_lab(0)
+    lies = [lie for said, _ in SAID.values() for lie in (HONEST, {"agent": said.decode("latin-1")})]
+    lines = host_of_lies(lab, lies).read_text().splitlines(keepends=True)
+    pairs = [lines[at : at + 2] for at in range(0, len(lines), 2)]
+
+    def launched(name: str, hosts: list[str]) -> Any:
+        (lab.folder / f"{name}.txt").write_text("".join(hosts))
+        options = ("--ignore-check", "machine", "--name", name)
+        return lab.run_ssh(*options, str(lab.folder / f"{name}.txt"), *WAIT)
+
+    runs = [launched(f"run{number}", hosts) for number, hosts in enumerate(pairs)]
+    for number, (run, (_, why)) in enumerate(zip(runs, SAID.values(), strict=True)):
+        out, err = run.communicate(timeout=120)
+        assert run.returncode == 75, err
+        text_only(out + err)
+        last = err.splitlines()[-1]
+        assert last.startswith(f"rackrun: failed: {FIRST}{2 * number + 1}: ") and why in last, err
+        (result,) = lab.folder.glob(f"runs/2*-run{number}/result.json")
+        assert json.loads(result.read_text())["hosts"][f"{FIRST}{2 * number}"] == "clean"
+    alone = launched("alone", pairs[0][1:])
+    _, err = alone.communicate(timeout=120)
+    assert alone.returncode == 75 and "failed" in err.splitlines()[-1], err
