@@ -148,6 +148,9 @@ LAUNCHER = [
     launcher("KILL", (-9,), "", SOON, weight=3),
     launcher("QUIT", (-3,), "", SOON),
     launcher("TSTP-CONT", **GOES_ON),
+    Fault(
+        "stop", (130,), "stopped by ./run-ssh stop", STOP, lambda run: run.type("stop"), short=True
+    ),
     Fault("launcher-stopped-long", (75,), "10.77.0.", SOON, long_stop, short=True),
     goes_on("launcher-stopped-short", lambda run: run.pause("launcher", 1.0)),
 ]

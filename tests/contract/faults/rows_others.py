@@ -22,7 +22,9 @@ DETACHED = [
     ),
     goes_on("controller-HUP", sends("controller", "HUP"), started_as="detached"),
     goes_on("controller-INT", sends("controller", "INT"), started_as="detached"),
-    detached("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop"), weight=2),
+    detached(
+        *("stop", (130,), "stop", STOP + 10, lambda run: run.type("stop")), weight=2, short=True
+    ),
     detached("rank-KILL", (137,), "killed by SIGKILL", LOST, sends("rank", "KILL"), weight=2),
     detached("agent-KILL", (75,), "{victim}", LOST + 5, sends("agent", "KILL")),
     detached("attach-INT", (0, 130, -2), "", SOON, sends("launcher", "INT"), rank_seconds=3.0),

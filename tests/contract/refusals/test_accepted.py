@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from tests.contract.refusals.rows_train import DATA, FIRST_RUN, LAST, RUNS, SAME
 from tests.lab.run import run, write
-from tests.lab.sources import changed
+from tests.lab.sources import changed, link
 
 OWN = {
     "my.py": """
@@ -75,9 +75,11 @@ RESUMED = [
     f"catdog {SAME} --lr 0.3 --crop-area 0.5 --resume {FIRST_RUN}",
     f"catdog {SAME} --resume {LAST}",
     f"catdog {SAME} --resume latest",
+    f"catdog {SAME} --resume runs/latest",
     f"--nproc 2 catdog {SAME.replace('size 4', 'size 2')} --resume {FIRST_RUN}",
     f"catdog {SAME} --weights {LAST}",
 ]
+LATEST = RUNS | {"runs/latest": link(FIRST_RUN.removeprefix("runs/"))}
 UNREADABLE = RUNS | {f"{FIRST_RUN}/config.json": changed(lambda data: b"{")}
 
 
@@ -86,7 +88,7 @@ UNREADABLE = RUNS | {f"{FIRST_RUN}/config.json": changed(lambda data: b"{")}
     [
         *((line, DATA) for line in SETTINGS),
         *((line, DATA | OWN | WEIGHTS) for line in MODELS),
-        *((line, RUNS) for line in RESUMED),
+        *((line, LATEST) for line in RESUMED),
         (RESUMED[0], UNREADABLE),
     ],
 )
@@ -94,3 +96,5 @@ def test_what_may_be_right_is_not_refused(line, files, tmp_path):
     write(tmp_path, files)
     result = run(f"rackrun local --dry-run {line} --data data", tmp_path)
     assert (result.code, result.err) == (0, ""), result
+    # A run's own folder is the latest before its ranks read the option.
+    assert "runs/latest" not in line or f"--resume {FIRST_RUN}" in result.out, result

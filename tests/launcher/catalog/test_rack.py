@@ -12,11 +12,6 @@ from collections.abc import Callable
 
 import pytest
 
-from rackrun.launcher.catalog.rack_table import table
-from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.preflight.facts import HostFacts
-from rackrun.launcher.preflight.replies import Occupancy, checked_reply
-from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
 from tests.lab.simulated_gpus import OLDER, SLEEP, SimulatedRack
@@ -113,26 +108,3 @@ def test_the_table_is_drawn_again_on_a_terminal_until_ctrl_c(rack):
     screen, _, left = output.rpartition(b"\x1b[?1049l")  # the end of the alternate screen
     assert b"\x1b[?1049h" in screen and b"3 of 4 GPUs free" in left
     os.close(leading)
-
-
-STATE = {
-    **{"load": 1.0, "cores": 64, "gpus": 8, "disk_free": 1 << 40, "queue": []},
-    **{"time": 1.0, "lock_problem": "", "drained": ""},
-}
-
-
-def test_what_is_wrong_and_what_there_is_in_all_comes_first_on_a_screen():
-    """Hosts with the same problem are in one line; on paper the table comes first."""
-    uses = {Occupancy: checked_reply({**STATE, "uses": []}, Occupancy, "gpu")}
-    rack = [
-        HostFacts(Host(f"gpu{number:02}"), None, uses)
-        if number % 3
-        else HostFacts(Host(f"gpu{number:02}"), HostUnreachable("Connection refused"))
-        for number in range(1, 10)
-    ]
-    first, _, second, _, *rows = table(rack, on_screen=True).splitlines()
-    assert first == "9 hosts, 48 of 48 GPUs free, no answer: gpu[03,06,09]"
-    assert second == "gpu[03,06,09]: Connection refused"
-    assert len(rows) == 10
-    *rows, _, before, _, last = table(rack).splitlines()
-    assert (before, last, len(rows)) == (second, first, 10)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -55,17 +54,6 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes):
     assert sorted(lines) == [f"{rank} 7 {nodes.run}" for rank in range(7)]
     results = [json.loads(path.read_text()) for path in sorted(nodes.run.glob("result*.json"))]
     assert sorted(rank for result in results for rank in result["codes"]) == list("0123456")
-    assert not nodes.left()
-
-
-def test_a_signal_to_one_node_lets_all_of_them_save(nodes):
-    """SIGUSR1 is a scheduler that will start us again: 75."""
-    processes = nodes.start_all(2, *python(SAVE))
-    ready(nodes, 2)
-    processes[1].send_signal(signal.SIGUSR1)
-    endings = ends(processes)
-    assert [ended[0] for ended in endings] == [75, 75], endings
-    assert all("saved" in out for _, out, _ in endings)
     assert not nodes.left()
 
 
@@ -178,22 +166,6 @@ def test_a_signal_after_the_end_changes_nothing(nodes):
     process.send_signal(signal.SIGUSR1)
     ((code, out, errors),) = ends([process])
     assert (code, len(out)) == (0, 1_000_000), errors
-
-
-@pytest.fixture
-def shards(tmp_path: Path) -> Path:
-    """Return a few drawn cats and dogs."""
-    drawn = [
-        sys.executable,
-        "-m",
-        "rackrun.catdog",
-        "demo",
-        str(tmp_path / "drawn"),
-        "--images",
-        "60",
-    ]
-    subprocess.run(drawn, stdout=subprocess.DEVNULL, check=True)
-    return tmp_path / "drawn" / "shards"
 
 
 LITTLE = """\

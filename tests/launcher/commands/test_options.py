@@ -2,7 +2,6 @@
 
 import ast
 import json
-import time
 import tomllib
 from importlib import import_module
 from itertools import chain
@@ -31,7 +30,7 @@ from rackrun.launcher.preflight.checks import CHECKS, check_allowed
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import LocalOptions, Serving
-from rackrun.run_folder import RunFolder, new_run_folder
+from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
 from rackrun.user_code.revision import git_commit
@@ -81,15 +80,6 @@ def test_other_launchers_options_are_understood():
 
 def test_each_check_but_those_that_the_plan_is_made_of_can_be_left_out():
     check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
-
-
-def test_a_run_folder_that_is_made_in_between_is_left_to_the_other(tmp_path):
-    """Two launches of one task in a second: a link to nowhere is not seen, but takes the name."""
-    for second in range(60):
-        name = time.strftime("%Y%m%d-%H%M%S-catdog", time.localtime(time.time() + second))
-        (tmp_path / name).symlink_to("nowhere")
-    assert new_run_folder(tmp_path, "catdog").path.name.endswith("-catdog-2")
-    assert new_run_folder(tmp_path, "catdog").path.name.endswith(("-catdog-2", "-catdog-3"))
 
 
 def test_good_urls_and_folders_are_taken():

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.errors import UsageError
-from rackrun.launcher import launch
 from tests.lab import warm
 from tests.lab.warm import ROOT
 
@@ -75,30 +73,6 @@ def test_help_imports_no_torch(args):
     assert ended.returncode == 0
     assert "usage: " in ended.stdout
     assert " torch\n" not in ended.stderr
-
-
-def test_launch_from_python_returns_the_result(tmp_path):
-    """`launch` takes the same words and options, and returns codes, cause and folder."""
-    second = "until [ -e first ]; do sleep 0.1; done; sleep 1; exit 5"
-    code = (
-        "from rackrun.launcher import launch\n"
-        f"ranks = 'if [ $RANK = 0 ]; then touch first; else {second}; fi'\n"
-        f"python = {str(warm.interpreter())!r}\n"
-        "ended = launch('--', 'bash', '-c', ranks, nproc=2, python=python)\n"
-        "print(ended.exit_code, dict(ended.codes), ended.rank, ended.folder.name[-4:])\n"
-    )
-    ended = warm.run(
-        *("-c", code),
-        start=warm.Launcher,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert ended.stdout == "5 {0: 0, 1: 5} 1 bash\n", ended.stderr
-
-
-def test_a_launch_needs_something_to_run():
-    with pytest.raises(UsageError, match="nothing to run"):
-        launch()
 
 
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):

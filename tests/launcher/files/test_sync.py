@@ -19,7 +19,7 @@ from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.files import sync
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_files
-from rackrun.launcher.remote import service, upload
+from rackrun.launcher.remote import service
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
@@ -247,24 +247,6 @@ def test_a_stream_that_breaks_changes_nothing(tmp_path, names, end):
     assert unpacked(remote, *names, end=end)
     assert (remote / "a").read_text() == "old"
     assert {path.name for path in remote.iterdir()} == {"a", "b"}
-
-
-def test_files_that_have_no_folder_go_nowhere_else():
-    """One that cannot be made: the host says so, and its root folder is not written to."""
-    names = [f"rackrun-test-{os.getpid()}-{number}" for number in range(2)]
-    assert unpacked(Path("/proc/none"), *names)
-    assert not any(Path("/", name).exists() for name in names)
-
-
-def test_what_came_before_a_copy_broke_off_is_in_the_list(tmp_path):
-    """Else nothing would remove it there once it is removed here."""
-    root, incoming = tmp_path / "there", tmp_path / "there" / "incoming"
-    (incoming / "b").mkdir(parents=True)
-    (incoming / "a").touch()
-    (root / "b").touch()
-    with pytest.raises(OSError, match="where a folder should be"):
-        upload.exchange(str(root), str(incoming), ["a", "b/c"], ["a", "b/c"])
-    assert (root / "a").exists() and "a" in upload.brought(str(root))
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:

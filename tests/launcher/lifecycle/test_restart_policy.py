@@ -1,21 +1,14 @@
 """Attempts after a failure: how many, on which hosts, from where."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, resumed
-from rackrun.launcher.preflight.checks import CHECKS
-from rackrun.launcher.preflight.examine import examine, refusal
-from rackrun.launcher.preflight.facts import Requirements, gather_facts
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
-from rackrun.launcher.supervision.agents import drain
-from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from tests.lab.waiting import until
 
 HOSTS = tuple(map(Host, "abcd"))
@@ -145,40 +138,6 @@ def test_a_task_goes_on_from_its_newest_run():
     task = TaskWork("catdog", ("--resume", "old", "--epochs", "3", "--resume=older"))
     assert resumed(task, "runs/new").options == ("--epochs", "3", "--resume", "runs/new")
     assert resumed(Command(("true",)), "runs/new") == Command(("true",))
-
-
-class Mortal(LocalTransport):
-    """A place that dies at an order."""
-
-    def __init__(self, name: str, last: bytes) -> None:
-        super().__init__(name)
-        self.last = last
-        self.channels: list[LocalChannel] = []
-
-    def open(self, argv: Sequence[str]) -> LocalChannel:
-        channel = super().open(argv)
-        self.channels.append(channel)
-        send = channel.send
-
-        def send_until_then(data: bytes) -> None:
-            if self.last in data:
-                channel.close()
-            send(data)
-
-        channel.send = send_until_then
-        return channel
-
-
-def test_a_first_host_that_dies_during_the_look_is_a_finding(tmp_path):
-    """So a further attempt goes on without it; the others are not kept, and not blamed."""
-    hosts = (Host("first"), Host("second"))
-    transports = (Mortal("first", b'"listen"'), Mortal("second", b"never"))
-    result = gather_facts(hosts, transports, Requirements(str(tmp_path), python=sys.executable))
-    result.close()
-    drain(transports[1].channels[0])
-    error = refusal(result, CHECKS, examine(result, CHECKS, ["machine"]))
-    assert isinstance(error, HostUnreachable)
-    assert error.hosts == {"first"}
 
 
 def test_the_results_come_from_the_spare_that_took_over(start_lab):

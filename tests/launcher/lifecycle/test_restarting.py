@@ -2,14 +2,12 @@
 
 import os
 import signal
-import tempfile
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rackrun.errors import Problem
 from rackrun.launcher.lifecycle.serving import RestartingServer
 from rackrun.nginx.site import Site
 from tests.lab.data import write_tiny
@@ -44,16 +42,3 @@ def test_a_server_that_is_ended_is_started_again_at_its_port(folder):
             until(lambda: manifest(server.url))
     assert manifest(server.url) is None
     assert not nginx_of(folder)
-
-
-def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path):
-    """The error of the first start is the caller's."""
-    with pytest.raises(Problem), RestartingServer(Site(tmp_path, port=0, native=True)):
-        raise AssertionError("served")
-
-
-def test_no_room_for_the_servers_files_is_said_at_once(folder, tmp_path, monkeypatch):
-    """The launcher does not wait for a server that cannot be."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-    with pytest.raises(Problem), RestartingServer(Site(folder, port=0, native=True)):
-        raise AssertionError("served")

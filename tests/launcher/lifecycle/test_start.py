@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.transport import bootstrap
-from rackrun.launcher.transport.local import LocalTransport
 from tests.lab.hosts import BUSY, ROOT
 
 SLEEPER = """\
@@ -89,20 +88,6 @@ def test_an_older_python_says_what_to_type(python):
     ended = subprocess.run(bootstrap.bootstrap(python), input="", capture_output=True, text=True)
     says = "is older than 3.8; name another one with python= in hosts.txt\n"
     assert (ended.returncode, ended.stderr.endswith(says)) == (1, True), ended.stderr
-
-
-def test_a_failure_of_the_agent_names_its_file_and_line():
-    """An order without its ranks fails in the agent: the traceback is that of the file here."""
-    channel = LocalTransport("here").open(bootstrap.bootstrap(sys.executable))
-    channel.send(bootstrap.opening())
-    channel.send(bootstrap.order(do="run", scratch="/nonexistent/nothing"))
-    b"".join(iter(channel.receive, b""))
-    source = (ROOT / "launcher/remote/agent/agent.py").read_text().splitlines()
-    line = next(n for n, text in enumerate(source, start=1) if 'order["first_rank"]' in text)
-    message = bootstrap.last_error_line(channel.complaint())
-    assert (
-        message == f"KeyError: 'first_rank' (rackrun/launcher/remote/agent/agent.py, line {line})"
-    )
 
 
 def test_a_host_whose_torchrun_never_joins_is_named(start_lab):

@@ -144,14 +144,3 @@ def test_code_that_does_not_fit_is_named(start_lab, mounted):
     assert "127.0.0.2: the code could not be copied there: " in line
     assert "No space left on device" in line
     assert [path.name for path in (home / "there").iterdir()] == ["mine"]
-
-
-def test_a_read_only_home_does_not_matter(start_lab, mounted):
-    """Nothing of a run lies in the home directory, ."""
-    lab = start_lab(1)
-    home = lab.hosts[0].folder
-    mounted(home)
-    root("mount", "-o", "remount,ro,bind", str(home))
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    code, _, err = lab.result_of(hosts, "--", "true")
-    assert code == 0, err

@@ -64,17 +64,6 @@ def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab, free_again):
         assert f"port {crowded.port} did not speak SSH before it hung up" in err
 
 
-def test_a_port_that_is_taken_is_said_before_anything_starts(start_lab):
-    """`--port` names a port that is in use on the first host: 78, no run folder."""
-    lab = start_lab(2)
-    with socket.create_server(("0.0.0.0", 0)) as taken:
-        port = taken.getsockname()[1]
-        code, _, err = lab.result_of("--port", str(port), lab.cheap_hosts(), "--", "true")
-    assert code == 78
-    assert f"127.0.0.2: master: cannot listen there: port {port}: Address already in use" in err
-    assert not (lab.folder / "runs").exists()
-
-
 # -- planted by another account where a run will be ----------------------------------------------
 
 SOMEBODY = 65534

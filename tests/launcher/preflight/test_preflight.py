@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,21 +16,9 @@ from typing import Any
 import pytest
 
 from rackrun.launcher.output.screen import wants_lines
-from rackrun.launcher.preflight import facts
-from rackrun.launcher.remote import network
-from rackrun.launcher.run.hosts import parse_hosts
-from rackrun.launcher.transport.ssh import ConnectSettings, Network
 from tests.lab.data import write_tiny
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
-
-
-def test_a_name_with_ipv6_alone_is_reached_so(monkeypatch):
-    """A name has the family of its addresses; IPv4 where it has both."""
-    known = {"six": [socket.AF_INET6], "both": [socket.AF_INET6, socket.AF_INET]}
-    monkeypatch.setattr(socket, "getaddrinfo", lambda name, port: [(f,) for f in known[name]])
-    families = [network.family_of(name) for name in ("six", "both", "fd79::1")]
-    assert families == [socket.AF_INET6, socket.AF_INET, socket.AF_INET6]
 
 
 @pytest.mark.parametrize(
@@ -125,22 +112,6 @@ def test_a_clock_that_is_off_is_reported_and_harms_no_run(start_lab, ahead):
     assert code == 0, err
     assert f"warning: 127.0.0.3: clock: the clock is {ahead:+d} s off this machine's" in err
     assert "rank 0 of 2" in out and "rank 1 of 2" in out
-
-
-def test_a_login_shell_that_waits_is_named(start_lab, monkeypatch):
-    """A .bashrc that never ends is not a probe that does not answer."""
-    lab = start_lab(1)
-    (lab.hosts[0].folder / ".bashrc").write_text("sleep 600\n")
-    hosts = lab.write_hosts()
-    monkeypatch.setattr(facts, "LOOK_SECONDS", 1.0)
-    network = Network(ConnectSettings(config=lab.config))
-    try:
-        named = parse_hosts(hosts.read_text())
-        result = facts.gather_facts(named, network.connect(named), facts.Requirements(workdir="/"))
-        result.close()
-    finally:
-        network.close()
-    assert "its login shell has started no program in time" in str(result.hosts[0].error)
 
 
 IN_A_TMP = ("unshare", "-m", "sh", "-c")

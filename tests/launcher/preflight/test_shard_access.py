@@ -71,23 +71,6 @@ def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(server, tmp
 SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
 
 
-def test_a_server_that_drips_is_not_waited_for(server, tmp_path, monkeypatch):
-    """A byte now and then: the limit is for all of it."""
-    enough = threading.Event()
-
-    def drip(caller: socket.socket) -> None:
-        while not enough.wait(0.1):
-            caller.sendall(b"H")
-
-    server.then = drip
-    monkeypatch.setattr(interpreter, "SHARDS_SECONDS", 1.0)
-    try:
-        result = asked(server.url, tmp_path, {})
-    finally:
-        enough.set()
-    assert result == {"error": f"{server.url}: does not answer in time"}
-
-
 @pytest.mark.security("WEB-4")
 def test_a_launch_names_the_host_whose_server_sends_it_elsewhere(start_lab, server, tmp_path):
     """WEB-4: through real sshd: 65, one line, and the other server has heard nothing."""

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rackrun.launcher.remote import locks
-from rackrun.units import seconds_in
 from tests.lab.detached import SHORT, WAIT
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
@@ -88,24 +87,6 @@ def test_a_time_limit_ends_a_run_and_a_command_gets_the_result(rack, tmp_path):
     assert (result["verdict"], result["cause"]) == ("interrupted", "stopped by --time-limit")
     assert f"--on-event {sys.executable}, end: exit code 3" in err
     assert "time limit reached" in err
-
-
-def test_a_detached_run_reports_its_end(detached, tmp_path):
-    """No launcher is attached when the command gets the result; its failure is recorded."""
-    kept = tmp_path / "result.json"
-    command = f'{sys.executable} -c "{KEEP.format(str(kept))}"'
-    detached.detach("--on-event", command, detached.hosts, *OVER)
-    code, _, err = detached.result_of("attach")
-    assert (code, json.loads(kept.read_text())["result"]["verdict"]) == (0, "done")
-    assert f"--on-event {sys.executable}, end: exit code 3" in err
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("45s", 45), ("90m", 5400), ("2h", 7200), ("1d12h", 129600)]
-)
-def test_a_time_span_is_written_with_its_units(text, seconds):
-    """Days, hours, minutes and seconds, the largest first."""
-    assert seconds_in(text) == seconds
 
 
 # -- the files

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.run.container import ContainerSpec, HostUser
 from tests.lab import warm
 from tests.lab.detached import writers_of
 from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
@@ -279,11 +278,3 @@ def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
     assert err.startswith("error: localhost: image: there is no image no/such:image")
     assert len(err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_docker_is_told_folders_gpus_and_the_user():
-    args = ContainerSpec("x", ("/data",)).docker_run(
-        HostUser(5, 6, "jo"), "/w", True, "/r/run", "n"
-    )
-    assert args[-3:] == ("--entrypoint", "", "x")
-    assert {"/w:/w", "/r:/r", "/data:/data", "--gpus", "5:6"} <= set(args)

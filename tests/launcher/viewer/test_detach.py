@@ -2,12 +2,10 @@
 
 import json
 import os
-import signal
 import sys
 
 from rackrun.launcher.commands.ssh import ends_at_logout
 from tests.lab.detached import WAIT
-from tests.lab.hosts import with_signal
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
 
@@ -58,55 +56,6 @@ def test_a_viewer_on_a_terminal_draws_the_dashboard_and_ctrl_c_ends_only_that(de
     assert terminal.shows("detached, the run continues")
     assert terminal.restored()
     assert detached.result_of("stop", "--force")[0] == 0
-
-
-def test_restarts_and_spares_work_while_nobody_looks(detached):
-    """A host is lost, the spare takes its place, and attach shows both attempts as one run."""
-    first = detached.work / "first"
-    script = (
-        f"import os, pathlib, time; mark = pathlib.Path({str(first)!r} + os.environ['RANK'])\n"
-        "again = mark.exists(); mark.touch(); print('again', again, flush=True)\n"
-        "again or time.sleep(999)"
-    )
-    rules = ("--max-restarts", "1", "--spares", "1")
-    detached.detach(*rules, detached.hosts, "--", sys.executable, "-c", script)
-    marks = [first.with_name(f"first{rank}") for rank in (0, 1)]
-    until(lambda: all(mark.exists() for mark in marks), "both ranks were there", 60)
-    detached.lab.hosts[1].stop()
-    for pid in (*detached.lab.hosts[1].sessions(), *detached.on(detached.lab.hosts[1])):
-        with_signal(pid, signal.SIGKILL)
-    code, out, err = detached.result_of("attach")
-    assert code == 0, err
-    assert "restart 1 of 1" in err
-    assert out.count("again True") + 2 * out.count("x2 | again True") >= 1
-    plan = json.loads((detached.folder / "plan.json").read_text())
-    assert [host["name"] for host in plan["hosts"]] == ["127.0.0.2", "127.0.0.4"]
-    assert len(list((detached.home / "runs").glob("2*"))) == 1
-    result = json.loads((detached.folder / "result.json").read_text())
-    assert [attempt["exit_code"] for attempt in result["attempts"]] == [75, 0]
-    assert result["hosts"].keys() == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}
-    code, _, err = detached.result_of("stop")
-    assert (code, "127.0.0.3: " in err) == (75, True), err  # what it had may still be there
-
-
-def test_stop_lets_the_ranks_save_and_verifies_every_host(detached):
-    """SIGTERM and time for a checkpoint, then nothing is left anywhere, and stop says so."""
-    script = (
-        "import signal, sys, time\n"
-        "def save(*_): print('saved', flush=True); sys.exit(143)\n"
-        "signal.signal(signal.SIGTERM, save); print('here', flush=True)\n"
-        "while True: time.sleep(0.1)"
-    )
-    detached.detach(detached.hosts, "--", sys.executable, "-c", script)
-    until(lambda: shown_so_far(detached).count("here") == 3, "all ranks are there", 60)
-    code, _, err = detached.result_of("stop")
-    assert code == 0, err
-    assert shown_so_far(detached).count("saved") == 3
-    detached.wait_until_clean(5)
-    assert detached.status()["exit_code"] == 130
-    code, _, err = detached.result_of("stop")
-    assert (code, "the run has already ended" in err) == (0, True)
-    assert detached.result_of("attach")[0] == 130
 
 
 def test_stop_ends_a_run_between_two_attempts(detached):
