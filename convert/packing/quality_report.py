@@ -40,6 +40,7 @@ def print_report(path: Path, findings: list[ImageDefect], images: int) -> None:
     if findings:
         lines.append(f"  all names: {path}")
     sys.stdout.write("\n".join((*lines, "")))
+    sys.stdout.flush()  # before what standard error says next, where both are one file
 
 
 def report_lines(findings: list[ImageDefect]) -> list[str]:

@@ -1,8 +1,11 @@
 """The same images and options give the same bytes, however they are converted."""
 
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -136,6 +139,16 @@ def test_a_second_run_has_nothing_to_do(train_zip, convert, capsys):
     convert("catdog", train_zip)
     assert capsys.readouterr().err.endswith(f"already has this data set\n{message}")
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir() if path.suffix}
+
+
+def test_a_log_has_the_quality_report_before_the_command_that_trains(train_zip, tmp_path):
+    """Also where both streams go to one file, as in a batch job."""
+    words = [sys.executable, "-m", "rackrun", "convert", "catdog", str(train_zip), "out"]
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with (tmp_path / "log").open("w") as log:
+        subprocess.run(words, cwd=tmp_path, env=env, stdout=log, stderr=log, check=True)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert lines[-1].startswith("to train on it") and "stored" in lines[-2], lines
 
 
 def test_other_options_are_not_mixed_into_a_finished_folder(train_zip, convert):
