@@ -1,9 +1,8 @@
 """Servers begin and end: by every way there is to end."""
 
+import contextlib
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import ssl
@@ -42,31 +41,38 @@ def open_port(port: int, address: str = "127.0.0.1") -> bool:
         return probe.connect_ex((address, port)) == 0
 
 
-def foreground(
-    *args: str | Path, words: Sequence[str] = ()
-) -> tuple["subprocess.Popen[bytes]", Callable[[str], str]]:
-    """Start the command on a terminal; return it and a function that reads up to a pattern."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [*words, *COMMAND, *map(str, args)], stdin=theirs, stdout=theirs, stderr=theirs,
-        start_new_session=True,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = ""
+Read = Callable[[str], str]
+Foreground = Callable[..., tuple["subprocess.Popen[str]", Read]]
 
-    def read_until(pattern: str) -> str:
-        nonlocal seen
-        while not re.search(pattern, seen):
-            assert select.select([ours], [], [], 60)[0], f"{pattern!r} not in {seen!r}"
-            try:
-                part = os.read(ours, 65536)
-            except OSError:  # the other side is closed
-                part = b""
-            assert part, f"{pattern!r} not in {seen!r}"
-            seen += part.decode()
-        return seen
 
-    return process, read_until
+@pytest.fixture
+def foreground() -> Iterator[Foreground]:
+    """Start commands; for each a process and a function that reads up to a pattern."""
+    with contextlib.ExitStack() as started:
+
+        def begin(*args: object, words: Sequence[str] = ()) -> tuple["subprocess.Popen[str]", Read]:
+            process = subprocess.Popen(
+                [*words, *COMMAND, *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+            assert process.stdout is not None
+            output = started.enter_context(process.stdout)
+
+            def read_until(pattern: str) -> str:
+                seen = ""
+                while not re.search(pattern, seen):
+                    line = output.readline()
+                    assert line, f"{pattern!r} not in {seen!r}"
+                    seen += line
+                return seen
+
+            return process, read_until
+
+        yield begin
 
 
 @pytest.mark.parametrize(
@@ -78,7 +84,7 @@ def foreground(
     ],
     indirect=["how"],
 )
-def test_a_server_ends_with_its_command(folder, how, number, code):
+def test_a_server_ends_with_its_command(folder, foreground, how, number, code):
     """Ctrl-C, TERM and a closed terminal end it, and the port is free afterwards."""
     process, read_until = foreground(folder, "--port", "0", *how)
     port = port_of(read_until("Ctrl-C ends it"))
@@ -88,7 +94,7 @@ def test_a_server_ends_with_its_command(folder, how, number, code):
     assert not open_port(port)
 
 
-def test_a_killed_command_leaves_no_server(folder, how):
+def test_a_killed_command_leaves_no_server(folder, foreground, how):
     """kill -9 gives it no time to clean up; the kernel ends nginx all the same."""
     process, read_until = foreground(folder, "--port", "0", *how)
     port = port_of(read_until("Ctrl-C ends it"))
@@ -98,7 +104,7 @@ def test_a_killed_command_leaves_no_server(folder, how):
     until(lambda: not nginx_of(folder))
 
 
-def test_a_command_whose_nginx_has_ended_says_so(folder):
+def test_a_command_whose_nginx_has_ended_says_so(folder, foreground):
     """As after `docker stop`."""
     process, read_until = foreground(folder, "--port", "0", "--native")
     read_until("Ctrl-C ends it")
@@ -205,7 +211,7 @@ def without(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     yield hide
 
 
-def test_without_docker_the_machines_nginx_serves_and_that_is_said(folder, without):
+def test_without_docker_the_machines_nginx_serves_and_that_is_said(folder, foreground, without):
     """The choice is made by itself, never in silence."""
     process, read_until = foreground(folder, "--port", "0", words=without("docker"))
     read_until("because no docker on this machine")

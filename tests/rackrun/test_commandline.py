@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -17,8 +15,6 @@ import rackrun.catdog.__main__ as catdog
 from rackrun import commands
 from rackrun.cli import completion, dispatch
 from rackrun.commandline import program as programs
-from rackrun.commandline.options import options
-from rackrun.commandline.parser import parse
 from tests.lab.needs import need
 from tests.lab.run import Terminal
 from tests.lab.waiting import until
@@ -58,70 +54,22 @@ def test_each_command_runs_behind_each_door(door, monkeypatch, capsys):
 
 PROGRAM = """
 import sys
-from dataclasses import dataclass
-from typing import Literal
-from rackrun import errors
-from rackrun.commandline.parser import parse
 from rackrun.commandline.program import run
 
-@dataclass(frozen=True)
-class Settings:
-    '''Counts.'''
-    count: int = 1
-    '''How many (pieces).'''
-    size: int | None = None
-    '''How large (pieces).'''
-    kind: Literal["a", "b"] = "a"
-    '''Of which kind.'''
-
 def main(args):
-    settings = parse(Settings, "python -m count", args)
-    if settings.count == 143:
-        import os, signal
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.pause()
-    if settings.count == 130:
-        raise KeyboardInterrupt("stopped at 7")
-    if settings.count == 141:
-        for number in range(10**6):
-            print(number)
-    kinds = {64: errors.UsageError, 65: errors.DataError, 74: errors.SaveError, 70: ValueError}
-    if settings.count in kinds:
-        raise kinds[settings.count]("here: no: do this")
-    print("counted", settings.count)
+    for number in range(int(args[0])):
+        print(number)
+    raise ValueError("here: no: do this")
 
 run(main)
 """
 
 
-Program = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the program as a file: the help of a setting is in its source."""
-    written = tmp_path_factory.mktemp("program") / "count.py"
-    written.write_text(PROGRAM)
-    return written
-
-
-@pytest.fixture
-def program(path: Path) -> Program:
-    """Return a function that runs the program with these arguments."""
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, path, *args]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    return run
-
-
-def test_success_is_0_and_help_is_too(program):
-    """A command that did its work says nothing on standard error."""
-    done = program("--count", "3")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "counted 3\n", "")
-    shown = program("--help")
-    assert shown.returncode == 0 and "How many (pieces)." in shown.stdout
+def program(folder: Path, before: str, count: int) -> subprocess.CompletedProcess[str]:
+    """Run the program of a user behind a line of bash."""
+    (folder / "count.py").write_text(PROGRAM)
+    words = ["bash", "-c", before, "-", sys.executable, folder / "count.py", str(count)]
+    return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
 HELP = [(["./run-local"], 6), (["./run-ssh"], 9), (["./run-ray"], 6), (["./run-node"], 4)]
@@ -143,39 +91,9 @@ def test_help_shows_examples_then_groups(args, least, columns, monkeypatch, caps
         assert never not in shown
 
 
-@dataclass(frozen=True)
-class Shared:
-    """Options that several commands have."""
-
-    percent: float = 10.0
-    """Held out."""
-    workers: int = 2
-    """At once."""
-
-
-@dataclass(frozen=True)
-class OfOneCommand:
-    """Options of one of them."""
-
-    shared: Shared = field(default_factory=lambda: Shared(percent=0.0))
-
-
-def test_a_command_keeps_its_own_default_of_a_shared_option():
-    """Also when another of the shared options is typed; and the table shows that default."""
-    assert parse(OfOneCommand, "count", ["--workers", "1"]).shared == Shared(0.0, 1)
-    assert parse(OfOneCommand, "count", []).shared == Shared(0.0, 2)
-    assert [row.default for row in options(OfOneCommand)] == [0.0, 2]
-
-
-def test_a_reader_that_leaves_is_no_error(path):
+def test_a_reader_that_leaves_is_no_error(tmp_path):
     """`… | head` ends the command quietly."""
-    piped = subprocess.run(
-        ["bash", "-c", '"$@" | head -1; exit ${PIPESTATUS[0]}', "-", sys.executable, path]
-        + ["--count", "141"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    piped = program(tmp_path, '"$@" | head -1; exit ${PIPESTATUS[0]}', 10**6)
     assert (piped.returncode, piped.stdout, piped.stderr) == (141, "0\n", "")
 
 
@@ -199,50 +117,13 @@ def test_what_a_file_system_refuses_is_no_error_of_ours(number, code, capsys):
     assert (capsys.readouterr().err == line) == (code == 74)
 
 
-def test_a_mistake_in_code_of_the_user_is_called_that(program, path):
+def test_a_mistake_in_code_of_the_user_is_called_that(tmp_path):
     """Exit code 1, its traceback, and its file and line."""
-    broken = program("--count", "70")
+    broken = program(tmp_path, '"$@"', 0)
     assert broken.returncode == 1
     assert "Traceback" in broken.stderr and "internal error" not in broken.stderr
     line = broken.stderr.splitlines()[-1]
-    assert re.match(rf"error: {re.escape(str(path))}:\d+ in main: \w+", line), line
-
-
-@pytest.mark.parametrize(
-    ("files", "location"),
-    [
-        (
-            ["rackrun/errors.py", "/home/me/net.py", "torch/nn/modules/module.py"],
-            "net.py:2",
-        ),
-        (["training/train.py", "torch/nn/modules/module.py"], ""),
-        (["training/tasks/classify/model.py", "threading.py"], ""),
-        (["training/train.py", "their_models/net.py", "torch/functional.py"], "net.py:2"),
-        (["training/train.py", "other_models/net.py"], ""),
-        (["examples/own_parts.py", "training/data/loader.py"], "own_parts.py:1"),
-    ],
-)
-def test_the_innermost_place_in_the_code_of_the_user_is_found(files, location, monkeypatch):
-    """Neither ours nor a library's, but for a package that the user has named."""
-    monkeypatch.setattr(programs, "user_packages", {"their_models"})
-    stdlib = Path(os.__file__).parent
-    packages = [path.name for path in ROOT.iterdir() if path.is_dir()]
-    trace = "".join(
-        f'  File "{path_of(file, packages, stdlib)}", line {line}, in run\n    x\n'
-        for line, file in enumerate(files, start=1)
-    )
-    result = programs.location_in_user_code(f"Traceback:\n{trace}ValueError: x\n")
-    assert result.endswith(f"{location} in run" if location else "") and bool(result) == bool(
-        location
-    )
-
-
-def path_of(file: str, packages: list[str], stdlib: Path) -> Path:
-    """Return where a file of a traceback is: of the user, ours, Python's, or installed."""
-    if file.startswith("/") or "/" not in file:
-        return stdlib / file
-    ours = file.partition("/")[0] in packages
-    return ROOT / file if ours else stdlib / "site-packages" / file
+    assert line == f"error: {tmp_path}/count.py:8 in main: ValueError: here: no: do this", line
 
 
 @pytest.mark.parametrize(
