@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, settings
 
 from rackrun.commands import _Caller
 from tests.lab import certificates, needs
+from tests.lab.hosts import Lab
+from tests.lab.network import NetLab, net_labs
 from tests.lab.run import Result, run
 
 # No example has a deadline: the machine may be slow.
@@ -51,7 +53,7 @@ SLOW_FIRST = (
     "launcher/commands/test_run_ray.py",
     "test_commands.py",
     "contract/train/test_exact.py",
-    "launcher/lifecycle/test_restart_policy.py",
+    "launcher/lifecycle/test_restarts.py",
     "test_venv.py",
     "catdog/test_training.py",
     "training/test_restarts.py",
@@ -136,6 +138,28 @@ def daemon() -> Iterator[None]:
 
     with docker_daemon():
         yield
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """Yield a lab without hosts; `lab.ready(2)` starts two real sshd on loopback addresses."""
+    (tmp_path / "lab").mkdir()
+    lab = Lab(tmp_path / "lab")
+    yield lab
+    lab.stop()
+
+
+@pytest.fixture
+def start_lab(lab: Lab) -> Callable[[int], Lab]:
+    """Return `start_lab(4)`, which starts four real sshd, known to the client."""
+    return lab.ready
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
+    """Yield `net(3)`, which makes three hosts behind cables, and a launcher at the switch."""
+    with net_labs(tmp_path / "net") as make:
+        yield make
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ from rackrun.launcher.remote.agent import frames, reports
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
 from rackrun.launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
 from rackrun.launcher.run.hosts import read_hosts, select
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import HostPlan, Plan, PlannedHost, make_plan
+from rackrun.launcher.run.job import Command
+from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.run.url import check_url
@@ -61,6 +61,7 @@ from rackrun.run_report.folder import read as read_run
 from rackrun.shapes import Misshapen, parsed_json, shaped
 from rackrun.terminal import clean
 from tests.fuzz.decoders import coded, decoder, example
+from tests.unit.planned import plan_of
 
 NOT_SAID = ("node", "rank")  # by an agent: the launcher knows them
 EVENTS = [
@@ -76,18 +77,13 @@ REPORT = coded(
 # -- an agent
 
 
-@functools.cache
-def plan() -> Plan:
-    """Return two hosts with two ranks each."""
-    job = Job(Command(("x",)), RunFolder(Path("/x")))
-    facts = [PlannedHost(f"node{n}", f"10.0.0.{n}", 2, "python", "/", "/x") for n in range(2)]
-    return make_plan(job, facts, 1)
+PLAN = plan_of("node0", "node1", slots=2)
 
 
 @decoder(*(frames.HEADER.pack(kind, 0, 9) + b"x" * 9 for kind in range(6)))
 def fuzz_agent_frames(data: bytes) -> None:
     """Fuzz the bytes that an agent writes, in two pieces."""
-    decoder = Decoder(plan().hosts[1])
+    decoder = Decoder(PLAN.hosts[1])
     with suppress(HostLost):
         for piece in (data[: len(data) // 2], data[len(data) // 2 :]):
             for _ in decoder.feed(piece):
@@ -108,8 +104,8 @@ def fuzz_agent_events(data: bytes) -> None:
 
     A line that begins with "r" is a report of a rank.
     """
-    run, troubles = RunState(plan(), 0.0), list[Failure]()
-    streams = [Decoder(host) for host in plan().hosts]
+    run, troubles = RunState(PLAN, 0.0), list[Failure]()
+    streams = [Decoder(host) for host in PLAN.hosts]
     for number, line in enumerate(data.split(b"\n")[:24]):
         is_report = line.startswith(b"r")
         kind, payload = (frames.REPORT, line[1:]) if is_report else (frames.EVENT, line)
@@ -427,7 +423,7 @@ def fuzz_results(data: bytes) -> None:
 @decoder(
     b"=" + coded({"root": "/x", "paths": ["a"], "surplus": 1}, {}, {"error": "no"}),
     b"=" + coded({"root": "/x", "paths": ["../../.ssh/id_ed25519"], "surplus": 0}),
-    b"=" + coded({"line": "x"}, {"code": 0}),
+    b"=" + coded({"root": "/x", "paths": [], "surplus": 0}, {"line": "\x1b[2Jx"}, {"code": 0}),
 )
 def fuzz_differences(data: bytes) -> None:
     """Fuzz a host's answers during --sync: it is sent that code or refused."""
@@ -435,7 +431,7 @@ def fuzz_differences(data: bytes) -> None:
         (Path(folder) / "a").write_text("code")
         code = with_files(WorkingTree(Path(folder), {}), ["a"], print)
         with one_line_at_most():
-            upload_code(code, [Destination(Recorded(said(data)), "x")], lambda text: None)
+            upload_code(code, [Destination(Recorded(said(data)), "x")], shown_as_text)
 
 
 @decoder(coded(["a", "b/c", "../x", "/etc/x", ""]))
@@ -486,6 +482,10 @@ def fuzz_plan(data: bytes) -> None:
         plan = Path(folder) / "plan.json"
         plan.write_bytes(data)
         assert results.results(folder, "0" * 32, (), 9)["files"] or b"0" * 32 in data
+
+
+def shown_as_text(line: str) -> None:
+    assert clean(line) == line
 
 
 @contextlib.contextmanager

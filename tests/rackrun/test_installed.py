@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import pytest
 
 from rackrun import __version__
 from tests.lab import warm
-from tests.lab.hosts import Lab
 
 ROOT = Path(__file__).parents[2]
 LIGHT = """
@@ -77,13 +75,6 @@ def rackrun(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(python.with_name("rackrun"), folder / "empty")
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab.ready(1)
-    lab.stop()
-
-
 def test_it_runs_where_it_is_typed(rackrun):
     """The run folder is made in the current folder; messages name the command that was typed."""
     assert rackrun("--version").stdout == f"rackrun {__version__}\n"
@@ -129,7 +120,7 @@ def test_sync_brings_the_installed_code(rackrun, lab):
         f'exec {warm.interpreter()} "$@";; esac\nexec "${{0}}3" "$@"\n'
     )
     python.chmod(0o755)
-    hosts = lab.write_hosts(f"workdir={remote}")
+    hosts = lab.ready(1).write_hosts(f"workdir={remote}")
     args = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
     ended = rackrun(*args, "import rackrun.training as training; print(training.__file__)")
     assert ended.returncode == 0, ended.stderr

@@ -4,7 +4,6 @@ import json
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from rackrun import errors
 from rackrun.catdog.drawing import jpeg
 from rackrun.errors import install_command
 from tests.lab import warm
-from tests.lab.hosts import Lab
 
 ROOT = Path(__file__).parents[2]
 EXTRA = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -58,13 +56,6 @@ NEEDS_IT = [
 ]
 
 
-@pytest.fixture
-def lab(tmp_path: Path) -> Iterator[Lab]:
-    lab = Lab(tmp_path)
-    yield lab.ready(1)
-    lab.stop()
-
-
 def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab):
     """With every package of the extra hidden, also from the processes that a command starts."""
     for name in ("light", "sitecustomize"):  # the latter for interpreters that are started
@@ -74,7 +65,7 @@ def test_what_needs_no_torch_works_and_the_rest_names_the_extra(lab):
         for n in range(4):
             (lab.folder / "images" / kind / f"{n}.jpg").write_bytes(jpeg(kind, 0, n))
     (lab.folder / "model.pt").touch()  # one that is not there is refused before torch is needed
-    hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
+    hosts = lab.ready(1).write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
     where = f"--ssh-config {lab.config} {hosts}"
     for line in (*WORKS, *NEEDS_IT):
         done = warm.run(

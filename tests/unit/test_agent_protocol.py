@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,20 +9,12 @@ import pytest
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.remote.agent import frames
 from rackrun.launcher.run.events import Closed, Event, Gpu, Lost, Output, RankEnded, Report, Usage
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision import agent_protocol
 from rackrun.launcher.supervision.reports import FIELDS
-from rackrun.run_folder import RunFolder
+from tests.unit.planned import plan_of
 
-
-def plan_of(hosts: int = 2, slots: int = 2) -> Plan:
-    job = Job(Command(("x",)), RunFolder(Path("/x")))
-    facts = [
-        PlannedHost(f"node{n}", f"10.0.0.{n}", slots, "python", "/", "/x") for n in range(hosts)
-    ]
-    return make_plan(job, facts, 1)
+PLAN = plan_of("node0", "node1", slots=2)
 
 
 def frame(payload: bytes, kind: int = frames.EVENT, local: int = frames.NO_RANK) -> bytes:
@@ -36,7 +27,7 @@ def event(name: str, local: int = frames.NO_RANK, **fields: Any) -> bytes:
 
 def heard(*frames: bytes, node: int = 0) -> list[Event]:
     """Return the events that come from the first or the second of two hosts."""
-    return list(agent_protocol.Decoder(plan_of().hosts[node]).feed(b"".join(frames)))
+    return list(agent_protocol.Decoder(PLAN.hosts[node]).feed(b"".join(frames)))
 
 
 GPU = {"busy": 90, "memory": 3, "memory_total": 8}
@@ -97,8 +88,8 @@ def test_what_an_agent_says_arrives():
 
 def test_memory_does_not_grow_with_what_ranks_report():
     """SSH-7: 3,000 reports of ever new names and of long values leave the known fields."""
-    decoder = agent_protocol.Decoder(plan_of().hosts[0])
-    run = RunState(plan_of(), time.monotonic())
+    decoder = agent_protocol.Decoder(PLAN.hosts[0])
+    run = RunState(PLAN, time.monotonic())
     for number in range(3000):
         fields = {f"name {number} {n}": n for n in range(200)} | {"step": number}
         report = json.dumps(fields).encode()
@@ -110,7 +101,7 @@ def test_memory_does_not_grow_with_what_ranks_report():
 
 def test_a_rank_starts_and_ends_once():
     """A host cannot take back what it has said of a rank."""
-    run = RunState(plan_of(), time.monotonic())
+    run = RunState(PLAN, time.monotonic())
     for message in (
         *heard(event("started", 0, pid=5), event("ended", 0, code=7, signal=0)),
         *heard(event("started", 0, pid=6), event("ended", 0, code=0, signal=0)),

@@ -1,27 +1,22 @@
 """When ranks hang: how long which phase may take, and which rank is to blame."""
 
-from pathlib import Path
-
 import pytest
 
 from rackrun.launcher.output.run_view import state_of
 from rackrun.launcher.run.events import Computing, RankStarted, Report
-from rackrun.launcher.run.job import Command, Job, TaskWork, Work
-from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import find_hang
 from rackrun.launcher.supervision.root_cause import cause_of
-from rackrun.run_folder import RunFolder
 from rackrun.shards.http_source import Timeouts
+from tests.unit.planned import PROGRAM, plan_of
 
 LIMITS = Limits(hang_seconds=60)
 
 
-def make_run(ranks: int, work: Work = Command(("x",))) -> RunState:  # noqa: B008
-    job = Job(work, RunFolder(Path("/x")))
-    plan = make_plan(job, [PlannedHost("a", "a", ranks, "python", "/", "/x")], 1)
-    run = RunState(plan, 0.0)
+def make_run(ranks: int, work: Work = PROGRAM) -> RunState:
+    run = RunState(plan_of("a", slots=ranks, work=work), 0.0)
     for rank in range(ranks):
         run.take(RankStarted(0, rank, 100 + rank), 0.0)
     return run

@@ -4,7 +4,6 @@ import queue
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +11,14 @@ import pytest
 from rackrun.launcher.rendezvous.connection import PeerConnection
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.events import PeerFailed, PeerHangLimit, PeerStops
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.agents import EventQueue
 from rackrun.launcher.supervision.hangs import PHASE_HANG_FACTORS
 from rackrun.launcher.supervision.outcome import final_cause, stopping_line
 from rackrun.launcher.supervision.peers import LAUNCHER_GONE, NONSENSE, Peers
 from rackrun.launcher.supervision.root_cause import FailureLog
-from rackrun.run_folder import RunFolder
 from rackrun.units import MOST_SECONDS
+from tests.unit.planned import plan_of
 
 NAMES = ("n0", "n1", "n2")
 
@@ -126,11 +123,6 @@ def test_node_0_speaks_for_all_but_not_for_us(stack):
 def test_another_node_may_have_been_stopped_by_any_signal(number, name):
     """Real-time signals have no name in Python: the number is shown, and no launcher fails."""
     assert stopping_line(number) == f"stopping: {name}"
-    plan = make_plan(
-        Job(Command(("true",)), RunFolder(Path("/x"))),
-        [PlannedHost("a", "a", 1, "python", "/", "/x")],
-        1,
-    )
-    run = RunState(plan, 0.0)
+    run = RunState(plan_of("a"), 0.0)
     cause = final_cause(run, FailureLog(run, lambda *source: ""), number)
     assert (cause.text, cause.exit_code) == (f"stopped by {name}", 128 + number)

@@ -19,7 +19,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.shards import tar_streams
 from rackrun.shards.class_names import named_classes
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
-from tests.lab.foreign import tar
+from tests.lab.data import tar
 
 PIECE_BYTES = 1 << 13
 LABELS = Labels(("cat", "dog", "owl"))

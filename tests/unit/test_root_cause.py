@@ -1,12 +1,8 @@
 """The true first cause among everything that goes wrong within a second."""
 
-from pathlib import Path
-
 import pytest
 
 from rackrun.launcher.run.events import AskedToStop, Lost, RankEnded, Stopping, TorchrunEnded
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import Hang, Suspect
 from rackrun.launcher.supervision.root_cause import (
@@ -17,7 +13,7 @@ from rackrun.launcher.supervision.root_cause import (
     cause_of,
     find_root_failure,
 )
-from rackrun.run_folder import RunFolder
+from tests.unit.planned import plan_of
 
 
 def find_root_cause(before: list[Failure], after: list[Failure], tail: Tail) -> Cause:
@@ -102,10 +98,8 @@ def test_only_broken_connections_leave_the_first_of_them():
 
 def test_a_connection_that_breaks_between_healthy_hosts_may_hold_next_time():
     """A firewall's reset, or an MTU: 75, and not the 70 or 1 of the rank; not for other servers."""
-    job = Job(Command(("true",)), RunFolder(Path("/none")))
-    hosts = [PlannedHost(name, name, 1, "python3", "/w", "/w/run", 1) for name in ("a", "b")]
     for tail, code in ((GLOO, 75), (OWN.replace("no such class", "Connection refused"), 70)):
-        log = FailureLog(RunState(make_plan(job, hosts, 1), 0.0), tails(rank0=tail, rank1=tail))
+        log = FailureLog(RunState(plan_of("a", "b"), 0.0), tails(rank0=tail, rank1=tail))
         for rank in (0, 1):
             log.take(RankEnded(rank, rank, 70), after_end=False)
         cause = log.root_cause()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.errors import Problem
 from rackrun.launcher.lifecycle.serving import RestartingServer
 from rackrun.nginx.site import Site
 from tests.lab.data import write_tiny
@@ -42,3 +43,9 @@ def test_a_server_that_is_ended_is_started_again_at_its_port(folder):
             until(lambda: manifest(server.url))
     assert manifest(server.url) is None
     assert not nginx_of(folder)
+
+
+def test_a_folder_that_cannot_be_served_is_said_at_once(tmp_path):
+    """The error of the first start is the caller's."""
+    with pytest.raises(Problem), RestartingServer(Site(tmp_path, port=0, native=True)):
+        raise AssertionError("served")

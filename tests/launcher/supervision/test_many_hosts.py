@@ -3,19 +3,16 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from rackrun.launcher.run.events import Opened
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector, drain
 from rackrun.launcher.transport.local import LocalTransport
-from rackrun.run_folder import RunFolder
 from tests.lab.waiting import until
+from tests.unit.planned import plan_of
 
 ALLOW = """
 import resource, sys
@@ -47,11 +44,7 @@ def test_as_many_files_may_be_open_as_hosts_need(hosts, code, out, err):
 
 def test_the_lag_of_the_launcher_is_no_silence_of_a_host():
     """Of a turn half a second counts, and nothing while bytes of the host wait to be read."""
-    plan = make_plan(
-        Job(Command(("true",)), RunFolder(Path("/x"))),
-        [PlannedHost("a", "a", 1, "python", "/", "/x")],
-        1,
-    )
+    plan = plan_of("a")
     agents = AgentGroup(plan, [LocalTransport("a")])
     run = RunState(plan, begun := time.monotonic())
     silence = SilenceDetector(run, agents, Limits(lease_seconds=15.0))

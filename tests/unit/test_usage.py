@@ -5,6 +5,8 @@ import json
 import os
 import selectors
 import signal
+import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,9 @@ from rackrun.launcher.output.usage_log import UsageLog
 from rackrun.launcher.remote.agent import usage
 from rackrun.launcher.remote.agent.usage import UsageMeter, infiniband_bytes, network_bytes
 from rackrun.launcher.run.events import Gpu, Usage
-from rackrun.launcher.run.job import Command, Job
-from rackrun.launcher.run.plan import PlannedHost, make_plan
-from rackrun.run_folder import RunFolder
 from rackrun.run_report.folder import read_usage
 from rackrun.shapes import shaped
+from tests.unit.planned import plan_of
 
 SECOND = 3.0
 
@@ -27,10 +27,8 @@ def lines(path: Path) -> list[dict]:
 
 
 def usage_log_of(path: Path, *hosts: str) -> UsageLog:
-    job = Job(Command(("true",)), RunFolder(path.parent))
-    facts = [PlannedHost(host, "127.0.0.1", 1, "python", "/", "/x") for host in hosts]
     log = UsageLog(path)
-    log.begin(make_plan(job, facts, 1))
+    log.begin(plan_of(*hosts))
     return log
 
 
@@ -97,6 +95,25 @@ def test_heat_and_power_of_gpus(tmp_path, monkeypatch):
     os.waitpid(pid, 0)
     assert meter.measure(1.0)["gpus"] == [HOT, COLD]
     shaped({"node": 0, **meter.measure(2.0)}, Usage)
+
+
+def test_traffic_on_a_device_is_measured():
+    """Bytes sent over loopback show on `lo`, in both directions, per second."""
+    meter = UsageMeter("lo")
+    assert meter.measure(1.0)["received"] == 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        local = socket.create_connection(server.getsockname())
+        remote, _ = server.accept()
+        sender = threading.Thread(target=local.sendall, args=(b"x" * 10**6,))
+        sender.start()
+        got = 0
+        while got < 10**6:
+            got += len(remote.recv(1 << 16))
+        sender.join()
+        local.close()
+        remote.close()
+    observed = meter.measure(3.0)
+    assert min(observed["received"], observed["sent"]) >= 500_000
 
 
 def test_devices_are_distinguished(tmp_path):

@@ -19,13 +19,24 @@ from rackrun.launcher.run.events import (
     Output,
     RankEnded,
     RankStarted,
+    Report,
     Usage,
 )
+from rackrun.launcher.run.job import Work
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
 from tests.lab.run import Terminal
-from tests.launcher.conftest import plan_of, training
+from tests.unit import planned
+
+
+def plan_of(hosts: int, slots: int = 1, model: str = "", work: Work = planned.PROGRAM) -> Plan:
+    names = [f"gpu{n:03}" for n in range(1, hosts + 1)]
+    return planned.plan_of(*names, slots=slots, work=work, gpus=bool(model), gpu_model=model)
+
+
+def training(node: int, rank: int, **fields: object) -> Report:
+    return Report(node, rank, {"rank": rank, "phase": "train", **fields})
 
 
 class Stage:
@@ -86,21 +97,6 @@ def test_a_row_shows_all_about_a_host(stage):
     assert row.rstrip().endswith("a line")
     for text in ("epoch 1/5", "7/20", "loss 0.5123", "accuracy 75.0%", "5,000 images/s"):
         assert text in shown
-
-
-def test_a_column_says_which_share_of_a_step_each_host_has(stage):
-    """With --balance auto: the shares of a host's ranks, and its images per second by them."""
-    display = stage(plan_of(2, 2), 200)
-    even = [training(rank // 2, rank, step=7, images_per_second=1000.0) for rank in range(4)]
-    assert "share" not in display.play(*(RankStarted(r // 2, r, 5) for r in range(4)), *even)
-    shares = (0.1, 0.15, 0.5, 0.25)
-    shown = display.play(
-        *(training(rank // 2, rank, step=9, share=share) for rank, share in enumerate(shares)),
-    )
-    first, second = (line for line in shown.splitlines() if "●" in line)
-    assert "share" in shown
-    assert "25.0%" in first and " 250 " in first
-    assert "75.0%" in second and " 750 " in second
 
 
 def busy(node: int, *gpus: int) -> Usage:
@@ -213,3 +209,13 @@ def test_lines_are_whole_on_a_narrow_terminal(stage, columns):
     written = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", display.terminal.bytes).decode()
     for whole in (f"rackrun: log: {path}\r\n", f"gpu001:0-1 x2 │ {path}\r\n", f"\n{path}\r\n"):
         assert whole in written
+
+
+def test_of_very_many_lines_the_newest_are_shown(stage):
+    """And how many are in output.log only."""
+    display = stage(plan_of(1))
+    display.board.show_lines("".join(f"line {number}\n" for number in range(1502)))
+    display.terminal.text()
+    written = display.terminal.bytes.decode()
+    assert "(1,002 lines, see output.log)" in written
+    assert "line 1002\r\n" in written and "line 1001\r\n" not in written

@@ -1,4 +1,4 @@
-"""Arguments and variables reach a rank byte for byte, whatever is in them."""
+"""What ranks are planned to run: where, in which order, with which variables."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,6 @@ from rackrun.launcher.run.job import Command, Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder
-
-TELL = (
-    "import json, os, sys\n"
-    "print(json.dumps([sys.argv[1:], {n: v for n, v in os.environ.items() if n[:2] == 'H_'}]))"
-)
 
 
 @pytest.mark.parametrize("pair", [("", "x"), ("a=b", "x"), ("a", "x\0y"), ("a\0", "x")])

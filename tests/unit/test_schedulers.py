@@ -17,7 +17,7 @@ from rackrun.launcher.schedulers.slurm import allocated, expand
 from tests.lab import warm
 from tests.lab.scheduler import recorded
 
-GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
+GOLDEN = json.loads(Path(__file__).with_name("schedulers.json").read_text())
 ALONE = {"NNODES": "1"}
 WORK = Command(("python", "train.py"))
 

@@ -1,7 +1,5 @@
 """Settings files: read, written by every run, and started again."""
 
-import json
-import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +15,8 @@ from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions
 from rackrun.launcher.settings_file import (
-    options_of,
     settings_text,
     toml_of,
-    words_of,
 )
 from rackrun.run_folder import new_run_folder
 
@@ -109,21 +105,6 @@ def test_what_is_written_is_read_again(table):
     assert tomllib.loads(toml_of({}, {"launcher": table}) or "launcher = {}")["launcher"] == table
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--epochs", "2", "--lr", "0.1", "--synthetic", "--no-flip"),
-        ("--workers", "-1", "--lr=1e-3", "--data", "/a b/'c'\"d\"", "--seed", "007"),
-        ("--recipe=demo", "--class-weights", "cat=2,dog=0.5", "--resume", ""),
-    ],
-)
-def test_options_of_a_task_survive_the_file(args):
-    """As a table and back they are the same options with the same values."""
-    table = options_of(args)
-    again = tomllib.loads(toml_of({}, {"catdog": table}))["catdog"]
-    assert options_of(tuple(words_of(again))) == table
-
-
 def test_the_settings_of_a_launch_are_a_file_that_launches_the_same(tmp_path, monkeypatch):
     """Options that were left alone are not in it; of a secret it has no more than the name."""
     monkeypatch.setenv("TOKEN", "hunter2")
@@ -162,14 +143,6 @@ def again(*args: str) -> CommandLine[SshOptions]:
     return read("ssh", SshOptions, SSH_HEAD, typed, rerun.as_a_new_run(file))
 
 
-def test_a_run_is_started_again_from_the_settings_in_its_folder(tmp_path, monkeypatch):
-    """However it is named."""
-    folder = launched(monkeypatch, tmp_path, 'launch = "ssh"\ncommand = ["true"]\n', "night")
-    for text in ("latest", "runs/latest", "night", str(folder), folder.name):
-        line = again(text, "--name", "day")
-        assert (line.options.name, line.work) == ("day", Command(("true",)))
-
-
 RESUMED = """launch = "ssh"
 [launcher]
 hosts = "rack.txt"
@@ -204,27 +177,3 @@ def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
     for line in (again("night", *typed.split()), again("--dry-run", "night", *typed.split())):
         assert sorted({*line.words} - {"--dry-run"}) == sorted(["--wait", *words.split()])
         assert line.work == TaskWork(task, tuple(options))
-
-
-def test_a_run_over_ssh_is_started_again_from_its_folder(start_lab):
-    """Settings lie in the run folder, readable by its owner alone; the new run does the same."""
-    two = start_lab(2)
-    args = ("--python", str(two.cheap_python()), "--name", "night", "--secret", "TOKEN")
-    script = "import os; print('token', len(os.environ['TOKEN']))"
-    env = {"TOKEN": "hunter2hunter2"}
-    hosts = str(two.write_hosts("slots=1"))
-    message = two.result_of(*args, hosts, "--", sys.executable, "-c", script, env=env)
-    assert message[0] == 0, message
-    (folder,) = two.folder.glob("runs/2*-night")
-    assert (folder / "run.toml").stat().st_mode & 0o777 == 0o600
-    assert not [
-        path for path in folder.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()
-    ]
-    config = ("--ssh-config", str(two.config))
-    again = two.launcher("rerun", "night", *config, "--name", "day", env=env)
-    out, err = again.communicate(timeout=120)
-    assert (again.returncode, out.count("token 14")) == (0, message[1].count("token 14")), err
-    (second,) = two.folder.glob("runs/2*-day")
-    plans = [json.loads((run / "plan.json").read_text()) for run in (folder, second)]
-    assert plans[0]["hosts"][1]["command"] == plans[1]["hosts"][1]["command"]
-    assert plans[0]["run_id"] != plans[1]["run_id"]

@@ -21,12 +21,7 @@ ARCHS = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"  # of 2.15.0+cu132
             "9.0",
             "too old for CUDA 13.2, which needs 580 or newer; install a newer driver, or a build",
         ),
-        (
-            "13.2",
-            "570.86.15",
-            "9.0",
-            "pip install 'torch<2.11' torchvision",
-        ),
+        ("13.2", "570.86.15", "9.0", "pip install 'torch<2.11' torchvision"),
         ("12.8", "525.60.13", "9.0", ""),
         ("12.8", "470.82.01", "8.0", "needs 525 or newer; install driver 525 or newer"),
         ("11.8", "440.33", "7.5", "needs 450 or newer; install driver 525 or newer"),
@@ -63,38 +58,16 @@ def test_intermediate_code_runs_on_all_later_gpus():
 
 
 @pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu Jan 16\nGCC 13.3.0\n",
-            "570.86.15",
-        ),
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  Release\n", "580.65"),
-        (None, ""),
-    ],
-)
-def test_the_version_of_the_driver_here(text, version, tmp_path, monkeypatch):
-    """As the kernel module reports it."""
-    file = tmp_path / "version"
-    if text is not None:
-        file.write_text(text)
-    monkeypatch.setattr(cuda, "DRIVER", file)
-    assert cuda.driver_here() == version
-
-
-@pytest.mark.parametrize(
     ("gpus", "lock"),
     [
         (["580.65.06, 9.0"] * 8, "base"),
         (["580.65.06, 7.0"], "cuda12"),
         (["580.65.06, 7.0", "580.65.06, 9.0"], "cuda12"),
+        (["580.65.06, 7.0", "580.65.06, 13.0"], "base"),
         (["535.104.05, 9.0"], "cuda12"),
         (["580.65.06, 6.1"], "base"),
         (["470.82.01, 7.0"], "base"),
-        (
-            ["NVIDIA-SMI has failed because it could not reach the driver."],
-            "base",
-        ),
+        (["NVIDIA-SMI has failed because it could not reach the driver."], "base"),
         (["[N/A], [N/A]"], "base"),
         ([], "base"),
         (None, "base"),
@@ -110,3 +83,11 @@ def test_the_lock_for_this_machine(gpus, lock, tmp_path):
     args = [sys.executable, "-P", "-S", cuda.__file__]
     message = subprocess.run(args, env={"PATH": str(tmp_path)}, capture_output=True, check=True)
     assert message.stdout.decode() == f"{lock}\n"
+
+
+def test_the_version_of_the_driver_here(tmp_path, monkeypatch):
+    """As the kernel module reports it."""
+    monkeypatch.setattr(cuda, "DRIVER", tmp_path / "version")
+    assert cuda.driver_here() == ""
+    cuda.DRIVER.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65  R\n")
+    assert cuda.driver_here() == "580.65"

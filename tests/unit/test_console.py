@@ -5,28 +5,16 @@ from pathlib import Path
 from rackrun.launcher.output.console import next_commands, progress_words
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.run.events import Report
-from rackrun.launcher.run.job import Command, Job, TaskWork
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
 from rackrun.run_folder import RunFolder
-
-SAY = """
-import sys
-from rackrun.launcher.output.console import say
-say("first")
-sys.stdin.readline()
-for number in range(3):
-    say(f"word {number}")
-print("went on")
-"""
+from tests.unit.planned import plan_of
 
 
 def test_a_plain_screen_shows_progress_before_the_first_epoch_ends():
     """What the ranks load, then where in the first epoch they are."""
-    host = PlannedHost("gpu01", "10.0.0.1", 1, "python", "/", "/x")
-    folder = RunFolder(Path("/x"))
-    run = RunState(make_plan(Job(Command(("x",)), folder), [host], 1), 0.0)
+    folder, run = RunFolder(Path("/x")), RunState(plan_of("gpu01"), 0.0)
 
     def words(now: float, **fields: object) -> str:
         run.take(Report(0, 0, fields), now)
@@ -46,22 +34,17 @@ def test_what_uses_the_model_is_typed_as_it_stands(tmp_path, monkeypatch):
     run.mkdir()
     report = {"final": str(run / "final.pt")}
     result = Result("done", 0, "done", None, None, None, 1.0, "", "", {}, {}, report, run)
-    host = PlannedHost("a", "a", 1, "python", "/", "/x")
-
-    def planned(work: TaskWork | Command) -> Plan:
-        return make_plan(Job(work, RunFolder(run)), [host], 1)
-
-    plan = planned(TaskWork("catdog"))
+    plan = plan_of("a", work=TaskWork("catdog"))
     assert not list(next_commands(result, plan))
     (run / "final.pt").touch()
-    assert not list(next_commands(result, planned(Command(("python", "train.py")))))
+    assert not list(next_commands(result, plan_of("a", work=Command(("python", "train.py")))))
     for work, says in (
         (TaskWork("./my task.py"), "final.pt' IMAGE --task './my task.py'"),
         (TaskWork("classify", ("--model", "timm:resnet18")), "final.pt' IMAGE"),
         (TaskWork("classify", ("--model", "my:Net")), "final.pt' IMAGE --model my:Net"),
         (TaskWork("classify", ("--lr", "1", "--model=my:Net")), "IMAGE --model my:Net"),
     ):
-        ((_, args),) = next_commands(result, planned(work))
+        ((_, args),) = next_commands(result, plan_of("a", work=work))
         assert args.endswith(says)
     ((_, args),) = next_commands(result, plan)
     assert args == "./run-local predict 'my runs/final.pt' IMAGE"
