@@ -15,14 +15,13 @@ from PIL import Image, PngImagePlugin
 from pyarrow import parquet
 
 from rackrun import open_source
-from tests.lab.data import drawn
+from tests.lab.data import drawn, tar
 from tests.lab.foreign import (
     chunk,
     classes,
     count,
     png,
     stored,
-    tar,
     tiny_gif,
     zip_without_zip64,
 )

@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -99,12 +99,18 @@ def kaggle(count: int) -> dict[str, bytes]:
     }
 
 
-def write_zip(path: Path, files: dict[str, bytes], deflated: bool = False) -> Path:
-    """Write a zip archive of these files."""
-    how = zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
-    with zipfile.ZipFile(path, "w", how) as archive:
+def zipped(files: Mapping[str, bytes], how: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip of these files."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w", how) as archive:
         for name, data in files.items():
             archive.writestr(name, data)
+    return stored.getvalue()
+
+
+def write_zip(path: Path, files: Mapping[str, bytes], deflated: bool = False) -> Path:
+    """Write a zip of these files."""
+    path.write_bytes(zipped(files, zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED))
     return path
 
 
@@ -116,13 +122,13 @@ Members = Iterable[tuple[str, bytes]]
 """Names and contents; a name may come twice."""
 
 
-def tar(files: dict[str, bytes] | Members, layout: str = "pax") -> bytes:
+def tar(files: Mapping[str, bytes] | Members, layout: str = "gnu") -> bytes:
     """Return a tar of these files: official (gnu), as tarfile makes it (pax), or packed (w:gz)."""
     buffer = io.BytesIO()
     mode = layout if ":" in layout else "w"
     form = tarfile.GNU_FORMAT if layout == "gnu" else tarfile.PAX_FORMAT
     with tarfile.open(fileobj=buffer, mode=mode, format=form) as archive:
-        for name, data in files.items() if isinstance(files, dict) else files:
+        for name, data in files.items() if isinstance(files, Mapping) else files:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             info.mtime = 1_340_000_000.5 if form == tarfile.PAX_FORMAT else 1_340_000_000
@@ -255,10 +261,7 @@ class SmallImageNet:
         }
 
     def kaggle_zip(self, path: Path) -> Path:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name, data in self.kaggle().items():
-                archive.writestr(name, data)
-        return path
+        return write_zip(path, self.kaggle(), deflated=True)
 
     def tree(self, flat: bool) -> dict[str, bytes]:
         files = {f"train/{image.wnid}/{image.stem}.JPEG": image.data for image in self.train}

@@ -1,11 +1,10 @@
 """Archives and images as other programs write them, and what a shard folder holds."""
 
-import io
 import json
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 IMAGES = ("jpg", "jpeg", "png", "gif", "bmp", "webp", "tif", "tiff", "avif", "ppm")
@@ -51,17 +50,6 @@ def zip_without_zip64(
     counts = entries & 0xFFFF, entries & 0xFFFF
     end = struct.pack("<4sHHHHLLH", b"PK\5\6", 0, 0, *counts, len(table), len(body), 0)
     return bytes(body + table + end)
-
-
-def tar(members: Mapping[str, bytes] | Iterable[tuple[str, bytes]]) -> bytes:
-    """Return a tar of these members, in order; a name may come twice."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, data in members.items() if isinstance(members, Mapping) else members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return out.getvalue()
 
 
 def tiny_gif(number: int) -> bytes:

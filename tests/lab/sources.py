@@ -10,7 +10,6 @@ import os
 import shutil
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Callable, Mapping
 from functools import cache
 from hashlib import sha256
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab import warm
-from tests.lab.data import drawn
+from tests.lab.data import drawn, tar
+from tests.lab.data import zipped as zipped
 from tests.lab.run import Content, run, write
 
 Made = Callable[[Path], object]
@@ -35,24 +35,9 @@ def below(folder: str, files: Mapping[str, Content]) -> dict[str, Content]:
     return {f"{folder}/{name}": content for name, content in files.items()}
 
 
-def zipped(files: Mapping[str, bytes], how: int = zipfile.ZIP_STORED) -> bytes:
-    """Return a zip of these files."""
-    stored = io.BytesIO()
-    with zipfile.ZipFile(stored, "w", how) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return stored.getvalue()
-
-
 def tarred(*members: tuple[str, bytes]) -> bytes:
     """Return a tar of these members; a name may be in it twice."""
-    stored = io.BytesIO()
-    with tarfile.open(fileobj=stored, mode="w") as archive:
-        for name, data in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return stored.getvalue()
+    return tar(members)
 
 
 def tar_of(name: str, kind: bytes, target: str) -> bytes:

@@ -14,33 +14,16 @@ from typing import Any
 
 import pytest
 
-from rackrun.launcher.run.events import Event, Report
-from rackrun.launcher.run.job import Command, Job, Work
-from rackrun.launcher.run.plan import HostPlan, Plan, PlannedHost, make_plan
-from rackrun.launcher.run.settings import Limits, Options
-from rackrun.launcher.supervision import agent_protocol
-from rackrun.launcher.transport.local import LocalChannel, LocalTransport, free_port
-from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.run_folder import RunFolder
+from rackrun.launcher.transport.local import free_port
 from tests.lab import warm
 from tests.lab.detached import DetachedLab
-from tests.lab.hosts import FAKE, Lab, processes_with, root, user, users
+from tests.lab.hosts import Lab, processes_with, root, user, users
 from tests.lab.needs import need
-from tests.lab.network import NetLab, net_labs
+from tests.lab.network import NetLab
 from tests.lab.waiting import until
 from tests.lab.warm import ROOT
 
 CHEAP_NODE = "tests.lab.cheap_node"
-
-
-@pytest.fixture
-def start_lab(tmp_path: Path) -> Iterator[Callable[[int], Lab]]:
-    """Yield `lab(4)`, which starts four real sshd on loopback addresses, known to the client."""
-    folder = tmp_path / "lab"
-    folder.mkdir()
-    lab = Lab(folder)
-    yield lab.ready
-    lab.stop()
 
 
 @pytest.fixture
@@ -60,41 +43,9 @@ def detached_on_one(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
 
 
 @pytest.fixture
-def net(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
-    """Yield `net(3)`, which makes three hosts behind cables, and a launcher at the switch."""
-    with net_labs(tmp_path / "lab") as make:
-        yield make
-
-
-@pytest.fixture
 def pair(net: Callable[[int], NetLab]) -> NetLab:
     """Return two hosts behind cables."""
     return net(2)
-
-
-LIMITS = Limits(lease_seconds=2.0)
-
-
-def agent_plan(tmp_path: Path, *command: str) -> HostPlan:
-    job = Job(Command(command), RunFolder(tmp_path), Options(env=("FIRST_RANK=0",)))
-    host = PlannedHost("here", "127.0.0.1", 1, sys.executable, str(tmp_path), str(tmp_path))
-    plan = make_plan(job, [host], 1).hosts[0]
-    return HostPlan(**{**vars(plan), "torchrun": (*FAKE, *plan.torchrun[3:])})
-
-
-def started_agent(plan: HostPlan) -> LocalChannel:
-    client = RpcClient(LocalTransport("here"))
-    channel, _ = client.hand_over(agent_protocol.run_order(plan, LIMITS))
-    assert isinstance(channel, LocalChannel)
-    return channel
-
-
-def heard(channel: LocalChannel, plan: HostPlan) -> list[Event]:
-    decoder = agent_protocol.Decoder(plan)
-    events: list[Event] = []
-    while data := channel.receive():
-        events += decoder.feed(data)
-    return events
 
 
 def project(lab: Lab) -> Path:
@@ -161,24 +112,6 @@ def mounted() -> Iterator[Callable[..., None]]:
 
 
 TMPFS = ("-t", "tmpfs", "none", "-o")
-
-
-PROGRAM = Command(("x",))
-
-
-def plan_of(hosts: int, slots: int = 1, work: Work = PROGRAM, model: str = "") -> Plan:
-    job = Job(work, RunFolder(Path("/x")))
-    facts = [
-        PlannedHost(
-            f"gpu{n:03}", "a", slots, "python", "/", "/x", gpus=bool(model), gpu_model=model
-        )
-        for n in range(1, hosts + 1)
-    ]
-    return make_plan(job, facts, 1)
-
-
-def training(node: int, rank: int, **fields: object) -> Report:
-    return Report(node, rank, {"rank": rank, "phase": "train", **fields})
 
 
 PIECES = [

@@ -1,6 +1,5 @@
 """A host whose program prints what a test wants: a real process, and no program of ours."""
 
-import select
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,21 +7,6 @@ from pathlib import Path
 from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
-
-SAYS = """\
-import select, sys
-says, rest = bytes.fromhex(sys.argv[1]), float(sys.argv[2])
-sys.stdout.buffer.write(says[:-1])
-sys.stdout.buffer.flush()
-if rest:  # it rests once it has its program, which alone may fill the socket
-    sys.stdin.buffer.read(int(sys.stdin.buffer.readline().split()[0]))
-poll = select.poll()
-poll.register(0, select.POLLHUP)  # takes nothing, and goes when the other side has gone
-poll.poll(rest * 1000)
-sys.stdout.buffer.write(says[-1:])
-sys.stdout.buffer.flush()
-sys.stdin.buffer.read()
-"""
 
 
 class TrackedTransport(LocalTransport):
@@ -41,22 +25,6 @@ class TrackedTransport(LocalTransport):
         for channel in self.channels:
             channel.close()
             drain(channel)
-
-
-class FakeHost(TrackedTransport):
-    """A transport whose programs only print; the last byte may come late."""
-
-    def __init__(self, says: bytes, rest_seconds: float = 0.0) -> None:
-        super().__init__("fake")
-        self.says = says
-        self.rest_seconds = rest_seconds
-
-    def open(self, argv: Sequence[str]) -> LocalChannel:
-        args = (sys.executable, "-S", "-c", SAYS, self.says.hex(), str(self.rest_seconds))
-        channel = super().open(args)
-        if self.says[:-1]:  # how long Python takes to start on busy cores is no part of a test
-            select.select([channel.stream], [], [], 60)
-        return channel
 
 
 def replies(*message: bytes) -> bytes:

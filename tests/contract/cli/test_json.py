@@ -4,20 +4,7 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from tests.lab.hosts import Lab
-
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "api.md").read_text()
-
-
-@pytest.fixture
-def lab(tmp_path):
-    """Return a real sshd on loopback, its hosts file written."""
-    (tmp_path / "lab").mkdir()
-    lab = Lab(tmp_path / "lab").ready(1)
-    yield lab
-    lab.stop()
 
 
 def promised(command):
@@ -36,7 +23,7 @@ def keys_of(value):
 
 
 def test_a_check_says_what_was_found_on_each_host_and_whether_that_will_do(lab, cli):
-    hosts = lab.write_hosts()
+    hosts = lab.ready(1).write_hosts()
     with hosts.open("a") as file:
         file.write("127.0.0.9:1\n")
     result = cli(f"rackrun check --json --ssh-config {lab.config} {hosts}")

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from tests.lab.data import drawn
-from tests.lab.foreign import tar
+from tests.lab.data import drawn, tar
 from tests.lab.run import run, write
 from tests.lab.warm import ROOT
 

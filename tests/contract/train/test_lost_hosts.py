@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 
 import rackrun
 from tests.lab.data import drawn_shards
-from tests.lab.network import NetLab, net_labs
+from tests.lab.network import NetLab
 from tests.lab.oracles import exact_epochs
 from tests.lab.ranks import codes, exact_ranks
 from tests.lab.waiting import until
@@ -24,20 +24,19 @@ TASK = {"epochs": 10, "global_batch": 8, "batch_size": 8}
 
 
 @pytest.fixture
-def hosts_with_disks(tmp_path: Path) -> Iterator[Callable[[int], NetLab]]:
-    """Yield what makes hosts behind cables, each with a disk of its own: shards and a task are on
+def hosts_with_disks(net: Callable[[int], NetLab], tmp_path: Path) -> Callable[[int], NetLab]:
+    """Return what makes hosts behind cables, each with a disk of its own: shards and a task are on
     all of them."""
-    with net_labs(tmp_path / "lab") as make:
 
-        def make_with_disks(count: int) -> NetLab:
-            lab, shards = make(count), drawn_shards(tmp_path)
-            for folder in (lab.folder, *disks(lab)):
-                folder.mkdir(exist_ok=True)
-                shutil.copy(Path(__file__).parents[2] / "lab" / "exact_task.py", folder)
-                (folder / "shards").symlink_to(shards)
-            return lab
+    def make_with_disks(count: int) -> NetLab:
+        lab, shards = net(count), drawn_shards(tmp_path)
+        for folder in (lab.folder, *disks(lab)):
+            folder.mkdir(exist_ok=True)
+            shutil.copy(Path(__file__).parents[2] / "lab" / "exact_task.py", folder)
+            (folder / "shards").symlink_to(shards)
+        return lab
 
-        yield make_with_disks
+    return make_with_disks
 
 
 def disks(lab: NetLab) -> list[Path]:
@@ -61,7 +60,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return rackrun.load_checkpoint(max(run.glob("checkpoints/step-*.pt"))).weights
 
 
-@pytest.mark.root
 def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(hosts_with_disks, tmp_path):
     """One of two hosts is cut off, and back a moment later. The other goes on alone until an epoch
     ends, and then both do: that costs no restart, each epoch has every sample once, and the weights
@@ -93,7 +91,6 @@ def test_a_host_that_comes_back_takes_part_from_the_end_of_an_epoch(hosts_with_d
     assert set(json.loads((run / "result.json").read_text())["hosts"].values()) == {"clean"}
 
 
-@pytest.mark.root
 def test_a_host_that_is_added_to_the_file_replaces_a_lost_one(hosts_with_disks):
     """While two hosts train, the second is taken out of hosts.txt and a third one added; the cable
     of the second is pulled. The restart reads the file again: the first and the third go on, with

@@ -24,12 +24,9 @@ from rackrun.launcher.commands.parse import (
 )
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
-from rackrun.launcher.commands.work import work_of
-from rackrun.launcher.lifecycle.serving import folder_to_serve
-from rackrun.launcher.preflight.checks import CHECKS, check_allowed
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
-from rackrun.launcher.run.settings import LocalOptions, Serving
+from rackrun.launcher.run.settings import LocalOptions
 from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
@@ -78,16 +75,6 @@ def test_other_launchers_options_are_understood():
     assert from_names(LocalOptions, {"nproc_per_node": 3}).nproc == 3
 
 
-def test_each_check_but_those_that_the_plan_is_made_of_can_be_left_out():
-    check_allowed([check.name for check in CHECKS if check.name not in ("network", "master")])
-
-
-def test_good_urls_and_folders_are_taken():
-    """Also IPv6, a port, a path, another alphabet's name, and what is no URL at all."""
-    for data in ("http://[::1]:8080/a%20b/", "https://bücher.example/x/", "data/é", "h:5/x", ""):
-        assert work_of(["catdog", "--data", data]) is not None
-
-
 def test_type_checkers_know_what_programs_may_import():
     """The stub has what `rackrun` hands out, from the same modules, and each package its marker."""
     stub = ast.parse((ROOT / "rackrun" / "__init__.pyi").read_text())
@@ -134,13 +121,6 @@ def test_what_the_refusal_of_an_option_without_effect_says_to_type_is_taken(type
     way, *args = typed.split()
     head = Head("", "", ())
     assert read(way, CLASSES[way], head, [*args, *(["hosts.txt"] if way == "ssh" else [])])
-
-
-def test_settings_of_a_server_for_a_folder_that_is_read_here_are_refused():
-    work = TaskWork("catdog", ("--data", "shards"))
-    with pytest.raises(UsageError, match="--serve-port 80 has no effect: this machine reads"):
-        folder_to_serve(work, Serving(serve_port=80), ["127.0.0.1"])
-    assert folder_to_serve(work, Serving(), ["127.0.0.1"]) is None
 
 
 @pytest.mark.parametrize("learning_rate", ["--lr", "--learning-rate", "--learning_rate"])

@@ -13,7 +13,7 @@ from rackrun.launcher.remote import service
 from tests.fuzz.targets_launcher import Recorded
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
-from tests.launcher.fake_host import FakeHost, TrackedTransport, host_plan, replies
+from tests.launcher.fake_host import TrackedTransport, host_plan, replies
 
 EVENTS = "events.out.tfevents.1767323045.host-1.4711.0"
 
@@ -110,12 +110,12 @@ def test_no_host_writes_a_file_of_the_launcher(path, tmp_path):
 
 
 def test_a_file_that_became_shorter_while_it_was_read_is_not_kept(tmp_path):
-    ending = replies(b'{"error": "became shorter"}', b"{}")
-    data = replies(b'{"files": {"a.txt": 3}}', b'{"size": 3}') + b"abc" + ending
-    host = FakeHost(service.MARKER + data)
+    """Nor is what was to come after it given up."""
+    files = b'{"files": {"a.txt": 3, "b.txt": 1}}'
+    shorter = replies(files, b'{"size": 3}') + b"abc" + replies(b'{"error": "became shorter"}')
+    host = Recorded(shorter + replies(b'{"size": 1}') + b"b" + replies(b"{}", b"{}"))
     assert "a.txt: became shorter" in str(fetch_results(host, host_plan(tmp_path), "", tmp_path))
-    assert list(tmp_path.iterdir()) == []
-    host.wait_for_end()
+    assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
 
 
 def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab):

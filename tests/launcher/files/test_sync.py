@@ -1,6 +1,5 @@
 """Code goes to the hosts over real sshd, and nothing else is touched, neither here nor there."""
 
-import json
 import os
 import shutil
 import signal
@@ -14,12 +13,9 @@ from typing import Any
 import pytest
 
 from rackrun.contract.tasks import PACKAGES, PLATFORM, TASKS
-from rackrun.errors import Problem
 from rackrun.launcher.errors import PreflightRefused
-from rackrun.launcher.files import sync
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_files
-from rackrun.launcher.remote import service
 from rackrun.launcher.supervision.agents import drain
 from rackrun.launcher.transport.local import LocalChannel, LocalTransport
 from rackrun.launcher.transport.rpc import RpcClient
@@ -27,7 +23,7 @@ from tests.lab.hosts import ROOT, Lab, children, command_line
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
 from tests.launcher.conftest import project, project_of
-from tests.launcher.fake_host import FakeHost, TrackedTransport, replies
+from tests.launcher.fake_host import TrackedTransport
 
 
 def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, str, str]:
@@ -46,6 +42,9 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     code, out, err = launch(lab)
     assert code == 78
     assert "there is no folder" in err
+    for look in ("--check", "--dry-run"):  # do not object to what --sync would bring
+        assert launch(lab, "--sync", look)[0] == 0
+    assert not (lab.folder / "there-1").exists()
     code, out, err = launch(lab, "--sync")
     assert code == 0, err
     assert "hello from the tree" in out
@@ -94,15 +93,6 @@ def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
     night.send_signal(signal.SIGINT)
     night.communicate(timeout=120)
     assert launch(lab, "--sync")[0] == 0
-
-
-def test_a_look_with_sync_does_not_object_to_what_sync_would_bring(start_lab):
-    lab = start_lab(2)
-    project(lab)
-    for look in ("--check", "--dry-run"):
-        code, _, err = launch(lab, "--sync", look)
-        assert code == 0, err
-    assert not (lab.folder / "there-1").exists()
 
 
 def checkout(lab: Lab) -> Path:
@@ -360,34 +350,6 @@ def test_links_of_a_host_are_not_written_through(tmp_path, trap):
         assert not (remote / "a").is_symlink()
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "not ours"}
     assert not list(remote.glob(".rackrun-incoming-*"))
-
-
-ROOTED = {"root": "/x", "paths": [], "surplus": 0}
-
-
-def test_what_a_host_says_while_it_installs_is_shown_and_not_obeyed(tmp_path):
-    """Its lines are clean; one that is no line ends it."""
-    lines = [{"line": "\x1b]0;PWNED\x07 1 of 2"}, {"line": 5}]
-    data = [json.dumps(line).encode() for line in ({**ROOTED, "root": "/x\x1b[2J"}, *lines)]
-    host, heard = FakeHost(service.MARKER + replies(*data)), list[str]()
-    code = with_files(WorkingTree(tmp_path, {}), [], print)
-    with pytest.raises(Problem, match="^fake: sent an invalid answer"):
-        upload_code(code, [Destination(host, "x")], heard.append)
-    assert heard == ["fake: ␛]0;PWNED␇ 1 of 2"]
-    host.wait_for_end()
-
-
-def test_a_host_that_stands_still_while_code_comes_is_named(tmp_path, monkeypatch):
-    """It takes no bytes, or says nothing to them: the sentence is about that, and in time."""
-    (tmp_path / "big").write_bytes(bytes(4 << 20))
-    code = with_files(WorkingTree(tmp_path, {}), ["big"], print)
-    monkeypatch.setattr(sync, "DIGEST_SECONDS", 1.0)
-    wants = replies(json.dumps({**ROOTED, "paths": ["big"]}).encode())
-    for says, why in ((b" ", "has gone silent"), (wants + b" ", "accepts no more data")):
-        host = FakeHost(service.MARKER + says, rest_seconds=600.0)
-        with pytest.raises(Problem, match=f"^fake: {why}"):
-            upload_code(code, [Destination(host, "x")], print)
-        host.wait_for_end()
 
 
 def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path):

@@ -13,11 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from rackrun.errors import UsageError
-from rackrun.launcher.lifecycle.restart_policy import after_failure, resumed
 from rackrun.launcher.lifecycle.serving import folder_to_serve, is_here, own_address
-from rackrun.launcher.run.job import Command, TaskWork, data_of, with_data
+from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import Serving
-from rackrun.launcher.search.sweep import Combination
 from rackrun.shards.index import Manifest, Shard, Split
 from tests.lab import warm
 from tests.lab.data import drawn_shards
@@ -27,8 +25,8 @@ from tests.lab.waiting import until
 
 # Stands in for `-m rackrun.training TASK` on hosts: reads its data as a rank does, prints its URL.
 READER = """\
-import sys, time, urllib.request
-data = sys.argv[sys.argv.index("--data") + 1]
+import re, sys, time, urllib.request
+data = re.search("--data[= ]([^ ]+)", " ".join(sys.argv))[1]
 sys.exit() if "check" in sys.argv else None
 print(sys.argv[1], file=sys.stderr)
 print(data, len(urllib.request.urlopen(data + "toy-train-000000.tar").read()), flush=True)
@@ -238,7 +236,7 @@ def test_run_local_serves_when_asked(start_lab, shards):
     python = start_lab(1).cheap_python()
     done = warm.run(
         *("-m", "rackrun", "./run-local", "--python", python, "--serve", "--serve-native"),
-        *("--plain", "catdog", "--data", shards),
+        *("--plain", "catdog", f"--data={shards}"),
         start=warm.Launcher,
         cwd=shards.parent / "code",
         env={**os.environ, **with_stand_in(shards)},
@@ -253,67 +251,28 @@ HERE, ELSEWHERE = ["127.0.0.2"], ["127.0.0.2", "192.0.2.1"]
 
 
 @pytest.mark.parametrize(
-    ("serving", "hosts", "is_served"),
+    ("serving", "hosts", "data", "is_served"),
     [
-        (Serving(), HERE, False),
-        (Serving(), ELSEWHERE, True),
-        (Serving(), [""], True),
-        (Serving(serve=True), HERE, True),
-        (Serving(no_serve=True), ELSEWHERE, False),
+        (Serving(), HERE, "{}", False),
+        (Serving(), ELSEWHERE, "{}", True),
+        (Serving(), [""], "{}", True),
+        (Serving(serve=True), HERE, "{}", True),
+        (Serving(no_serve=True), ELSEWHERE, "{}", False),
+        (Serving(), ELSEWHERE, "{}@2", True),  # a version, as a part of its folder
+        (Serving(), ELSEWHERE, "http://10.0.0.1:8080/", False),
+        (Serving(), ELSEWHERE, "no/such/folder", False),  # only hosts have it
     ],
 )
-def test_when_a_folder_is_served(shards, serving, hosts, is_served):
+def test_when_a_folder_is_served(shards, serving, hosts, data, is_served):
     """For other machines by itself, else when asked to, and never with --no-serve."""
-    work = TaskWork("catdog", ("--data", str(shards)))
+    work = TaskWork("catdog", ("--data", data.format(shards)))
     assert folder_to_serve(work, serving, hosts) == (shards if is_served else None)
 
 
-def test_a_version_is_served_as_a_part_of_its_folder(shards):
-    """Of --data FOLDER@2 the folder is served; the ranks are given the server's URL with @2."""
-    work = TaskWork("catdog", ("--data", f"{shards}@2"))
-    assert folder_to_serve(work, Serving(), ELSEWHERE) == shards
-
-
-@pytest.mark.parametrize(
-    "work",
-    [
-        Command(("train.py", "--data", "shards")),
-        TaskWork("catdog"),
-        TaskWork("catdog", ("--data", "http://10.0.0.1:8080/")),
-        TaskWork("catdog", ("--data", "no/such/folder")),
-    ],
-    ids=["a command", "no data", "a server that exists", "a folder that only hosts have"],
-)
-def test_what_is_never_served(work):
-    """What is not a finished folder of shards on this machine is left to the hosts."""
-    assert folder_to_serve(work, Serving(), ELSEWHERE) is None
-
-
-def test_only_the_option_data_is_looked_at():
-    """Both ways to write it are understood; the last one counts; other words stay."""
-    task = TaskWork("catdog", ("--name", "x", "--data=a", "--data", "b c", "--epochs", "2"))
-    assert data_of(task) == "b c"
-    moved = with_data(task, "http://h/")
-    assert moved == TaskWork(
-        "catdog", ("--name", "x", "--data=http://h/", "--data", "http://h/", "--epochs", "2")
-    )
-    assert with_data(Command(("a", "--data", "b")), "c") == Command(("a", "--data", "b"))
-
-
-def test_what_changes_an_option_of_a_task_changes_nothing_else():
-    """Other data, another run to resume, earlier attempts, a sweep: the task stays as typed."""
-    for task in ("tasks/flowers.py", "tasks.flowers"):
-        work = TaskWork(task, ("--data", "a", "--resume", "b"))
-        member = Combination("x", (("lr", "1"),))
-        for changed in (
-            with_data(work, "c"),
-            resumed(work, "c"),
-            after_failure(work, "c"),
-            member.work(work),
-        ):
-            assert isinstance(changed, TaskWork)
-            assert changed.task == task
-            assert changed.options != work.options
+def test_what_a_command_reads_is_not_served(shards):
+    """Whatever it calls --data."""
+    command = Command(("train.py", "--data", str(shards)))
+    assert folder_to_serve(command, Serving(), ELSEWHERE) is None
 
 
 def test_the_address_to_serve_at_is_the_one_on_the_way_to_the_hosts():

@@ -1,7 +1,9 @@
 """Much output: every byte in its log, memory flat, time linear."""
 
 import contextlib
+import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from rackrun.launcher.remote.agent.frames import READ_BYTES
 from rackrun.launcher.supervision.agents import QUEUED_EVENTS
 from rackrun.launcher.supervision.supervisor import EVENTS_PER_TURN
 from tests.lab.hosts import peak_mib
+from tests.lab.waiting import until
 
 LAUNCHER_MIB = 66  # of a run that prints nothing: 61 to 63, and what malloc keeps
 COPIES = 6  # of what came in a turn, on its way to the screen: events, joined, whole lines, written
@@ -67,3 +70,20 @@ def watched(pid: int) -> tuple[float, float]:
         time.sleep(0.05)
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return peak, (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_output_without_a_reader_waits_in_the_ranks_pipe(start_lab, tmp_path):
+    """While the launcher does not read, the agent's memory stays small; later all of it arrives."""
+    lab = start_lab(1)
+    process = lab.run_ssh(lab.cheap_hosts(), "--", *flooder(tmp_path, 50))
+    until(lambda: any(lab.folder.glob("runs/2*/logs/*/*/rank-0.out")), "the rank writes", 60)
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2)
+    (host,) = json.loads((lab.run_folder() / "plan.json").read_text())["hosts"]
+    agent, *_ = json.loads(Path(host["scratch"], "agent.pid").read_text())
+    assert peak_mib(agent) < 40
+    process.send_signal(signal.SIGCONT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    (log,) = lab.folder.glob("runs/2*/logs/*/*/rank-0.out")
+    assert log.stat().st_size == 50_000_000

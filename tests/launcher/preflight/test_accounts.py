@@ -18,46 +18,32 @@ def said_as(lab: Lab, host: Sshd) -> tuple[int, str]:
     return code, err
 
 
-SHUT = {
-    "locked": ("usermod", "--lock"),
-    "expired": ("chage", "--expiredate", "0"),
-    "without a shell": ("usermod", "--shell", "/nonexistent"),
+ACCOUNTS = {  # what is done to an account: code, and what is said
+    "locked": (("usermod", "--lock"), 77, "or the account is disabled; type: ssh-copy-id"),
+    "expired": (("chage", "--expiredate", "0"), 77, "or the account is disabled; type: ssh-copy"),
+    "without a shell": (("usermod", "--shell", "/none"), 77, "or the account is disabled; type: s"),
+    "with an old password": (("chage", "--lastday", "0"), 69, "Password change required"),
+    "for no logins": (
+        ("usermod", "--shell", "/usr/sbin/nologin"),
+        *(69, "Python could not be started there: This account is currently not available."),
+    ),
+    "without a home": (
+        ("usermod", "--home", "/no/such/home"),
+        *(78, "cannot be written; name another with workdir="),
+    ),
 }
 
 
-@pytest.mark.parametrize("how", SHUT)
-def test_an_account_that_is_shut_refuses_the_login(account, how):
-    """sshd does not say why, so we say who was refused where: 77, before anything is started."""
-    root(*SHUT[how], user())
-    host = account.start()
+@pytest.mark.parametrize("how", ACCOUNTS)
+def test_what_is_wrong_with_an_account_is_named(account, how):
+    """sshd does not say why it refuses one that is shut, so we say who was refused where; nothing
+    is started, and nothing prompts for a new password."""
+    change, expected, says = ACCOUNTS[how]
+    root(*change, user())
+    host = account.start(pam="yes" if "password" in how else "no")
     code, err = said_as(account, host)
-    assert code == 77
-    assert f"{host.address}: login as {user()} at {host.address} port {host.port} refused" in err
-    assert "or the account is disabled; type: ssh-copy-id" in err
-
-
-def test_a_password_that_expired_is_named(account):
-    """PAM wants a new one, typed at a terminal: the host's message, and no prompt."""
-    root("chage", "--lastday", "0", user())
-    code, err = said_as(account, account.start(pam="yes"))
-    assert code == 69
-    assert "Password change required" in err
-
-
-def test_an_account_for_no_logins_says_so(account):
-    """nologin(8) as a shell: its message is printed."""
-    root("usermod", "--shell", "/usr/sbin/nologin", user())
-    code, err = said_as(account, account.start())
-    assert code == 69
-    assert "Python could not be started there: This account is currently not available." in err
-
-
-def test_an_account_without_its_home_is_asked_like_any_other(account):
-    """sshd then starts in /; what such an account cannot do is named, and how to mend it."""
-    root("usermod", "--home", "/no/such/home", user())
-    code, err = said_as(account, account.start())
-    assert code == 78
-    assert f"{account.folder} cannot be written; name another with workdir=" in err
+    assert (code, says in err) == (expected, True), err
+    assert code != 77 or f"login as {user()} at {host.address} port {host.port} refused" in err
 
 
 RC = {

@@ -12,7 +12,7 @@ from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.remote import gpus as remote
 from tests.lab import warm
-from tests.lab.hosts import ROOT, wait_for_banner
+from tests.lab.hosts import ROOT, Lab, wait_for_banner
 from tests.lab.needs import need
 from tests.lab.simulated_gpus import DEVICES, HEALTHY, OLDER, program, with_path
 
@@ -53,6 +53,14 @@ def with_gpus(folder: Path) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", DEVICES, str(folder / "dev"))
 
 
+def host_with_gpus(lab: Lab, smi: str) -> None:
+    """Start a host with two GPUs, and a program in place of nvidia-smi."""
+    path = program(lab.folder / "bin/nvidia-smi", smi)
+    host = lab.start(command=with_gpus(lab.folder), extra=with_path(path.parent))
+    wait_for_banner(host.address, host.port)
+    lab.trust()
+
+
 @pytest.mark.parametrize(
     ("torch", "cuda", "driver", "capability", "says"),
     [
@@ -65,10 +73,7 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
 ):
     """78, by --check and by a launch, with the driver and what to install; --device cpu may run."""
     lab = start_lab(0)
-    smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver=driver, capability=capability))
-    lab.start(command=with_gpus(lab.folder), extra=with_path(smi.parent))
-    wait_for_banner(lab.hosts[0].address, lab.hosts[0].port)
-    lab.trust()
+    host_with_gpus(lab, smi_text(driver=driver, capability=capability))
     report = PYTHON.format(torch=torch, cuda=cuda, python=sys.executable)
     python = program(lab.folder / "python", report)
     hosts = str(lab.write_hosts(f"python={python} workdir={ROOT}"))
@@ -86,10 +91,7 @@ def test_gpus_that_torch_cannot_use_are_refused_before_anything_starts(
 def test_a_driver_that_does_not_work_is_refused(start_lab):
     """As after an update without a reboot: the table and the launch say what nvidia-smi says."""
     lab = start_lab(0)
-    smi = program(lab.folder / "bin/nvidia-smi", BROKEN)
-    lab.start(command=with_gpus(lab.folder), extra=with_path(smi.parent))
-    wait_for_banner(lab.hosts[0].address, lab.hosts[0].port)
-    lab.trust()
+    host_with_gpus(lab, BROKEN)
     hosts = str(lab.write_hosts(f"python={warm.interpreter()} workdir={ROOT}"))
     code, out, err = lab.result_of("--ignore-check", "code", hosts, "--", "true")
     says = "nvidia-smi: Failed to initialize NVML: Driver/library version mismatch"
@@ -99,10 +101,7 @@ def test_a_driver_that_does_not_work_is_refused(start_lab):
 def test_a_failed_run_names_the_sick_gpu(start_lab):
     """Refused before the start; started all the same, its failure has a probable cause."""
     lab = start_lab(0)
-    smi = program(lab.folder / "bin/nvidia-smi", smi_text(driver="580.65.06", second=OLDER))
-    lab.start(command=with_gpus(lab.folder), extra=with_path(smi.parent))
-    wait_for_banner(lab.hosts[0].address, lab.hosts[0].port)
-    lab.trust()
+    host_with_gpus(lab, smi_text(driver="580.65.06", second=OLDER))
     hosts = str(lab.write_hosts(f"python={warm.interpreter()} workdir={ROOT}"))
     fails = ("--ignore-check", "code", hosts, "--", "python", "-c", "raise SystemExit(3)")
     code, out, err = lab.result_of(*fails)

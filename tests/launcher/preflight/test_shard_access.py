@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.contract import variables
 from rackrun.launcher.remote import interpreter
 from tests.lab.data import write_tiny
 from tests.lab.waiting import until
@@ -66,9 +65,6 @@ def test_a_relative_path_of_a_secret_is_one_of_the_working_directory(server, tmp
     result = asked(server.url, tmp_path, secret(tmp_path))
     assert set(result) == {"error"} and "404" in str(result["error"])
     assert "Authorization: Basic" in server.asked[0]
-
-
-SECRETS = (variables.AUTHORITY, variables.CERTIFICATE, variables.CREDENTIALS)
 
 
 @pytest.mark.security("WEB-4")

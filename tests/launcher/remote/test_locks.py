@@ -43,7 +43,10 @@ def test_who_holds_a_host_is_named_waited_for_and_gone_around(rack):
     first = rack.run_ssh("-H", "gpu1", "--name", "night", *common, *WAITING)
     until(lambda: any(rack.folder.glob("runs/2*-night/logs/gpu1/1/rank-0.out")), "it runs", 60)
     (folder,) = rack.folder.glob("runs/2*-night")
-    run = json.loads((folder / "plan.json").read_text())["run_id"]
+    plan = json.loads((folder / "plan.json").read_text())
+    run, ((path, _),) = plan["run_id"], plan["hosts"][0]["locks"]
+    os.utime(path, (0, 0))
+    until(lambda: Path(path).stat().st_mtime > 0, "no cleaner of /tmp finds it old", 60)
     code, _, err = rack.result_of("-H", "gpu1", *common, *OVER)
     assert code == 78
     for args in (f"run {run[:8]} ({folder.name}) of ", ", since ", f"stop {run[:8]}", "--wait"):

@@ -140,27 +140,6 @@ def processes(*args: str) -> list[int]:
     return result
 
 
-def test_a_detached_run_in_containers_shows_and_returns_all(hosts):
-    """--detach and --image together: attach has every line, the code and the results."""
-    lab, args = hosts
-    home = {"HOME": str(lab.folder / "home")}
-    code = (
-        "import os; print('contained', os.path.exists('/.dockerenv'), flush=True)\n"
-        "open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('weights')\n"
-        "raise SystemExit(7 * (os.environ['RANK'] == '1'))\n"
-    )
-    ended, run, err = lab.result_of(
-        "--detach", *AT_ONCE, *args, "--", sys.executable, "-c", code, env=home
-    )
-    assert ended == 0, err
-    ended, out, err = lab.result_of(run.strip(), verb=("attach",), env=home)
-    assert ended == 7, err
-    assert "contained True" in out
-    (final,) = lab.folder.glob("runs/2*/final.pt")
-    assert final.read_text() == "weights"
-    assert containers() == []
-
-
 def test_no_container_outlives_a_detached_run(hosts):
     """Without its controller: containers, ranks and folders are gone, and `stop` says so."""
     lab, args = hosts
