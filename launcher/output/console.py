@@ -118,7 +118,9 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
 def next_commands(result: Result, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield what to type next, and what it is for: a task is continued, or its model is used."""
     if result.resume:
-        yield "to continue, type", result.resume
+        by_scheduler = plan.hosts[0].signalled_together
+        how = "start on every node" if by_scheduler else "type"
+        yield f"to continue, {how}", result.resume
     model = result.folder / one_line(str(result.report.get("final", "")))
     with suppress(OSError):  # a rank may report any path
         if plan.task and model.is_file():

@@ -131,13 +131,15 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def write_result(self, result: Result, is_last: bool = True) -> None:
         """Write how an attempt has ended: the traceback, the results, and one last line.
 
-        Of the last one, also what to type next.
+        Of the last one, also what to type next. Under a scheduler, only the node of the first rank
+        knows the results, and prints them.
         """
         if result.traceback:
             self.note(result.traceback.rstrip())
-        following = next_commands(result, self.plan) if is_last else ()
-        for name, value in (*summary(result), *following):
-            self.note(f"{name}: {value}")
+        if self.plan.has_first_rank:
+            following = next_commands(result, self.plan) if is_last else ()
+            for name, value in (*summary(result), *following):
+                self.note(f"{name}: {value}")
         self.note(last_line(result))
         self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)
 

@@ -71,6 +71,8 @@ class RunView(Shape, frozen=True):
     dataset: Text
     """What is read; empty while the first rank has not reported it."""
     seconds: Real
+    has_first_rank: bool
+    """False on the other nodes of a scheduler's job, which would print the same progress."""
     phase: Text
     """The phase of the first rank; empty while it has not reported."""
     epoch: Whole
@@ -122,6 +124,7 @@ def view(
         machines=machines(run.plan),
         dataset=one_line(str(first.fields.get("dataset", ""))),
         seconds=max(0.0, now - run.started_at),
+        has_first_rank=run.plan.has_first_rank,
         phase=first.phase,
         epoch=_whole(first, "epoch"),
         epochs=_whole(first, "epochs"),

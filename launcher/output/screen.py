@@ -129,7 +129,7 @@ class Screen:
         if self._board is not None:
             with suppress(OSError):
                 self._board.draw(run)
-        elif parts := list(progress_words(run)):
+        elif run.has_first_rank and (parts := list(progress_words(run))):
             self._write(2, f"{NOTE}{time.strftime('%H:%M:%S')} {', '.join(parts)}\n")
 
 

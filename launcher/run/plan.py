@@ -99,6 +99,11 @@ class Plan:
         return next(iter(self._task_words), "")
 
     @property
+    def has_first_rank(self) -> bool:
+        """Whether the rank that reports for all is on one of these hosts."""
+        return self.hosts[0].first_rank == 0
+
+    @property
     def uses_gpus(self) -> bool:
         """Whether ranks are to use GPUs."""
         return any(host.gpus for host in self.hosts)

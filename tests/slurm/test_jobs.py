@@ -78,6 +78,7 @@ def test_a_job_of_two_nodes_trains_to_the_end(slurm, home):
     assert all(list(result["hosts"].values()) == ["clean"] for result in results)
     assert json.loads((run / "plan.json").read_text())["world_size"] == 2
     assert "serving" in log and "http://127.0.0.2:" in log
+    assert log.count("rackrun: accuracy: ") == log.count("rackrun: run: ") == 1
     assert (run / "final.pt").exists()
     assert {path.name for path in (run / "logs").iterdir()} == {"n1", "n2"}
 
