@@ -70,6 +70,9 @@ COMMANDS = {
 }
 """The commands, in the order of the help."""
 
+MANAGES = ("ps", "rack", "attach", "logs", "status", "stop", "report", "predict")
+"""The commands that --on runs on another machine, without anything of this folder."""
+
 LAUNCHES = ("local", "ssh", "ray", "node", "check")
 """The commands that launch, or check what would be launched."""
 
@@ -84,6 +87,7 @@ class _Caller:
     """How messages call commands: as the user did, or as the launcher that started us was."""
 
     typed = os.environ.get(variables.TYPED, "")
+    on = os.environ.get(variables.ON, "")
     has_scripts = (Path(__file__).parents[1] / "run-ssh").exists()
     by_name = typed.startswith("rackrun ") or not (typed or has_scripts)
     folder = typed.partition("run-")[0] if "run-" in typed.partition(" ")[0] else "./"
@@ -100,6 +104,10 @@ def call_by(script: str, folder: str) -> None:
 
 def called(name: str) -> str:
     """Return a command as the user would call it here: `rackrun stop`, or `./run-ssh stop`."""
+    return f"{_called(name)} --on {_Caller.on}" if _Caller.on and name in MANAGES else _called(name)
+
+
+def _called(name: str) -> str:
     if _Caller.by_name:
         return f"rackrun {name}"
     if name in _SCRIPTS:

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from rackrun.commands import LAUNCHES, called
+from rackrun.commands import LAUNCHES, MANAGES, called
+from rackrun.contract import variables
 from rackrun.data_location import is_folder
 from rackrun.errors import UsageError
-from rackrun.launcher.errors import HostLost
+from rackrun.launcher.errors import HostLost, HostUnreachable
 from rackrun.launcher.files.sync import Destination, upload_code
 from rackrun.launcher.files.working_tree import WorkingTree, with_installed, with_untracked
 from rackrun.launcher.lifecycle.planning import code_here
@@ -30,8 +31,6 @@ from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.run_folder import RUNS
 
-MANAGES = ("ps", "rack", "attach", "logs", "status", "stop", "report", "predict")
-"""Commands that need nothing of this folder there."""
 BROKEN = 255
 """The exit code of `ssh` for what is wrong with the connection itself."""
 
@@ -111,11 +110,13 @@ def there(host: str, args: Sequence[str]) -> int:
         track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
         subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
         values = _send_values(ssh, host, words)
-    line = f"cd {_quoted(folder)} && exec bash -c {shlex.quote(RUN)} " + shlex.join(
-        [BEGIN, values, *words]
-    )
+    command = ["env", f"{variables.ON}={host}", "bash", "-c", RUN, BEGIN, values, *words]
+    line = f"cd {_quoted(folder)} && exec {shlex.join(command)}"
     terminal = "-tt" if is_launch or sys.stdin.isatty() else "-T"
-    code = subprocess.run([*ssh, terminal, host, line], check=False).returncode
+    quiet = ("-o", "LogLevel=ERROR")  # not "Connection to HOST closed" at the end of a terminal
+    code = subprocess.run([*ssh, *quiet, terminal, host, line], check=False).returncode
+    if code == BROKEN and not is_launch:
+        raise HostUnreachable(f"{host}: ssh has failed, see above; runs there continue")
     if code == BROKEN:
         see = f"{called('attach')} --on {host} latest"
         raise HostLost(

@@ -32,14 +32,14 @@ def run(args: Sequence[str]) -> int:
     if args[0] in ("-h", "--help", "help"):
         sys.stdout.write(help_text())
         return 0
+    folder, script, name = args[0].rpartition("run-")
+    name, rest = ALIASES.get(name, name), list(args[1:])
+    call_by(script and f"run-{name}", folder)
     if _is_elsewhere(args):
         from rackrun.launcher.commands.on import split_host, there
 
         host, args = split_host(args)
         return there(host, args)
-    folder, script, name = args[0].rpartition("run-")
-    name, rest = ALIASES.get(name, name), list(args[1:])
-    call_by(script and f"run-{name}", folder)
     if VERSION in (name, *map(_meant, rest[:1])):
         from rackrun.commandline.program import print_version
 

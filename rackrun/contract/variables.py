@@ -18,6 +18,8 @@ COMMIT = "RACKRUN_COMMIT"
 
 TYPED = "RACKRUN_TYPED"
 """The command that started this process, as a user types it."""
+ON = "RACKRUN_ON"
+"""The host of --on, on that host: messages tell what to type on the machine of the user."""
 PLAIN = "RACKRUN_PLAIN"
 """Set for a launcher; 1 means --plain."""
 OWN_TORCH = "RACKRUN_OWN_TORCH"

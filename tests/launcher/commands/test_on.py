@@ -85,6 +85,8 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
     there = lab.hosts[0].folder / "project" / "runs"
     for path in (*there.rglob("*"), *lab.hosts[0].folder.glob("project/*")):
         assert not path.is_file() or b"canary-" not in path.read_bytes(), path
+    code, _, err = ended(typed("nothing", verb=("attach",)))
+    assert code == 64 and "ps --on head lists" in err, err
 
 
 def test_data_that_is_only_here_is_refused_with_what_to_type(laptop):
