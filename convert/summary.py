@@ -39,6 +39,7 @@ class Summary:
             f"from {origin.name}, {origin.bytes:,} bytes, contents {origin.listing_sha256[:16]}…"
             for origin in manifest.sources
         ]
+        lines.append(f"SHA-256 of the manifest {manifest.digest}")
         for done, kinds in (("left out", LEFT_OUT), ("kept", KEPT)):
             report = ((count, kinds[k]) for k, count in manifest.report.items() if k in kinds)
             lines += [f"{done}: {count:,} {text}" for count, text in report]
@@ -60,6 +61,7 @@ def _version_lines(location: str) -> list[str]:
     return [
         f"version {manifest.number}: {_change(manifest)}"
         f"{plural(sum(split.samples for split in manifest.splits), 'sample')}"
+        f", SHA-256 {manifest.digest[:16]}…"
         f"{f'; {manifest.made}: {manifest.command}' if manifest.made else ''}"
         for manifest in manifests
     ]

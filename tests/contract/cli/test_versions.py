@@ -1,5 +1,6 @@
 """Versions of a shard folder: whatever is added, dropped and relabelled, each reads as it was."""
 
+import json
 import os
 import shutil
 import signal
@@ -136,10 +137,13 @@ def test_summary_lists_versions_with_date_and_command(data, tmp_path):
     lines = run("rackrun convert summary data", tmp_path).out.splitlines()
     versions = [line for line in lines if line.startswith("version ")]
     assert [line.split()[1] for line in versions] == ["3:", "2:", "1:"]
-    assert "1 relabelled, 16 samples; 20" in versions[0]
+    (digest,) = (line.split()[-1] for line in lines if line.startswith("SHA-256 of the manifest "))
+    assert json.loads((data / "dataset.json").read_text())["sha256"] == digest
+    assert f"1 relabelled, 16 samples, SHA-256 {digest[:16]}…; 20" in versions[0]
     assert versions[0].endswith(" UTC: rackrun convert relabel data ant_3=bee")
-    assert "2 dropped, 16 samples; 20" in versions[1]
-    assert versions[2] == "version 1: 18 samples"
+    assert "2 dropped, 16 samples, SHA-256 " in versions[1]
+    first = json.loads((data / "dataset.v1.json").read_text())["sha256"]
+    assert versions[2] == f"version 1: 18 samples, SHA-256 {first[:16]}…"
     assert run("rackrun convert verify data", tmp_path).code == 0
 
 
