@@ -109,7 +109,8 @@ class Edit(NamedTuple):
 
     def refuse(self, why: str) -> DataError:
         """Return the error for this request."""
-        return DataError(clean(f"{self.where}: {self.key}: {why}"))
+        places = dict.fromkeys((self.where, self.key))  # a typed key is its own place
+        return DataError(clean(": ".join((*places, why))))
 
 
 def _edits(requests: Sequence[str], action: str) -> tuple[list[Edit], int]:
