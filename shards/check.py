@@ -49,7 +49,7 @@ def main(args: list[str]) -> None:
 def _read_a_block(tar: str) -> None:
     if tar.startswith(PIPE):  # the command runs where it is read, not before
         return
-    with opened(tar) as stream:
+    with opened(tar, TIMEOUTS.total_seconds) as stream:
         if len(stream.read(BLOCK)) < BLOCK:
             raise DataError(f"{tar}: not a tar: it is empty")
 

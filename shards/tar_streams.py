@@ -45,13 +45,16 @@ class Stream(Protocol):
 
 
 @contextmanager
-def opened(tar: str) -> Iterator[Stream]:
-    """Open a tar for reading; DataError if that fails, or if it breaks off."""
+def opened(tar: str, first_seconds: float = TOTAL_SECONDS) -> Iterator[Stream]:
+    """Open a tar for reading; DataError if that fails, or if it breaks off.
+
+    `first_seconds` is how long a server may refuse or fail before its first answer.
+    """
     if tar.startswith(PIPE):
         with _printed(tar) as output:
             yield output
     elif tar.startswith(WEB):
-        download = _Download(tar)
+        download = _Download(tar, first_seconds)
         try:
             yield download
         finally:
@@ -89,8 +92,9 @@ def _printed(tar: str) -> Iterator[IO[bytes]]:
 class _Download(Transfer):
     """A tar on a server; reads go on where its answer broke off."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, first_seconds: float) -> None:
         super().__init__(url)
+        self._first_seconds = first_seconds
         self._url = checked(url)
         self._answer: http.client.HTTPResponse | None = None
         self._length = 0  # of the tar; 0: not known
@@ -100,7 +104,7 @@ class _Download(Transfer):
     def read(self, size: int) -> bytes:
         """Return up to so many bytes; none at the end."""
         self._wanted_bytes = size
-        self.persist(TOTAL_SECONDS)
+        self.persist(TOTAL_SECONDS if self.position else self._first_seconds)
         return self._data
 
     def receive(self, deadline: float) -> None:

@@ -14,7 +14,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from rackrun.commands import called
 from rackrun.errors import DataError
 from rackrun.shards.class_names import LABEL_FIELD, MOST_LABEL_BYTES, label_in, number_in
 from rackrun.shards.samples import Sample, is_meta, key_and_suffix
@@ -24,7 +23,7 @@ from rackrun.training.data.samples import StoredSample
 
 NOT_VERIFIED = (
     "no index: tars that are cut short and images that do not decode are noticed, other changed"
-    f" bytes and missing images are not; with `{called('convert')} index` each image is verified"
+    " bytes and missing images are not; an index, which convert index makes, verifies each image"
 )
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 LABELS = (".cls", ".json")  # here a .txt is a caption, or describes the tar
