@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.convert.readers.zips import Zip
-from rackrun.errors import DataError
 from tests.convert.conftest import everything
 from tests.lab.data import drawn, kaggle, write_zip
 from tests.lab.run import write
@@ -32,17 +30,6 @@ def test_kaggle_images_come_out_byte_for_byte(layout, tmp_path, convert):
         for number in range(6)
     }
     assert images(convert("catdog", source)) == expected
-
-
-def test_a_damaged_archive_in_an_archive_is_named(tmp_path):
-    """The header before it, that is."""
-    inner = write_zip(tmp_path / "train.zip", SMALL).read_bytes()
-    outer = write_zip(tmp_path / "dogs-vs-cats.zip", {"train.zip": inner})
-    outer.write_bytes(b"XX" + outer.read_bytes()[2:])
-    archive = Zip(outer)
-    (member,) = archive.records()
-    with pytest.raises(DataError, match="train.zip: its entry in the archive is damaged"):
-        archive.within(member, tmp_path)
 
 
 def test_a_folder_may_hold_the_archive(tmp_path, convert):

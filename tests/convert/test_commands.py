@@ -7,26 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.convert.commands import COMMANDS
-
 ROOT = Path(__file__).parents[2]
-
-
-def test_help_lists_all_commands_and_imports_none():
-    """The page needs only the table of commands."""
-    code = """
-import contextlib, sys
-from rackrun.convert.commands import read
-with contextlib.suppress(SystemExit):
-    read(["--help"])
-print(*sys.modules, file=sys.stderr)
-"""
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    rows = {line.split()[0] for line in shown.stdout.splitlines() if line.startswith("  ")}
-    assert rows >= COMMANDS.keys()
-    loaded = set(shown.stderr.split())
-    assert "rackrun.convert.commands" in loaded
-    assert not {f"rackrun.convert.{each.module}" for each in COMMANDS.values()} & loaded
 
 
 SCRIPTS = {

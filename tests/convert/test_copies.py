@@ -93,13 +93,6 @@ def test_copies_in_tars_of_others(tmp_path, capsys):
     assert "in another split" in json.loads(capsys.readouterr().out)["copies"][0]
 
 
-def test_similar_classes_of_tars_can_be_allowed(tmp_path):
-    """By the option that allows them in folders."""
-    members = [("a.jpg", drawn(1)), ("a.txt", b"Rose"), ("b.jpg", drawn(2)), ("b.txt", b"rose")]
-    write_tar(tmp_path / "set-train-0.tar", members)
-    main(["index", str(tmp_path), "--workers", "1", "--allow", "similar-classes"])
-
-
 def findings(
     images: list[tuple[str, str, int, bytes]],
     old: int = 0,

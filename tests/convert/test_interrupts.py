@@ -42,28 +42,6 @@ def slow(slow_zip: Path, tmp_path: Path) -> tuple[object, ...]:
     return ("catdog", slow_zip, tmp_path / "out", *options)
 
 
-def test_kill_9_and_the_same_command_again(slow, command, convert, tmp_path):
-    """Finished shards are kept as they are, the rest is made, the bytes are those of one run."""
-    interrupted = command(*slow)
-    out = tmp_path / "out"
-    wait_for_a_shard(out)
-    interrupted.process.kill()
-    assert interrupted.end()[0] == -signal.SIGKILL
-    code, errors = command(*slow[:4], 5, *slow[5:]).end()  # waits for the workers' end, too
-    assert code == 64 and "holds an unfinished conversion" in errors
-    assert_only_whole_files(out)
-    kept = {path: path.stat().st_ino for path in out.glob("*.tar")}
-    assert 0 < len(kept) < SHARDS
-    code, errors = command(*slow).end()
-    assert code == 0 and f"of {SHARDS + 1} shards are already there" in errors
-    assert sum(path.stat().st_ino == inode for path, inode in kept.items()) >= len(kept) - 2
-    whole = command(*slow[:2], tmp_path / "whole", *slow[3:])
-    assert whole.end()[0] == 0
-    assert shown(out) == shown(tmp_path / "whole")
-    assert not (out / ".converting").exists()
-    assert not list(out.glob(".*.partial"))
-
-
 @pytest.mark.parametrize(
     "moment",
     [
@@ -123,12 +101,7 @@ CRASHED = (
 
 @pytest.mark.parametrize(
     ("reader", "number", "reason", "remedy"),
-    [
-        ("convert", *KILLED),
-        ("convert", *CRASHED),
-        ("index", *KILLED),
-        ("verify", *KILLED),
-    ],
+    [("convert", *CRASHED), ("index", *KILLED), ("verify", *KILLED)],
 )
 def test_the_image_that_a_worker_died_of_is_named(
     reader, number, reason, remedy, tmp_path, convert, monkeypatch

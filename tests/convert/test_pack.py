@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,33 +15,9 @@ from rackrun.convert.options import Packing
 from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import Problem
-from rackrun.shards.index import Manifest
 from tests.convert.conftest import everything, shown
-from tests.lab.data import kaggle, write_zip
+from tests.lab.data import kaggle
 from tests.lab.run import write
-
-
-def manifest_of(folder: Path) -> Manifest:
-    return Manifest.parse((folder / "dataset.json").read_bytes(), "")
-
-
-def test_bytes_do_not_depend_on_how_the_archive_is_packed(tmp_path, convert):
-    """Members in another order, deflated or stored: the shards are the same."""
-    files = kaggle(20)
-    straight = write_zip(tmp_path / "a.zip", files)
-    back = write_zip(tmp_path / "b.zip", dict(reversed(files.items())), deflated=True)
-    first, second = shown(convert("catdog", straight, out="1")), shown(convert("catdog", back))
-    assert {name for name in first if first[name] != second[name]} == {"dataset.json"}
-
-
-def test_an_array_job_makes_the_same_bytes_as_one_run(train_zip, convert):
-    """Three tasks, in any order: the last completes the folder, and no byte differs."""
-    options = ("--gray", "--size", 16)
-    whole = convert("catdog", train_zip, *options, out="whole")
-    for task in (2, 0, 1):
-        assert not (whole.parent / "out" / "dataset.json").exists()
-        out = convert("catdog", train_zip, *options, "--task-index", task, "--task-count", 3)
-    assert shown(out) == shown(whole)
 
 
 def test_tasks_that_end_together_complete_the_folder_once(train_zip, command, tmp_path):
@@ -149,15 +124,6 @@ def test_a_log_has_the_quality_report_before_the_command_that_trains(train_zip, 
         subprocess.run(words, cwd=tmp_path, env=env, stdout=log, stderr=log, check=True)
     lines = (tmp_path / "log").read_text().splitlines()
     assert lines[-1].startswith("to train on it") and "stored" in lines[-2], lines
-
-
-def test_other_options_are_not_mixed_into_a_finished_folder(train_zip, convert):
-    """With --force nothing of the old set is left, and all else is."""
-    out = convert("catdog", train_zip, "--shards", 9)
-    (out / "notes.txt").write_text("mine")
-    convert("catdog", train_zip, "--shards", 3, "--force")
-    fresh = convert("catdog", train_zip, "--shards", 3, out="fresh")
-    assert shown(out) == shown(fresh) | {"notes.txt": b"mine"}
 
 
 def test_force_removes_what_the_manifest_lists_and_nothing_else(tmp_path, train_zip, convert):

@@ -88,14 +88,6 @@ def test_no_tar_of_another_program_is_written_over(tars):
     assert "new0" in numbers(tars) and "train0_1" not in numbers(tars)
 
 
-def test_a_tar_with_what_was_dropped_is_taken_where_that_is_allowed(tmp_path, tars):
-    """--allow dropped takes a key again."""
-    first = numbers(tars)
-    run("drop", tars, "train1_2")
-    run("append", more(tmp_path / "new", 0, train1_2=0), tars, "--allow", "dropped")
-    assert numbers(tars) == first
-
-
 def test_numbers_of_classes_come_to_names_that_are_there(tmp_path):
     """A number for which there is a name is that class; others are refused."""
     tar = more(tmp_path / "new", 0, x=0)

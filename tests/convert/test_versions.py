@@ -1,11 +1,7 @@
 """A finished shard folder gets new versions, and no byte of its tars changes."""
 
-import csv
-import io
 import shutil
-import tarfile
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +9,6 @@ from rackrun.convert.__main__ import main
 from rackrun.convert.packing.stored_samples import shards_of
 from rackrun.errors import DataError, UsageError
 from rackrun.shards.open import open_source
-from rackrun.shards.samples import samples
 from rackrun.shards.source import Source
 from tests.convert.conftest import (
     CLASSES,
@@ -75,94 +70,42 @@ def test_dropped_images_do_not_come_back_by_an_append(tmp_path, data, capsys):
     assert labels(data) == labels(f"{data}@1")
 
 
-def test_the_same_edit_again_changes_nothing(data):
-    """A drop or relabel that was done is not done twice: it says so and ends well."""
-    for command in (("drop", data, "cat_3"), ("relabel", data, "cat_4=dog")):
-        run(*command)
-        before = shown(data)
-        run(*command)
-        assert shown(data) == before
-
-
-def table(path: Path, *rows: dict[str, str]) -> Path:
-    """Write a table as doctor writes it."""
-    columns = [
-        "split",
-        "shard",
-        "key",
-        "class",
-        "problem",
-        "action",
-        "new_class",
-        "score",
-        "reason",
-    ]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
-def test_a_table_is_the_input_of_drop_and_of_relabel(tmp_path, data, capsys):
-    """Each takes the rows of its action; rows without one are skipped and counted."""
-    doctor = table(
-        tmp_path / "doctor.csv",
-        {"key": "cat_1", "class": "cat", "action": "drop"},
-        {"key": "cat_2", "class": "cat", "action": "relabel", "new_class": "dog"},
-        {"key": "cat_3", "class": "cat"},
-    )
-    run("drop", data, doctor)
-    assert "skipped 2 rows whose action is not drop" in capsys.readouterr().err
-    run("relabel", data, doctor)
-    changed = labels(f"{data}@1") | {"cat_2": "dog"}
-    del changed["cat_1"]
-    assert labels(data) == changed
-
-
-def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
-    """A row whose sample has another class by now changes nothing, and is named and counted."""
-    row = {"key": "cat_2", "action": "drop"}
-    path = table(tmp_path / "old.csv", row | {"class": "dog"}, row | {"key": "cat_3"})
-    run("drop", data, path)
-    assert manifest_of(data).change == {"dropped": 1}
-    message = "skipped 1 row for another state of DATA; "
-    assert f"{message}{path}: line 2: cat_2: its class is cat, not dog" in capsys.readouterr().err
-
-
 def keys_of_split(source: Source, split: str) -> set[str]:
     shards = [stored for stored in shards_of(source) if stored.split == split]
     return {key for stored in shards for key in stored.sample_keys()}
 
 
-def test_tables_and_archives_are_sources_too(tmp_path, data):
-    """A CSV of paths, and a zip and a tar of class folders with a folder around them."""
+def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
+    """A row whose sample has another class by now changes nothing, and is named and counted."""
+    path = tmp_path / "old.csv"
+    elsewhere = min(keys_of_split(open_source(str(data)), "train") - {"cat_2", "cat_3"})
+    rows = f",cat_2,dog,drop\n,cat_3,,drop\n,cat_4,,\nphotos-val-000000.tar,{elsewhere},,drop\n"
+    path.write_text(f"shard,key,class,action\n{rows}")
+    run("drop", data, path)
+    assert manifest_of(data).change == {"dropped": 1}
+    said = capsys.readouterr().err
+    message = "skipped 2 rows for another state of DATA; "
+    assert f"{message}{path}: line 2: cat_2: its class is cat, not dog" in said
+    assert "skipped 1 row whose action is not drop" in said
+
+
+def test_a_table_of_new_images_is_appended(tmp_path, data):
     photos(tmp_path / "listed", range(30, 32))
     rows = "".join(f"{kind}/{n}.jpg,{kind}\n" for kind in CLASSES for n in (30, 31))
-    (tmp_path / "list.csv").write_text("path,label\n" + rows)
+    (tmp_path / "list.csv").write_text(f"path,label\n{rows}")
     run("append", tmp_path / "list.csv", data, "--root", tmp_path / "listed")
-    files = {f"new/{kind}/40.jpg": drawn(f"{kind} 40") for kind in CLASSES}
-    run("append", write_zip(tmp_path / "new.zip", files), data)
-    with tarfile.open(tmp_path / "new.tar", "w") as archive:
-        for kind in CLASSES:
-            member = tarfile.TarInfo(f"new/{kind}/50.jpg")
-            image = drawn(f"{kind} 50")
-            member.size = len(image)
-            archive.addfile(member, io.BytesIO(image))
-    run("append", tmp_path / "new.tar", data)
-    assert manifest_of(data).number == 4
-    assert len(labels(data)) == 48 + 4 + 2 + 2
+    assert len(labels(data)) == 48 + 4
 
 
 def test_own_splits_stay_apart(tmp_path, data):
-    """Images from train/, val/ and test/ go where their folders say; test is a new split."""
+    """Images of a zip go where its train/, val/ and test/ say; test is a new split."""
     parts = {"train": 100, "val": 200, "test": 300}
     files = {
         f"{part}/{kind}/{number}.jpg": drawn(f"{kind} {number}")
         for part, number in parts.items()
         for kind in CLASSES
     }
-    run("append", write(tmp_path / "split", files), data)
+    run("append", write_zip(tmp_path / "split.zip", files), data)
     source = open_source(str(data))
     for part, number in parts.items():
         assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)
@@ -177,39 +120,6 @@ def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path, data):
         for split in ("train", "val")
     }
     assert added == {"train": 2 * 4, "val": 2 * 2}
-
-
-def shard_of(location: Path, key: str) -> str:
-    source = open_source(str(location))
-    for split in source.manifest.splits:
-        for number, shard in enumerate(split.shards):
-            if key in (sample.key for sample in samples(source, split.name, number)):
-                return shard.name
-    raise AssertionError(key)
-
-
-def test_a_sample_is_named_with_its_shard(data, capsys):
-    """SHARD.tar/KEY is the sample of that shard; one that lies elsewhere is skipped."""
-    before, other = labels(data), shard_of(data, "cat_1")
-    run("relabel", data, f"{other}/cat_1=dog")
-    assert labels(data) == {**before, "cat_1": "dog"}
-    run("drop", data, f"{shard_of(data, 'cat_1')}/cat_1")
-    left = {key: label for key, label in before.items() if key != "cat_1"}
-    assert labels(data) == left
-    key = next(key for key in left if shard_of(data, key) != shard_of(data, "cat_2"))
-    run("drop", data, f"{shard_of(data, 'cat_2')}/{key}")
-    assert "skipped 1 row for another state of DATA" in capsys.readouterr().err
-    assert labels(data) == left
-
-
-def test_tasks_of_an_array_job_make_a_plain_folder_like_one_process(data, tmp_path):
-    """What earlier conversions did with the images is described in both."""
-    run("drop", data, "cat_1")
-    run("shards", data, tmp_path / "plain")
-    for task in (0, 1):
-        run("shards", data, tmp_path / "tasks", "--task-count", 2, "--task-index", task)
-    assert shown(tmp_path / "tasks") == shown(tmp_path / "plain")
-    assert manifest_of(tmp_path / "plain").upright
 
 
 def test_force_replaces_all_versions(tmp_path, data):
@@ -229,16 +139,6 @@ def test_what_a_killed_command_has_left_is_removed_by_the_next(data):
         path.write_bytes(b"half")
     run("drop", data, "cat_1")
     assert others.exists() and not ours.exists()
-
-
-def test_an_append_that_was_killed_after_its_version_is_no_obstacle(tmp_path, data, monkeypatch):
-    """What it left goes with the next append, whatever that adds."""
-    with monkeypatch.context() as patch:
-        patch.setattr("rackrun.convert.packing.output_folder.shutil.rmtree", lambda *_, **__: None)
-        run("append", photos(tmp_path / "more", range(30, 33)), data)
-    assert (data / ".converting" / "plan").exists()
-    run("append", photos(tmp_path / "others", range(40, 43)), data)
-    assert manifest_of(data).number == 3 and not (data / ".converting").exists()
 
 
 def test_an_append_that_was_stopped_goes_on_or_is_given_up(tmp_path, data):
