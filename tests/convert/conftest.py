@@ -15,10 +15,8 @@ import pytest
 from rackrun.convert.__main__ import main
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
-from rackrun.shards.samples import Sample
 from tests.lab import warm
-from tests.lab.data import drawn, kaggle, write_zip
-from tests.lab.data import everything as samples_of
+from tests.lab.data import drawn, every_sample, kaggle, write_zip
 from tests.lab.run import write
 from tests.lab.waiting import until
 
@@ -74,12 +72,6 @@ def command() -> Callable[..., Command]:
     return start
 
 
-def everything(folder: Path) -> list[Sample]:
-    """Return every sample of a shard folder, all verified, in order of splits and shards."""
-    source = open_source(str(folder))
-    return [sample for split in source.manifest.splits for sample in samples_of(source, split.name)]
-
-
 def shown(folder: Path) -> dict[str, bytes]:
     """Return the files that a conversion has made, hidden ones left out, with their bytes."""
     return {
@@ -130,12 +122,12 @@ def manifest_of(location: Path | str) -> Manifest:
 def labels(location: Path | str) -> dict[str, str]:
     """Return the class of each sample by its key; each of them is verified."""
     classes = manifest_of(location).classes
-    return {sample.key: classes[sample.label] for sample in everything(Path(location))}
+    return {sample.key: classes[sample.label] for sample in every_sample(location)}
 
 
 def numbers(location: Path | str) -> dict[str, int]:
     """Return the number of the class of each sample by its key; each of them is verified."""
-    return {sample.key: sample.label for sample in everything(Path(location))}
+    return {sample.key: sample.label for sample in every_sample(location)}
 
 
 def wait_for_a_shard(folder: Path) -> None:

@@ -4,15 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.convert.conftest import everything
-from tests.lab.data import drawn, kaggle, write_zip
+from tests.lab.data import drawn, every_sample, kaggle, write_zip
 from tests.lab.run import write
 
 SMALL = kaggle(6)
 
 
 def images(folder: Path) -> dict[str, tuple[int, bytes]]:
-    return {sample.key: (sample.label, sample.image) for sample in everything(folder)}
+    return {sample.key: (sample.label, sample.image) for sample in every_sample(folder)}
 
 
 @pytest.mark.parametrize("layout", ["zip", "deflated", "nested", "nested deflated", "folder"])
@@ -36,7 +35,7 @@ def test_a_folder_may_hold_the_archive(tmp_path, convert):
     """Unpacking the competition's zip leaves a folder with train.zip in it: that will do."""
     folder = write(tmp_path / "dogs-vs-cats", {"sampleSubmission.csv": b"id,label"})
     write_zip(folder / "train.zip", SMALL)
-    assert len(everything(convert("catdog", folder))) == 12
+    assert len(every_sample(convert("catdog", folder))) == 12
 
 
 def test_microsofts_zip(tmp_path, convert):

@@ -10,9 +10,7 @@ from PIL import Image
 from rackrun.convert.__main__ import main
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
-from tests.convert.conftest import everything
-from tests.lab.data import drawn, rotated, tar, textured, write_zip
-from tests.lab.data import everything as samples_of
+from tests.lab.data import drawn, every_sample, everything, rotated, tar, textured, write_zip
 from tests.lab.run import write
 
 
@@ -30,7 +28,7 @@ def test_class_folders_are_the_classes(tmp_path, convert):
     out = convert("folder", write(tmp_path / "my flowers", files))
     manifest = manifest_of(out)
     assert manifest.dataset == "my_flowers" and manifest.classes == ("aster", "tulip")
-    samples = {sample.key: (sample.label, sample.image) for sample in everything(out)}
+    samples = {sample.key: (sample.label, sample.image) for sample in every_sample(out)}
     assert len(samples) == 9
     assert samples["tulip_2"] == (1, files["tulip/2.jpg"])
     (wild,) = (key for key in samples if key.startswith("aster_wild_x_y-"))
@@ -43,7 +41,7 @@ def test_names_of_every_kind(tmp_path, convert):
     for name in (b"a b.jpg", b"a.b.jpg", "ü.jpg".encode(), b"\xff\xfe.jpg", b"a.jpg", b"a.jpeg"):
         Path(os.fsdecode(os.fsencode(folder / "b.c") + b"/" + name)).write_bytes(drawn(name))
     out = convert("folder", folder)
-    keys = [sample.key for sample in everything(out)]
+    keys = [sample.key for sample in every_sample(out)]
     assert len(set(keys)) == len(keys) == 10
     assert all(key.isascii() and "." not in key and " " not in key for key in keys)
     assert manifest_of(out).classes == ("b.c", "Äpfel")
@@ -54,7 +52,7 @@ def test_the_key_of_an_image_that_begins_with_its_class(tmp_path, convert):
     wnids = ("n01", "n01_1")
     files = {f"{wnid}/{wnid}_{n}.JPEG": drawn(f"{wnid}{n}") for wnid in wnids for n in range(2)}
     out = convert("folder", write(tmp_path / "set", files | {"n01/1_0.jpg": drawn(9)}))
-    assert sorted(sample.key for sample in everything(out)) == [
+    assert sorted(sample.key for sample in every_sample(out)) == [
         *("n01_0", "n01_1", "n01_1_0", "n01_1_0_JPEG", "n01_1_1")
     ]
 
@@ -66,7 +64,7 @@ def test_a_set_assembled_of_links_is_converted(tmp_path, convert, capsys):
     write(tmp_path / "ssd", {"9.jpg": drawn(9)})
     folder = write(tmp_path / "set", {f"val/{kind}/v.jpg": drawn(kind) for kind in "ab"})
     (folder / "train").symlink_to(tmp_path / "nvme")
-    keys = {sample.key for sample in everything(convert("folder", folder))}
+    keys = {sample.key for sample in every_sample(convert("folder", folder))}
     assert len(keys) == 15 and "b_more_9" in keys
     assert "2 symbolic links followed: train, train/b/more" in capsys.readouterr().err
 
@@ -115,7 +113,7 @@ def test_a_zip_of_class_folders_is_converted_like_the_folder(top, tmp_path, conv
     out = convert("folder", write_zip(tmp_path / "photos.zip", files))
     manifest = manifest_of(out)
     assert manifest.classes == ("aster", "tulip")
-    assert sorted(sample.image for sample in everything(out)) == sorted(files.values())
+    assert sorted(sample.image for sample in every_sample(out)) == sorted(files.values())
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_own_images_stay_as_they_lie_where_that_is_asked_for(tmp_path, convert, 
     assert manifest_of(out).upright and not manifest_of(kept).upright
     assert manifest_of(out).report == {"turned": 1, "heic": 1}
     assert manifest_of(kept).report["rotated"] == 1
-    assert odd["a/side.jpg"] in [sample.image for sample in everything(kept)]
+    assert odd["a/side.jpg"] in [sample.image for sample in every_sample(kept)]
 
 
 def test_a_class_that_is_called_like_a_split_among_others(tmp_path, convert):
@@ -175,7 +173,7 @@ def test_what_is_turned_and_made_smaller_is_encoded_once(tmp_path, convert):
     data = textured(1, (400, 300), exif=exif, quality=98)
     source = write(tmp_path / "set", classes(3, "a", "b") | {"a/x.jpg": data})
     out = convert("folder", source, "--short-side", 60)
-    (image,) = (sample.image for sample in everything(out) if sample.key == "a_x")
+    (image,) = (sample.image for sample in every_sample(out) if sample.key == "a_x")
     original = Image.open(io.BytesIO(data)).transpose(Image.Transpose.ROTATE_270)
     expected = io.BytesIO()
     original.resize((60, 80), Image.Resampling.BICUBIC).save(expected, "JPEG", quality=90)
@@ -188,7 +186,7 @@ def test_what_is_excluded_is_left_out_and_counted(tmp_path, convert):
     source = write(tmp_path / "set", files)
     patterns = [word for each in ("drafts", "a/old", "*_copy.jpg") for word in ("--exclude", each)]
     out = convert("folder", source, *patterns)
-    assert manifest_of(out).classes == ("a", "b") and len(everything(out)) == 8
+    assert manifest_of(out).classes == ("a", "b") and len(every_sample(out)) == 8
     assert manifest_of(out).report["excluded"] == 3
 
 
@@ -197,7 +195,7 @@ def test_a_file_chooses_classes(tmp_path, convert, capsys):
     source = write(tmp_path / "set", classes(4, "a", "b", "c"))
     (tmp_path / "names.txt").write_text("c\na\n")
     out = convert("folder", source, "--classes", tmp_path / "names.txt")
-    assert manifest_of(out).classes == ("c", "a") and len(everything(out)) == 8
+    assert manifest_of(out).classes == ("c", "a") and len(every_sample(out)) == 8
     assert "1 of the 3 classes of the source are left out: b" in capsys.readouterr().err
 
 
@@ -213,7 +211,7 @@ def test_images_of_one_folder_stay_on_one_side(tmp_path, convert):
     out = convert("folder", source, "--group-level", 1, "--val-percent", 20, "--test-percent", 10)
     source = open_source(str(out))
     videos = {
-        split.name: {sample.key.split("_")[1] for sample in samples_of(source, split.name)}
+        split.name: {sample.key.split("_")[1] for sample in everything(source, split.name)}
         for split in source.manifest.splits
     }
     assert {name: len(each) for name, each in videos.items()} == {"test": 1, "train": 7, "val": 2}

@@ -12,8 +12,7 @@ from pyarrow import parquet
 
 from rackrun.errors import DataError, MissingPackage, UsageError
 from rackrun.shards.index import Manifest
-from tests.convert.conftest import everything
-from tests.lab.data import drawn
+from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
@@ -50,7 +49,7 @@ def test_splits_become_splits_and_bytes_stay(tmp_path, convert, capsys):
     parts = {"train": range(6), "validation": range(6, 9), "test": range(9, 11), "extra": [11]}
     splits = {name: data.select(part) for name, part in parts.items()}
     out = convert("hf", saved(tmp_path / "trees", datasets.DatasetDict(splits)))
-    samples = {each.key: (each.label, each.image) for each in everything(out)}
+    samples = {each.key: (each.label, each.image) for each in every_sample(out)}
     assert samples == {
         f"{name}_{index:07d}": (number % 2, IMAGES[number])
         for name, part in parts.items()
@@ -96,7 +95,7 @@ def test_damage_is_counted_and_a_split_without_labels_left_out(tmp_path, convert
     out = convert("hf", saved(tmp_path / "set", datasets.DatasetDict(splits)))
     report = {"empty": 1, "no image": 1, "truncated": 1, "unlabelled": 1}
     assert manifest_of(out).report == report
-    assert len(everything(out)) == 12
+    assert len(every_sample(out)) == 12
 
 
 @pytest.fixture
@@ -116,9 +115,9 @@ def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Any]
 def test_parquet_files_are_read_by_way_of_the_cache(convert, published):
     """Once they are prepared there, the name is enough."""
     folder = published(rows(IMAGES, [n % 2 for n in range(12)]))
-    first = {each.key: each.image for each in everything(convert("hf", folder))}
+    first = {each.key: each.image for each in every_sample(convert("hf", folder))}
     assert first == {f"train_{n:07d}": image for n, image in enumerate(IMAGES)}
-    again = {each.key: each.image for each in everything(convert("hf", Path("forest"), out="b"))}
+    again = {each.key: each.image for each in every_sample(convert("hf", Path("forest"), out="b"))}
     assert again == first
 
 
@@ -132,7 +131,7 @@ def test_images_that_are_paths_lie_below_the_root(tmp_path, convert, published):
     with pytest.raises(DataError, match=r"row 0: .*: outside .*; add --root FOLDER"):
         convert("hf", folder, "--root", tmp_path / "elsewhere")
     out = convert("hf", folder, "--root", root)
-    assert sorted(each.image for each in everything(out)) == sorted(IMAGES)
+    assert sorted(each.image for each in every_sample(out)) == sorted(IMAGES)
 
 
 @pytest.mark.parametrize(

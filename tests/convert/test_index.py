@@ -16,8 +16,15 @@ from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
 from rackrun.shards.http_source import HttpSource
 from rackrun.shards.index import Manifest
-from tests.convert.conftest import everything
-from tests.lab.data import as_hugging_face, by_name, by_webdataset, drawn, tars_in, write_tar
+from tests.lab.data import (
+    as_hugging_face,
+    by_name,
+    by_webdataset,
+    drawn,
+    every_sample,
+    tars_in,
+    write_tar,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +38,7 @@ def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):
     assert tars_in(tmp_path) == before
     manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
     assert [split.name for split in manifest.splits] == ["train", "val"]
-    samples = everything(tmp_path)
+    samples = every_sample(tmp_path)
     assert [sample.label for sample in samples] == list(labels.values())
     for sample, key in zip(samples, labels, strict=True):
         assert sample.image == drawn(
@@ -54,7 +61,7 @@ def test_a_key_ends_at_the_first_dot(tmp_path, other):
     tar = write_tar(tmp_path / "set-train-0.tar", members)
     main(["index", str(tmp_path), "--workers", "1"])
     expected = [("a", 0, drawn("a")), ("dir.v2/b", 1, drawn("dir.v2/b"))]
-    samples = everything(tmp_path)
+    samples = every_sample(tmp_path)
     assert [(sample.key, sample.label, sample.image) for sample in samples] == expected
     with tar.open("rb") as file:
         members_read = ({**member, "__url__": ""} for member in tar_file_iterator(file))
@@ -71,7 +78,7 @@ def test_cls_wins_over_json_and_json_over_txt(tmp_path, order):
         members += [(f"a.{labels[n][0]}", labels[n][1]) for n in order if n >= most]
         write_tar(tmp_path / "set-train-0.tar", members)
         main(["index", str(tmp_path), "--workers", "1", "--force"])
-        assert [sample.label for sample in everything(tmp_path)] == [2 - most]
+        assert [sample.label for sample in every_sample(tmp_path)] == [2 - most]
 
 
 def test_tars_in_folders_that_are_only_read(tmp_path):
@@ -83,7 +90,7 @@ def test_tars_in_folders_that_are_only_read(tmp_path):
     assert [split.name for split in manifest.splits] == ["test", "train"]
     assert (tmp_path / "out" / "trees-test-000000.tar").is_symlink()
     expected = {drawn(key): label for key, label in labels.items()}
-    assert {sample.image: sample.label for sample in everything(tmp_path / "out")} == expected
+    assert {sample.image: sample.label for sample in every_sample(tmp_path / "out")} == expected
     assert sorted(path.name for path in (tmp_path / "tars").rglob("*")) == [
         *("00000.tar", "00000.tar", "test", "train")
     ]
@@ -123,7 +130,7 @@ def test_tars_on_a_server(served, tmp_path):
             main(["index", *urls])
         main(["index", *urls, "--out", str(out), "--workers", "1"])
         assert not list(out.glob("*.tar"))
-        assert [sample.label for sample in everything(out)] == list(labels.values())
+        assert [sample.label for sample in every_sample(out)] == list(labels.values())
         main(["verify", str(out), "--workers", "1"])
         shutil.copy(out / "dataset.json", served)
         with pytest.raises(DataError, match="names another server for the tars"):

@@ -15,8 +15,8 @@ from rackrun.convert.options import Packing
 from rackrun.convert.packing.plan import make_plan
 from rackrun.convert.readers.records import Record, RecordListing
 from rackrun.errors import Problem
-from tests.convert.conftest import everything, shown
-from tests.lab.data import kaggle
+from tests.convert.conftest import shown
+from tests.lab.data import every_sample, kaggle
 from tests.lab.run import write
 
 
@@ -34,7 +34,7 @@ def test_a_tenth_of_each_class_is_held_out_whatever_the_seed(train_zip, convert)
     """The validation part is stratified and fixed; the order within the shards follows the seed."""
     outs = [convert("catdog", train_zip, "--seed", seed, out=f"{seed}") for seed in (0, 1)]
     held_out = [
-        [sample for sample in everything(out)[-30:]]  # val comes after train
+        [sample for sample in every_sample(out)[-30:]]  # val comes after train
         for out in outs
     ]
     assert {sample.key for sample in held_out[0]} == {sample.key for sample in held_out[1]}

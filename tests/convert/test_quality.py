@@ -12,8 +12,7 @@ from PIL import Image
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.images.info import inspect
-from tests.convert.conftest import everything
-from tests.lab.data import drawn, kaggle, rotated, write_zip
+from tests.lab.data import drawn, every_sample, kaggle, rotated, write_zip
 from tests.lab.oracles import text_only
 
 JPEG = drawn("jpeg", (200, 150))
@@ -96,7 +95,7 @@ def test_the_report_names_every_odd_file(tmp_path, convert, capsys):
         "train/\x1b[2Jdog.jpg": ("unlabelled", "left out"),
         "Thumbs.db": ("ignored", "left out"),
     }
-    by_key = {sample.key: sample for sample in everything(out)}
+    by_key = {sample.key: sample for sample in every_sample(out)}
     assert by_key["cat_00902"].extension == "png" and by_key["cat_00902"].image == PNG
 
 
@@ -109,4 +108,4 @@ def test_damage_that_the_archive_knows_of_is_found(tmp_path, convert):
     out = convert("catdog", source)
     (finding,) = json.loads((out / "report.json").read_text())["findings"]
     assert (finding["file"], finding["found"]) == ("train/cat.3.jpg", "checksum")
-    assert len(everything(out)) == 9
+    assert len(every_sample(out)) == 9

@@ -13,9 +13,9 @@ from PIL import Image
 
 from rackrun.shards.images import FORMATS
 from rackrun.shards.index import Manifest, brace_name
-from tests.convert.conftest import Convert, everything
+from tests.convert.conftest import Convert
 from tests.lab import warm
-from tests.lab.data import drawn, kaggle, textured, write_zip
+from tests.lab.data import drawn, every_sample, kaggle, textured, write_zip
 
 STOCK = """
 import json, sys, zlib, webdataset
@@ -54,7 +54,7 @@ def folder(tmp_path: Path, convert: Convert) -> Path:
 
 def expected(folder: Path) -> Expected:
     """Return label, extension and bytes by key: each member is a .jpg, whatever its format."""
-    return {sample.key: (sample.label, "jpg", sample.image) for sample in everything(folder)}
+    return {sample.key: (sample.label, "jpg", sample.image) for sample in every_sample(folder)}
 
 
 def test_stock_webdataset_reads_them_by_their_brace_name(folder):

@@ -9,8 +9,7 @@ import pytest
 
 from rackrun.errors import DataError, MissingPackage
 from rackrun.shards.index import Manifest
-from tests.convert.conftest import everything
-from tests.lab.data import drawn
+from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
 FILES = {f"img/{n}.jpg": drawn(n) for n in range(12)}
@@ -42,7 +41,7 @@ def test_rows_become_samples(tmp_path, convert, write_table):
         *(("test", 4), ("train", 4), ("val", 4))
     ]
     classes = manifest.classes
-    samples = {each.key: (classes[each.label], each.image) for each in everything(out)}
+    samples = {each.key: (classes[each.label], each.image) for each in every_sample(out)}
     assert samples == {f"img_{n}": (ROWS[n][1], FILES[f"img/{n}.jpg"]) for n in range(12)}
 
 
@@ -70,7 +69,7 @@ def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
         convert("csv", folder / "trees.csv")
     out = convert("csv", folder / "trees.csv", "--allow-left-out", 2)
     assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"missing": 2}
-    assert len(everything(out)) == 12
+    assert len(every_sample(out)) == 12
 
 
 def test_rows_of_one_group_stay_on_one_side(tmp_path, convert):
@@ -81,5 +80,5 @@ def test_rows_of_one_group_stay_on_one_side(tmp_path, convert):
     out = convert("csv", folder / "trees.csv", "--group-column", "patient", "--val-percent", 25)
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
     assert [(each.name, each.samples) for each in manifest.splits] == [("train", 9), ("val", 3)]
-    val = {int(each.key[4:]) // 3 for each in everything(out)[9:]}
+    val = {int(each.key[4:]) // 3 for each in every_sample(out)[9:]}
     assert len(val) == 1

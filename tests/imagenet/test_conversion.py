@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rackrun.convert import imagenet
-from rackrun.convert.__main__ import main
 from rackrun.convert.imagenet import Imagenet, ImagenetPart
 from rackrun.convert.options import Packing
 from rackrun.errors import DataError
 from rackrun.shards.open import open_source
-from rackrun.shards.samples import Sample, samples
+from rackrun.shards.samples import Sample
+from tests.lab.data import every_sample
 
 FEW = Packing(shards=3, workers=2)
 PART = ImagenetPart(subset=True)
@@ -20,13 +20,7 @@ PART = ImagenetPart(subset=True)
 
 def contents(folder: Path) -> dict[str, Sample]:
     """Return every verified sample of a shard folder."""
-    source = open_source(str(folder))
-    return {
-        sample.key: sample
-        for split in source.manifest.splits
-        for number in range(len(split.shards))
-        for sample in samples(source, split.name, number)
-    }
+    return {sample.key: sample for sample in every_sample(folder)}
 
 
 def test_shards_hold_the_original_bytes_under_the_right_labels(small_imagenet, tmp_path):
@@ -59,23 +53,6 @@ def test_shards_hold_the_original_bytes_under_the_right_labels(small_imagenet, t
     for name in ("n02105855_2933", "n01440764_900", "n01440764_901"):
         assert any(name in line for line in lines), report
     assert sum(json.loads((out / "dataset.json").read_text())["report"].values()) >= 3
-
-
-def converted(source: Path, out: Path, *options: object) -> Path:
-    """Convert a source by `rackrun convert imagenet` with these options; return the folder."""
-    main(["imagenet", str(source), str(out), "--shards", "3", "--workers", "2", *map(str, options)])
-    return out
-
-
-def test_a_part_by_classes_and_number_is_a_set_of_its_own(small_imagenet, tmp_path):
-    """`--classes 3 --limit 2` as it is typed: three classes of two images a split, verified."""
-    source = small_imagenet.archives(tmp_path / "raw")
-    out = converted(source, tmp_path / "out", "--classes", "3", "--limit", "2")
-    main(["verify", str(out)])
-    manifest = open_source(str(out)).manifest
-    assert [name.split(" ", 1)[0] for name in manifest.classes] == small_imagenet.wnids[:3]
-    assert {split.name: split.samples for split in manifest.splits} == {"train": 6, "val": 6}
-    assert sorted(sample.label for sample in contents(out).values()) == sorted(4 * [0, 1, 2])
 
 
 def test_of_the_full_imagenet_nothing_may_be_missing_from_the_shards(

@@ -27,6 +27,7 @@ from rackrun.shards.index import (
     serialise_index,
     shard_name,
 )
+from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, samples
 from rackrun.shards.source import Source
 from rackrun.shards.writer import write_shard
@@ -374,6 +375,12 @@ def everything(source: Source, split: str = "train") -> list[Sample]:
     """Return every sample of a split, verified, in the order of the shards."""
     shards = source.manifest.split(split).shards
     return [sample for number in range(len(shards)) for sample in samples(source, split, number)]
+
+
+def every_sample(location: Path | str, cache: str = "") -> list[Sample]:
+    """Return the samples of all splits of a shard folder, each verified, in order."""
+    source = open_source(str(location), cache)
+    return [each for split in source.manifest.splits for each in everything(source, split.name)]
 
 
 def write_tiny(

@@ -14,10 +14,9 @@ from rackrun.convert.__main__ import main
 from rackrun.mnist.model import TASK
 from rackrun.mnist.recipes import Mnist
 from rackrun.shards.open import open_source
-from rackrun.shards.samples import samples
 from rackrun.training.data.decode import decode
 from tests.lab import warm
-from tests.lab.data import digits, mnist
+from tests.lab.data import digits, everything, mnist
 from tests.lab.run import write
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +39,7 @@ def test_every_pixel_and_label_arrives(tmp_path, packed, capsys):
     assert source.manifest.classes == tuple("0123456789")
     assert not source.manifest.report
     for split, prefix, first, count in (("train", "train", 0, 40), ("test", "t10k", 1437, 20)):
-        part = source.manifest.split(split)
-        result = [s for n in range(len(part.shards)) for s in samples(source, split, n)]
+        result = everything(source, split)
         assert len(result) == count
         for sample in result:
             row = first + int(sample.key.removeprefix(f"{prefix}_"))

@@ -16,7 +16,7 @@ from rackrun.shard_folder import folder_and_version
 from rackrun.shards.index import Manifest, MissingVersion, manifest_name
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
-from tests.lab.data import drawn
+from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
 ROOT = Path(__file__).parents[2]
@@ -41,13 +41,7 @@ def data(three: Path, tmp_path: Path) -> Path:
 
 def keys(location: str, cache: str = "") -> set[str]:
     """Return the keys of all samples, each verified."""
-    source = open_source(location, cache)
-    return {
-        sample.key
-        for split in source.manifest.splits
-        for number in range(len(split.shards))
-        for sample in samples(source, split.name, number)
-    }
+    return {sample.key for sample in every_sample(location, cache)}
 
 
 def test_names_of_versions():

@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 import rackrun
-from tests.lab.data import drawn, tar, write_zip
+from tests.lab.data import drawn, everything, tar, write_zip
 from tests.lab.run import run, write
 
 KINDS = ("cat", "dog", "fox")
@@ -36,8 +36,7 @@ def splits_of(folder):
     return {
         split.name: {
             sample.key: (source.manifest.classes[sample.label], sha256(sample.image).hexdigest())
-            for number in range(len(split.shards))
-            for sample in rackrun.samples(source, split.name, number)
+            for sample in everything(source, split.name)
         }
         for split in source.manifest.splits
     }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import rackrun
-from tests.lab.data import drawn
+from tests.lab.data import drawn, every_sample
 from tests.lab.run import MAIN, run, write
 
 CLASSES = ("ant", "bee", "cow")
@@ -26,13 +26,10 @@ DRAWN = [drawn(number) for number in range(60)]
 
 def content(location):
     """Return class and image of every sample by its key, each verified."""
-    source = rackrun.open_source(str(location))
-    classes = source.manifest.classes
+    classes = rackrun.open_source(str(location)).manifest.classes
     return {
         sample.key: (classes[sample.label], sha256(sample.image).hexdigest())
-        for split in source.manifest.splits
-        for number in range(len(split.shards))
-        for sample in rackrun.samples(source, split.name, number)
+        for sample in every_sample(location)
     }
 
 
