@@ -1,12 +1,7 @@
 """Published weights: from a real server into the host's cache, held against the digest."""
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import torch
@@ -16,21 +11,10 @@ from rackrun.errors import SaveError, UsageError
 from rackrun.training.models import published
 from rackrun.training.models.published import bring, downloaded_weights, published_url
 from rackrun.training.ranks import Ranks
-from tests.lab.hosts import free_port
+from tests.lab.servers import served
+from tests.lab.warm import free_port
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Yield the address of a folder on a web server."""
-    handler = partial(SimpleHTTPRequestHandler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture
@@ -61,10 +45,10 @@ def test_every_model_of_torchvision_has_an_address_with_a_digest():
 def test_weights_are_downloaded_once(home, tmp_path, monkeypatch):
     """Into torch's own cache; the second run needs no server."""
     name = publish(tmp_path / "www")
-    with served(tmp_path / "www") as address:
+    with served(tmp_path / "www") as (address, asked):
         monkeypatch.setattr(published, "published_url", lambda model: f"{address}/{name}")
         path = downloaded_weights("imagenet", "densenet121", ALONE)
-    assert path == home / name and path.read_bytes() == b"weights"
+    assert path == home / name and path.read_bytes() == b"weights" and asked == [f"/{name}"]
     assert downloaded_weights("imagenet", "densenet121", ALONE) == path
     assert [path.name for path in home.iterdir()] == [name]
     assert downloaded_weights("own.pth", "densenet121", ALONE) == Path("own.pth")
@@ -74,7 +58,10 @@ def test_what_is_damaged_is_refused(home, tmp_path):
     """On the way and in the cache; nothing of it is left or used."""
     name = publish(tmp_path / "www")
     (tmp_path / "www" / name).write_bytes(b"something else")
-    with served(tmp_path / "www") as address, pytest.raises(SaveError, match="invalid hash value"):
+    with (
+        served(tmp_path / "www") as (address, _),
+        pytest.raises(SaveError, match="invalid hash value"),
+    ):
         downloaded_weights(f"{address}/{name}", "", ALONE)
     assert not list(home.iterdir())
     (home / name).write_bytes(b"cut")
