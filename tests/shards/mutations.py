@@ -41,11 +41,11 @@ class Lab:
     def spoilt(self, mutation: Mutation) -> Iterator[str]:
         """Yield the URL of a server that shows the mutation, until the block ends."""
         dice = random.Random(mutation.number)
-        if mutation.kind in FILES:
-            for path, data in FILES[mutation.kind](self.shards, mutation.number, dice).items():
-                path.write_bytes(data)
+        if mutation.kind in ANSWERS:
+            self.proxy.fault = sometimes(ANSWERS[mutation.kind], dice)
         else:
-            self.proxy.fault = sometimes(ANSWERS[mutation.kind](dice), dice)
+            for path, data in spoilt_files(mutation, self.shards, dice).items():
+                path.write_bytes(data)
         self.proxy.requests.clear()
         try:
             yield self.proxy.url
@@ -78,83 +78,74 @@ def lab() -> Iterator[Lab]:
 
 def corpus() -> list[Mutation]:
     """Return all mutations."""
-    kinds = [kind for kind in (*FILES, *ANSWERS) if kind != "cut"]
+    kinds = ["swap", *FILES, *ANSWERS]
     seeded = [Mutation(CUTS + n, kinds[n % len(kinds)]) for n in range(TOTAL - CUTS)]
     return [Mutation(number, "cut") for number in range(CUTS)] + seeded
 
 
-def cut(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
-    path = min(shards)
-    return {path: shards[path][: number * 512 % len(shards[path])]}
-
-
-def flip(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
+def spoilt_files(
+    mutation: Mutation, shards: dict[Path, bytes], dice: random.Random
+) -> dict[Path, bytes]:
+    """Return the shards that a mutation changes, with their new bytes."""
+    if mutation.kind == "cut":
+        path = min(shards)
+        return {path: shards[path][: mutation.number * 512 % len(shards[path])]}
+    if mutation.kind == "swap":
+        first, second = dice.sample(sorted(shards), 2)
+        return {first: shards[second], second: shards[first]}
     path = dice.choice(sorted(shards))
-    data = bytearray(shards[path])
+    return {path: FILES[mutation.kind](bytearray(shards[path]), dice)}
+
+
+def flip(data: bytearray, dice: random.Random) -> bytes:
     for _ in range(dice.randint(1, 3)):
         data[dice.randrange(len(data))] ^= 1 << dice.randrange(8)
-    return {path: bytes(data)}
+    return bytes(data)
 
 
-def flip_in_a_header(
-    shards: dict[Path, bytes], number: int, dice: random.Random
-) -> dict[Path, bytes]:
-    path = dice.choice(sorted(shards))
-    data = bytearray(shards[path])
-    headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
-    data[dice.choice(headers) + dice.randrange(160)] ^= 1 << dice.randrange(8)
-    return {path: bytes(data)}
+def headers(data: bytearray) -> list[int]:
+    return [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
 
 
-def zero(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
-    path = dice.choice(sorted(shards))
-    data = bytearray(shards[path])
+def flip_in_a_header(data: bytearray, dice: random.Random) -> bytes:
+    data[dice.choice(headers(data)) + dice.randrange(160)] ^= 1 << dice.randrange(8)
+    return bytes(data)
+
+
+def zero(data: bytearray, dice: random.Random) -> bytes:
     at = dice.randrange(0, len(data) - 512, 512)
     data[at : at + 512] = bytes(512)
-    return {path: bytes(data)}
+    return bytes(data)
 
 
-def swap(shards: dict[Path, bytes], number: int, dice: random.Random) -> dict[Path, bytes]:
-    first, second = dice.sample(sorted(shards), 2)
-    return {first: shards[second], second: shards[first]}
+def garbage_behind(data: bytearray, dice: random.Random) -> bytes:
+    return bytes(data) + dice.randbytes(dice.choice([1, 512, 1024]))
 
 
-def garbage_behind(
-    shards: dict[Path, bytes], number: int, dice: random.Random
-) -> dict[Path, bytes]:
-    path = dice.choice(sorted(shards))
-    return {path: shards[path] + dice.randbytes(dice.choice([1, 512, 1024]))}
-
-
-def sample_missing(
-    shards: dict[Path, bytes], number: int, dice: random.Random
-) -> dict[Path, bytes]:
+def sample_missing(data: bytearray, dice: random.Random) -> bytes:
     """Remove a whole member or two: the rest is a valid tar."""
-    path = dice.choice(sorted(shards))
-    data = shards[path]
-    headers = [at for at in range(0, len(data), 512) if data[at + 257 : at + 262] == b"ustar"]
-    first = dice.randrange(len(headers) - 2)
-    return {path: data[: headers[first]] + data[headers[first + dice.randint(1, 2)] :]}
+    starts = headers(data)
+    first = dice.randrange(len(starts) - 2)
+    return bytes(data[: starts[first]] + data[starts[first + dice.randint(1, 2)] :])
 
 
-FILES: dict[str, Callable[[dict[Path, bytes], int, random.Random], dict[Path, bytes]]] = {
-    "cut": cut,
+FILES: dict[str, Callable[[bytearray, random.Random], bytes]] = {
     "flip": flip,
     "flip in a header": flip_in_a_header,
     "zero": zero,
-    "swap": swap,
     "garbage behind": garbage_behind,
     "sample missing": sample_missing,
 }
+AnswerFault = Callable[[Answer, random.Random], None]
 
 
-def sometimes(fault: Fault, dice: random.Random) -> Fault:
+def sometimes(fault: AnswerFault, dice: random.Random) -> Fault:
     """Spoil one answer, or all from one on."""
     first, always = dice.randrange(5), dice.random() < 0.3
 
     def wrapped(reply: Answer) -> None:
         if reply.number == first or (always and reply.number > first):
-            fault(reply)
+            fault(reply, dice)
         else:
             reply.send()
 
@@ -167,87 +158,55 @@ def part_of(reply: Answer, dice: random.Random) -> bytes:
     return reply.body[: end // 512 * 512 if dice.random() < 0.5 else end]
 
 
-def short_body(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        reply.send(body=part_of(reply, dice))
-        reply.hang_up()
-
-    return fault
+def short_body(reply: Answer, dice: random.Random) -> None:
+    reply.send(body=part_of(reply, dice))
+    reply.hang_up()
 
 
-def reset(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        reply.send(body=part_of(reply, dice))
-        reply.reset()
-
-    return fault
+def reset(reply: Answer, dice: random.Random) -> None:
+    reply.send(body=part_of(reply, dice))
+    reply.reset()
 
 
-def stall(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        reply.send(body=part_of(reply, dice))
-        reply.stall()
-
-    return fault
+def stall(reply: Answer, dice: random.Random) -> None:
+    reply.send(body=part_of(reply, dice))
+    reply.stall()
 
 
-def shorter_than_it_is(dice: random.Random) -> Fault:
-    """Return the fault of a proxy that announces and sends less, so that nothing seems cut."""
-
-    def fault(reply: Answer) -> None:
-        body = part_of(reply, dice)
-        reply.send(head=with_length(reply, len(body)), body=body)
-
-    return fault
+def shorter_than_it_is(reply: Answer, dice: random.Random) -> None:
+    """Answer like a proxy that announces and sends less, so that nothing seems cut."""
+    body = part_of(reply, dice)
+    reply.send(head=with_length(reply, len(body)), body=body)
 
 
-def longer_than_it_is(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        reply.send(head=with_length(reply, len(reply.body) + dice.randint(1, 2000)))
-        reply.hang_up()
-
-    return fault
+def longer_than_it_is(reply: Answer, dice: random.Random) -> None:
+    reply.send(head=with_length(reply, len(reply.body) + dice.randint(1, 2000)))
+    reply.hang_up()
 
 
-def other_bytes(dice: random.Random) -> Fault:
-    """Return the fault of a right head with other bytes."""
-
-    def fault(reply: Answer) -> None:
-        reply.send(body=dice.randbytes(len(reply.body)))
-
-    return fault
+def other_bytes(reply: Answer, dice: random.Random) -> None:
+    """Answer with the right head and other bytes."""
+    reply.send(body=dice.randbytes(len(reply.body)))
 
 
-def shifted(dice: random.Random) -> Fault:
-    """Return the fault of a proxy that mixes up ranges: the right bytes, a block too late."""
-
-    def fault(reply: Answer) -> None:
-        by = 512 * dice.randint(1, 4)
-        reply.send(body=reply.body[by:] + reply.body[:by])
-
-    return fault
+def shifted(reply: Answer, dice: random.Random) -> None:
+    """Answer like a proxy that mixes up ranges: the right bytes, a block too late."""
+    by = 512 * dice.randint(1, 4)
+    reply.send(body=reply.body[by:] + reply.body[:by])
 
 
-def whole_instead_of_a_part(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply.body)
-        reply.send(head=head)
-
-    return fault
+def whole_instead_of_a_part(reply: Answer, dice: random.Random) -> None:
+    reply.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(reply.body))
 
 
-def page(dice: random.Random) -> Fault:
-    def fault(reply: Answer) -> None:
-        body = b"<html>" + b"Please log in. " * dice.randint(1, 200)
-        reply.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body=body)
-
-    return fault
+def page(reply: Answer, dice: random.Random) -> None:
+    body = b"<html>" + b"Please log in. " * dice.randint(1, 200)
+    reply.send(head=b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body), body=body)
 
 
-def error(dice: random.Random) -> Fault:
+def error(reply: Answer, dice: random.Random) -> None:
     line = dice.choice(["404 Not Found", "403 Forbidden", "500 Oops", "503 Busy", "429 Slower"])
-    head = f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode()
-    return lambda reply: reply.send(head=head, body=b"")
+    reply.send(head=f"HTTP/1.1 {line}\r\nContent-Length: 0\r\n\r\n".encode(), body=b"")
 
 
 def with_length(reply: Answer, length: int) -> bytes:
@@ -256,7 +215,7 @@ def with_length(reply: Answer, length: int) -> bytes:
     )
 
 
-ANSWERS: dict[str, Callable[[random.Random], Fault]] = {
+ANSWERS: dict[str, AnswerFault] = {
     "short body": short_body,
     "reset": reset,
     "stall": stall,

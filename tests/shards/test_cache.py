@@ -42,18 +42,6 @@ def kept(folder: Path) -> list[Path]:
     return sorted(folder.glob("rackrun-cache-*/*/*.tar"))
 
 
-def test_what_one_run_has_fetched_the_next_one_reads_here(large, large_proxy, tmp_path):
-    """Only the manifest is asked for again."""
-    source = cached(large_proxy.url, tmp_path)
-    assert everything(source) == large.all  # by the origin, while nothing is here
-    assert filled(source) == sum(path.stat().st_size for path in large.folder.glob("*.tar"))
-    large_proxy.requests.clear()
-    again = cached(large_proxy.url, tmp_path)
-    assert everything(again) == large.all and filled(again) == 0
-    assert not asked_for(large_proxy)
-    assert len(kept(tmp_path)) == 2
-
-
 def test_a_run_reads_on_while_shards_are_fetched(large, large_proxy, tmp_path):
     """Each shard from here once it is whole, before that from the origin; portions too."""
     source = cached(large_proxy.url, tmp_path)

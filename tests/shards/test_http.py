@@ -3,10 +3,8 @@
 import contextlib
 import logging
 import multiprocessing
-import os
 import pickle
 import re
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +13,12 @@ import pytest
 
 from rackrun.contract import variables
 from rackrun.errors import DataError, UsageError
-from rackrun.nginx.serve import serving, start
-from rackrun.nginx.site import Site
 from rackrun.shards.http_source import AHEAD, HttpSource
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import Sample, portions
 from rackrun.shards.source import Source
 from tests.lab.data import everything
-from tests.lab.servers import Answer, Fault, hashed, open_folder, serving_tls, serving_with
+from tests.lab.servers import Answer, Fault, hashed, serving_tls, serving_with
 from tests.lab.waiting import until
 from tests.shards.conftest import SHORT, always, status
 
@@ -126,19 +122,6 @@ def test_a_server_that_stays_in_trouble_is_given_up(proxy, fault):
     url = re.escape(f"{proxy.url}tiny-train-000000.tar")
     with pytest.raises(DataError, match=rf"{url}: byte \d+: .+; gave up after 0\.5 s"):
         everything(source)
-
-
-def test_a_server_may_close_after_every_answer(large, large_proxy):
-    """Kept connections are a favour, no right."""
-
-    def close(reply: Answer) -> None:
-        reply.send(head=reply.head.replace(b"keep-alive", b"close"))
-        reply.hang_up()
-
-    large_proxy.fault = close
-    source = HttpSource(large_proxy.url, SHORT)
-    assert everything(source) == large.all
-    assert source.troubles == 0
 
 
 def test_a_reader_may_pause_longer_than_a_server_may(tiny, server):
@@ -314,43 +297,6 @@ def test_a_bit_that_flips_on_the_way_costs_one_more_request(tiny, proxy, request
     assert 4 <= len(proxy.requests) <= 7  # a bit that flips between images costs none
 
 
-def trailing_blanks(reply: Answer) -> None:
-    line, *fields = reply.head.split(b"\r\n")[:-2]
-    reply.send(head=b"\r\n".join([line, *(each + b" \t" for each in fields), b"", b""]))
-
-
-def test_a_shard_that_is_replaced_in_the_middle_is_named(fresh):
-    """By its checksums, also if the other file is equally long and equally old."""
-    with serving(Site(fresh.folder, port=0, native=True)) as server:
-        source = HttpSource(server.url)
-        assert everything(source) == fresh.all
-        path = fresh.folder / source.manifest.split("train").shards[0].name
-        times, held = path.stat(), bytearray(path.read_bytes())
-        path.write_bytes(held[: len(held) // 2] + bytes(len(held) - len(held) // 2))
-        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        with pytest.raises(DataError, match=r"train-000000\.tar: the image at byte .* damaged"):
-            everything(source)
-
-
-def test_mirrors_with_other_etags_for_the_same_bytes_are_one_server(tiny):
-    """Each request of a connection goes to another of two copies, one of them touched since."""
-    with open_folder() as top:
-        shutil.copytree(tiny.folder, top / "copy")
-        for path in (top / "copy").iterdir():
-            os.utime(path, (1, 1))
-        lines = f"set $copy {tiny.folder}; if ($connection_requests ~ [02468]$) {{ set $copy "
-        lines += f"{top}/copy; }} location ^~ /tiny-train-0 {{ root $copy; }}"
-        with serving_with(tiny.folder, lines) as server:
-            source = HttpSource(server.url, SHORT)
-            shard = source.manifest.split("train").shards[0]
-            whole = (tiny.folder / shard.name).read_bytes()
-            assert [bytes(source.read(shard, at, 512)) for at in range(0, 2048, 512)] == [
-                whole[at : at + 512] for at in range(0, 2048, 512)
-            ]
-            assert everything(source) == tiny.all
-            assert source.troubles == 0
-
-
 def test_a_wrong_address_differs_from_a_server_that_is_down(server):
     """The first answer is waited for only briefly."""
     source = HttpSource("http://127.0.0.1:1/", replace(SHORT, first_seconds=0.5))
@@ -358,30 +304,6 @@ def test_a_wrong_address_differs_from_a_server_that_is_down(server):
         _ = source.manifest
     with pytest.raises(DataError, match="404 Not Found; is this the folder"):
         _ = HttpSource(server.url + "elsewhere/").manifest
-
-
-def test_a_worker_that_starts_during_a_restart_waits_as_long_as_its_parent(tiny):
-    """Only the manifest, which it takes along, is waited for briefly."""
-    first = start(Site(tiny.folder, port=0, native=True))
-    source = HttpSource(first.url, replace(SHORT, first_seconds=0.1, total_seconds=60))
-    _ = source.manifest
-    first.stop()
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        result = pool.apply_async(read_all, [source])
-        result.wait(0.5)
-        assert not result.ready()
-        with serving(first.site):
-            assert result.get() == tiny.all
-
-
-@pytest.mark.parametrize(
-    "location", ["pipe:cat x.tar", "file:///data", "ftp://host/x", "s3://bucket", "gs://bucket"]
-)
-@pytest.mark.security("DATA-1")
-def test_only_folders_and_http_are_sources(location):
-    """Nothing that a location could run is run."""
-    with pytest.raises(UsageError, match="from a folder or from http"):
-        open_source(location)
 
 
 def test_a_source_travels_to_other_processes(tiny, server):

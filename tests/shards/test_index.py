@@ -3,7 +3,6 @@
 import contextlib
 import json
 import tracemalloc
-from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,9 @@ def with_value(rows: np.ndarray, row: int, name: str, value: int) -> np.ndarray:
     return changed
 
 
+@pytest.mark.security("DATA-1")
 def test_a_pickle_for_an_index_is_not_opened(tiny, tmp_path):
-    """DATA-1: a .npy of pickled objects is refused, and nothing in it runs."""
+    """A .npy of pickled objects is refused, and nothing in it runs."""
     manifest = open_source(str(tiny.folder)).manifest
     np.save(tmp_path / "evil.npy", np.array([Canary(tmp_path / "canary")]), allow_pickle=True)
     data = (tmp_path / "evil.npy").read_bytes()
@@ -133,15 +133,6 @@ def test_an_index_bomb_costs_no_memory(number, tiny):
         )
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
-
-
-def test_numpy_may_have_written_an_index(tiny, tmp_path):
-    """`np.save` spells the header with one comma more."""
-    manifest = open_source(str(tiny.folder)).manifest
-    np.save(tmp_path / "other.npy", np.load(tiny.folder / "tiny-train.index.npy"))
-    data = (tmp_path / "other.npy").read_bytes()
-    split = replace(manifest.split("train"), index_sha256=sha256(data).hexdigest())
-    assert len(parse_index(data, manifest, split, "here")) == 30
 
 
 @pytest.mark.parametrize(
