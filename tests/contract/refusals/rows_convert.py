@@ -45,10 +45,6 @@ WORDS = [
     Refusal("rackrun convert folder photos out --shard 9", 64, "--shards", PHOTOS),
     Refusal("rackrun convert folder photos out --shards many", 64, ("--shards", "many"), PHOTOS),
     Refusal("rackrun convert folder photos out --shards", 64, "--shards", PHOTOS),
-    Refusal("rackrun convert folder in out --allow-left-out -1", 64, "--allow-left-out"),
-    Refusal("rackrun convert index . --allow-left-out -1", 64, "--allow-left-out"),
-    Refusal("rackrun convert index . --workers -1", 64, "--workers"),
-    Refusal("rackrun convert verify . --workers -1", 64, "--workers"),
     Refusal("rackrun convert imagenet in out --shards -1", 64, "--shards"),
     Refusal(f"{FOLDER} --shards 1000", 64, "1,000 shards", PHOTOS),
     Refusal(f"{FOLDER} --val-percent 100", 64, ("--val-percent", "90"), PHOTOS),
@@ -87,12 +83,6 @@ PLACES = [
     Refusal(
         f"{FOLDER} --force", 65, "out/.converting/plan", PHOTOS | {"out/.converting/plan": "[[["},
     ),
-    Refusal(
-        f"{FOLDER} --force", 65, "out/.converting/plan",
-        PHOTOS | {"out/.converting/plan": '{"shards": 5}\n'},
-    ),
-    Refusal(FOLDER, 65, "out/.converting/plan", PHOTOS | {"out/.converting/plan": ""}),
-    Refusal(FOLDER, 65, "out/.converting/plan", PHOTOS | {"out/.converting/plan": "[" * 100_000}),
 ]  # fmt: skip
 
 # Folders of classes.
@@ -158,7 +148,6 @@ LINKS = [
     Refusal(FOLDER, 65, "x.jpg", PHOTOS | {"photos/a/x.jpg": fifo}),
     Refusal(FOLDER, 65, "/dev/zero", PHOTOS | {"photos/a/x.jpg": link("/dev/zero")}),
     Refusal(FOLDER, 65, "nowhere", PHOTOS | {"photos/a/x.jpg": link("nowhere")}),
-    Refusal(FOLDER, 65, "x.jpg", PHOTOS | {"photos/a/x.jpg": link("x.jpg")}),
     Refusal(FOLDER, 65, ("x.jpg", "circle"), PHOTOS | {"photos/a/x.jpg": link("..")}),
 ]  # fmt: skip
 
@@ -233,8 +222,6 @@ TARS = [
         for names, data in (
             (("set.tar", "--ignore-zeros"), TAR + SECOND),
             ("set.tar", TAR[:AT] + bytes(512) + TAR[AT + 512 :]),
-            ("set.tar", TAR[:AT] + b"\1" * 512 + TAR[AT + 512 :]),
-            ("set.tar", TAR[:AT]),
             ("set.tar", TAR[: AT + 600]),
             (("a/1.jpg", "--hard-dereference"), tar_of("a/1.jpg", tarfile.LNKTYPE, "a/0.jpg")),
             ("a/1.jpg", tar_of("a/1.jpg", tarfile.SYMTYPE, "/etc/passwd")),
@@ -245,8 +232,6 @@ TARS = [
         for name, says, data in (
             ("set.tgz", "damaged", gzip.compress(TAR)[:-20]),
             ("set.tgz", "inflate", gzip.compress(bytes(9 << 20))),
-            ("set.tar.bz2", "damaged", b"BZh9" + bytes(99)),
-            ("set.tar.xz", "damaged", b"\xfd7zXZ\0"),
             ("set.gz", "no tar", gzip.compress(b"path,label\n" * 99)),
         )
     ),
@@ -255,7 +240,7 @@ TARS = [
 ]
 
 ZIP = zipped({"a.jpg": bytes(1000), "b.jpg": bytes(1000)})
-ENTRY, END = ZIP.rfind(b"PK\1\2"), ZIP.rfind(b"PK\5\6")
+ENTRY = ZIP.rfind(b"PK\1\2")
 
 
 def patched(at: int, data: bytes) -> bytes:
@@ -276,17 +261,11 @@ ZIPS = [
     Refusal("rackrun convert catdog train.zip out", 65, names, {"train.zip": data})
     for names, data in (
         ("train.zip", b""),
-        ("train.zip", b"PK"),
         ("train.zip", b"<html>Sign in to Kaggle</html>"),
-        ("train.zip", bytes(70_000)),
         (("train.zip", "cut off"), zipped(PETS)[:-2000]),
         ("overlap", patched(ENTRY + 42, bytes(4))),
-        ("train.zip", patched(ENTRY + 42, struct.pack("<L", 0x7FFFFFFF))),
-        ("train.zip", patched(END + 16, struct.pack("<L", 0x7FFFFFFF))),
         ("b.jpg is encrypted", patched(ENTRY + 8, b"\1")),
         ("Deflate64", patched(ENTRY + 10, b"\x09")),
-        ("LZMA", patched(ENTRY + 10, b"\x0e")),
-        ("method 99", patched(ENTRY + 10, b"\x63")),
         ("cat.0.jpg", zip_with_a_link()),
     )
 ]
@@ -337,8 +316,6 @@ TABLES = [
             (("/etc/passwd",), "/etc/passwd,a,"),
             (("link.jpg",), "link.jpg,a,"),
             (("img/99.jpg", "--allow-left-out 1"), "img/99.jpg,a,"),
-            (("nnn",), f"{'n' * 300}.jpg,a,"),
-            (("no label",), "img/2.jpg,,"),
             (("no label",), "img/2.jpg,a\x1b[2J,"),
             (("'holdout'",), "img/2.jpg,a,holdout"),
         )
@@ -410,8 +387,6 @@ MEMBERS = [
         ("a.cls: is in it twice", [*GOOD, ("a.cls", b"1")]),
         ("a.jpg: a second image", [("a.png", IMAGE), *GOOD]),
         ("a.cls: '-1'", [("a.jpg", IMAGE), ("a.cls", b"-1")]),
-        ("a.cls: '999", [("a.jpg", IMAGE), ("a.cls", b"9" * 30)]),
-        ("a.cls", [("a.jpg", IMAGE), ("a.cls", b"\xff\xfe")]),
         ("a.txt", [("a.jpg", IMAGE), ("a.txt", b"a cat " * 50)]),
         ("a.json", [("a.jpg", IMAGE), ("a.json", b"{")]),
         (("(id)", "--label-field"), [("a.jpg", IMAGE), ("a.json", b'{"id": 1}')]),
@@ -511,7 +486,6 @@ MNIST = [
             (IMAGES_OF, ["7,856"], DIGITS[IMAGES_OF][:-1]),
             (IMAGES_OF, ["7,857"], DIGITS[IMAGES_OF] + b"x"),
             (IMAGES_OF, ["IDX"], b"<html>"),
-            (IMAGES_OF, ["IDX"], DIGITS[IMAGES_OF][:3]),
             (UNSEEN, ["32x28"], DIGITS[UNSEEN][:8] + b"\0\0\0\x20" + DIGITS[UNSEEN][12:]),
             (
                 LABELS_OF,

@@ -69,30 +69,13 @@ def shorter(share: float):
     return changed(lambda data: data.rstrip(b"\0")[: int(len(data) * share) // 512 * 512])
 
 
-def of_size(size: bytes):
-    """Return damage: the first image's header has another size, and the right checksum."""
-
-    def change(data: bytearray) -> None:
-        start = data.index(b"ILSVRC2012_val_00000001")
-        start -= start % 512
-        data[start + 124 : start + 136] = size
-        data[start + 148 : start + 156] = b" " * 8
-        data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
-
-    return changed(change)
-
-
 # Archives that are cut off, damaged, or hold no images.
 WITH_A_LINK = tar_of("n01440764_1.JPEG", tarfile.SYMTYPE, "/etc/passwd")
 ARCHIVE_DAMAGE = [
     *(
         Refusal(PART, 65, (path, "cut off"), ARCHIVES | {path: shorter(share)})
         for path in (TRAIN, VAL)
-        for share in (0.2, 0.5, 0.9, 0.99)
-    ),
-    *(
-        Refusal(PART, 65, "ILSVRC2012_img_val.tar", ARCHIVES | {VAL: of_size(size)})
-        for size in (b"\x80" + bytes(3) + b"\xff" * 8, b"\xff" * 12, b"\x80" + b"\xff" * 11)
+        for share in (0.5, 0.99)
     ),
     Refusal(
         PART, 65, "n01440764_1.JPEG",
@@ -139,11 +122,8 @@ KAGGLE = [
     refusal
     for name, word, data in (
         (SOLUTION, "byte 7", b"ImageId\xff"),
-        (SOLUTION, "ImageId,PredictionString", b""),
         (SOLUTION, "ImageId,PredictionString", b"ILSVRC2012_val_00000001,n01440764 1 2 3 4\n"),
-        (SOLUTION, "row 2", b"ImageId,PredictionString\nILSVRC2012_val_00000001\n"),
         (SOLUTION, "row 2", b"ImageId,PredictionString\nx,\n"),
-        (SOLUTION, "line 2", b"ImageId,PredictionString\nx," + b"n" * 140_000),
     )
     for files in (SMALL.kaggle() | {name: data},)
     for refusal in (

@@ -23,12 +23,6 @@ DEMO = {"demo/shards/dataset.json": "{}"}
 LONG = "n" * 300
 """More than the name of a file may have."""
 
-ENDLESS = "9" * 5000
-"""Python itself refuses more than 4,300 digits."""
-
-MOST = "9" * 400
-"""More than a float holds."""
-
 # fmt: off
 ROWS = [
     # What is to run comes behind the hosts, a program behind two dashes.
@@ -58,9 +52,6 @@ ROWS = [
     Refusal("./run-local broken.py", 64, "broken.py, line 1", {"broken.py": "TASK = (\n"}),
     Refusal("./run-local pack.four", 64, "'pack.four'", {"pack/__init__.py": ""}),
     Refusal("./run-local other.four", 64, "'other.four'"),
-    Refusal("./run-local json.decoder", 64, ("json.decoder", "TASK")),
-    Refusal("./run-local __main__", 64, "'__main__'"),
-    Refusal("./run-local ../x", 64, "'../x'"),
     Refusal("./run-local -- python trian.py", 64, ("trian.py", "train.py?"), PROGRAM),
     Refusal("./run-local -- train.py", 64, ("train.py", "-- python train.py"), PROGRAM),
     Refusal("./run-local -- ./cut.zip", 64, "chmod +x ./cut.zip", {"cut.zip": "PK"}),
@@ -192,21 +183,15 @@ ROWS = [
             ("{command} --bogus 3", "--bogus: no such option"),
         )
     ),
-    # Numbers, also those with more digits than a number may have.
+    # Numbers.
     Refusal("./run-local --nproc two", 64, "--nproc two"),
     Refusal("./run-local --nproc -2 catdog", 64, "--nproc -2"),
     Refusal("./run-local --nproc 1025 catdog", 64, "1024"),
-    Refusal(f"./run-local --nproc {ENDLESS} catdog", 64, "--nproc"),
-    Refusal(f"./run-local --time-limit {MOST}d catdog", 64, "--time-limit"),
-    Refusal("./run-local --time-limit 36501d catdog", 64, "--time-limit 36501d"),
     Refusal("./run-local --time-limit soon catdog", 64, "--time-limit soon"),
-    Refusal("./run-local --lease-seconds 1e12 catdog", 64, "--lease-seconds"),
     Refusal("./run-local --hang-seconds nan catdog", 64, "--hang-seconds nan"),
     Refusal("./run-ssh --spares -1 hosts.txt", 64, "--spares -1", HOSTS),
     Refusal("./run-ssh --port 70000 hosts.txt", 64, "--port 70000", HOSTS),
     Refusal("./run-ssh --max-restarts 1 --spares 4 hosts.txt", 64, "--spares 3", HOSTS),
-    Refusal(f"rackrun convert index 'set-train-{{0..{ENDLESS}}}.tar'", 64, "set-train-"),
-    Refusal("rackrun convert index '{0..999999}/set-train-{0..999999}.tar'", 64, "set-train-"),
     Refusal("./run-ssh --gpu a100 hosts.txt -- true", 64, "--gpu", HOSTS),
     Refusal("./run-ssh --max-restarts two hosts.txt", 64, "--max-restarts two", HOSTS),
     Refusal("./run-local --time-limit 0s -- true", 64, "--time-limit 0s"),
@@ -235,14 +220,12 @@ ROWS = [
     Refusal("./run-ssh -H gpu01 --slurm -- true", 64, ("-H", "--slurm")),
     Refusal("./run-local --volume /data -- true", 64, ("--volume", "--image")),
     Refusal("./run-local --image alpine --volume data -- true", 64, "--volume data"),
-    Refusal("./run-local --image=-x -- true", 64, "--image -x"),
     # Variables and secrets.
     Refusal("./run-local --env NOWHERE catdog", 64, "--env NOWHERE=VALUE"),
     Refusal(["./run-local", "--env", "LR = 1", "catdog"], 64, ("'LR '", "NAME=VALUE")),
     Refusal("./run-local --env 'PATH=/opt:$PATH' catdog", 64, ("$PATH", "--env PATH")),
     Refusal("./run-local --dry-run --env MASTER_PORT=1 -- true", 64, ("MASTER_PORT=1", "--port")),
     Refusal("./run-local --dry-run --env RANK=1 -- true", 64, ("RANK=1", "torchrun")),
-    Refusal("./run-local --env =x -- true", 64, "NAME=VALUE"),
     Refusal("./run-local --secret FOO=bar catdog", 64, ("--secret", "export FOO=")),
     Refusal("./run-local --secret NOWHERE catdog", 64, ("--secret NOWHERE", "export NOWHERE")),
     # A program that hears of events.
@@ -254,9 +237,6 @@ ROWS = [
     Refusal("./run-ssh --ignore-check network hosts.txt", 64, "--ignore-check network", HOSTS),
     # Names longer than a file may have.
     Refusal(f"rackrun local catdog --data {LONG}", 64, LONG),
-    Refusal(f"rackrun local --config {LONG} catdog", 64, LONG),
-    Refusal(f"rackrun ssh {LONG} -- true", 64, LONG),
-    Refusal(f"rackrun ssh --ssh-config {LONG} hosts.txt -- true", 64, LONG, HOSTS),
     Refusal(f"rackrun convert folder {LONG} out", 64, LONG),
     # Data that no rank could read.
     Refusal("./run-local catdog --data demo/shards --data /nope", 64, "/nope",
@@ -275,16 +255,10 @@ ROWS = [
     *(
         Refusal(["./run-ssh", "hosts.txt", "catdog", "--data", url], 64, names, HOSTS)
         for url, names in (
-            ("http://[::1/", "--data"),
-            ("http://h:x/", "--data"),
-            ("http:///data", "--data"),
             ("http://h/?q", "--data"),
             ("http://h/é/", "/%C3%A9/"),
-            ("http://h/\udce9/", "/%E9/"),
             ("http://h/a b/", "/a%20b/"),
             (f"http://{'a' * 64}.example/", "--data"),
-            ("http://a..b/", "--data"),
-            ("http://xn--\u0661/", "--data"),
             ("http://user:hunter2@h/", "--data http://…"),
             ("https://user:hunter2@[::1/", "--data"),
         )
@@ -295,7 +269,6 @@ ROWS = [
     ),
     # A sweep: options with their values.
     Refusal("./run-local --sweep lr catdog", 64, "--sweep lr"),
-    Refusal("./run-local --sweep =1,2 catdog", 64, "--sweep =1,2"),
     Refusal("./run-local --sweep lr=0.1,,0.3 catdog", 64, "--sweep lr=0.1,,0.3"),
     Refusal(f"./run-local --sweep seed={','.join(map(str, range(1001)))} catdog", 64, "1,000"),
     Refusal("./run-local --sweep lr=1 --sweep lr=2 catdog", 64, "--sweep"),

@@ -6,9 +6,6 @@ from tests.lab.scheduler import recorded
 LONG = "a" * 64
 """More than a part of a host name may have."""
 
-ENDLESS = "9" * 5000
-"""Python itself refuses more than 4,300 digits."""
-
 
 def node(environment: str, *names: str, options: str = "", **changes: str) -> Refusal:
     """Return a node that is started in a recorded environment, with some other variables."""
@@ -33,14 +30,10 @@ ROWS = [
     node("none", "PMIX_RANK", PMIX_RANK="1"),
     node("by-hand-no-master", "MASTER_ADDR"),
     node("by-hand-rank-3", "NODE_RANK=3", "NNODES=3"),
-    node("by-hand", "NNODES=999999999", NNODES="999999999"),
-    node("by-hand", "NNODES=999", NNODES=ENDLESS),
     node("by-hand", "MASTER_ADDR", f"{LONG[:59]}", MASTER_ADDR=f"{LONG}.example"),
     node("by-hand", "MASTER_ADDR", MASTER_ADDR="\x1b[31m"),
     node("by-hand", "--port=70000", options="--port 70000"),
     node("ngc-no-master", "MASTER_ADDR", "--master ADDRESS"),
-    node("ngc-3", "no address", NGC_MASTER_ADDR="", NGC_JOB_ID=LONG),
-    node("ngc-3", "NGC_GPUS_PER_NODE=999", NGC_GPUS_PER_NODE=ENDLESS),
     node("openmpi-no-master", "MASTER_ADDR", "--master ADDRESS"),
     node("trainjob-elastic", "PET_NNODES=1:4"),
     # Once per node, and not per rank.
@@ -55,43 +48,27 @@ ROWS = [
     # How many processes each node starts.
     node("slurm-step-gpus", "--nproc 5", "SLURM_GPUS_ON_NODE=4", options="--nproc 5"),
     node("ngc-3", "--nproc 9", "NGC_GPUS_PER_NODE=8", options="--nproc 9"),
-    node("by-hand", "--nproc", "1024", options=f"--nproc {10**23}"),
     node("by-hand", "--nproc -1", options="--nproc -1"),
-    node("by-hand", "NPROC_PER_NODE=99999999999", "1024", NPROC_PER_NODE="99999999999"),
     # Variables of Slurm's that cannot be.
-    node("slurm-step-2", "SLURM_STEP_NODELIST", "100000", SLURM_STEP_NODELIST="a[1-999999999]"),
-    node("slurm-step-2", "SLURM_STEP_TASKS_PER_NODE", SLURM_STEP_TASKS_PER_NODE="1(x999999999)"),
-    node("slurm-step-2", "SLURM_JOB_ID=999", SLURM_JOB_ID=ENDLESS),
     # An allocation, reached by SSH.
     Refusal("./run-ssh --slurm -- true", 64, ("--slurm", "salloc")),
     *(
         allocation("slurm-salloc", "SLURM_JOB_NODELIST", nodes, names)
         for nodes, names in (
-            ("a[1-999999999]", "100000"),
-            ("a[1-9999]b[1-9999]", "100000"),
             ("a[1", "bracket"),
             ("a[9-1]", "a range is written"),
             ("-oProxyCommand=x", "-oProxyCommand=x"),
             ("-a", "dash"),
-            ("a b", "a b"),
             ("\x1b[31m", "not a list"),
-            (LONG, LONG[:30]),
             ("n1,n1", "n1"),
-            ("n[1-999]," * 9 + "m", "n1 "),
         )
     ),
-    allocation("slurm-salloc", "SLURM_GPUS_PER_NODE", ENDLESS, "999", "1024"),
-    allocation("slurm-salloc", "SLURM_HET_SIZE", ENDLESS, "999"),
     Refusal("./run-ssh --slurm -- true", 64, "SLURM_JOB_NODELIST_HET_GROUP_0",
             env={**recorded("slurm-salloc"), "SLURM_HET_SIZE": f"8{'0' * 12}"}),
     *(
         allocation("slurm-uneven-tasks", "SLURM_TASKS_PER_NODE", tasks, *names)
         for tasks, *names in (
-            ("4(x999999999)", "4(x999999999)"),
-            ("4(x", "4(x"),
-            ("x", "=x"),
             ("4", "1 nodes", "3"),
-            ("0,1,2", "0,1,2", "1024"),
         )
     ),
 ]

@@ -51,7 +51,6 @@ NONE = (
         for url, names in (
             ("https://h/?list", "https://h/?list"),
             ("http://[::1/", "http://[::1/"),
-            ("http://a..b/", "http://a..b/"),
             ("https://reader:hunter2@h/", ("https://…@h", "RACKRUN_CREDENTIALS")),
         )
     ]
@@ -63,24 +62,14 @@ MANIFESTS = [
     for names, damage in (
         (("version",), with_fields(version=None)),
         (("'2'",), with_fields(version=2)),
-        (("version",), with_fields(version=True)),
         (("dataset",), with_fields(dataset="../etc")),
         (("classes[1]",), with_fields(classes=["cat", 3])),
-        (("surrogate",), with_fields(classes=["cat", "\ud800"])),
         (("classes",), with_fields(classes=[])),
-        (("SHA-256",), with_fields(classes=["one"])),
         (("SHA-256",), with_fields(classes=["dog", "cat"])),
         (("splits",), with_fields(splits=[])),
-        (("report",), with_fields(report=[])),
-        (("preset[",), with_fields(preset={"a": [[[]]]})),
-        (("'more'",), with_fields(more=1)),
-        (("seed",), with_fields(seed="0")),
         (("sha256",), with_fields(sha256=None)),
-        ((), "["),
         (("deeply",), "[" * 100_000),
         (("longer",), sparse((64 << 20) + 1)),
-        ((), b'{"version": ' + b"9" * 5000 + b"}"),
-        ((), b"\xff"),
     )
 ]
 
@@ -112,12 +101,8 @@ PARTS = [
     for name, files in (
         ("splits[0].name", in_split(name="../up")),
         ("'/etc/passwd'", in_split(index="/etc/passwd")),
-        ("index_sha256", in_split(index_sha256="0")),
         ("29 samples", in_split(samples=29)),
-        ("samples", in_split(shards=[])),
         ("'../up.tar'", in_shard(name="../up.tar")),
-        ("bytes", in_shard(bytes=10**30)),
-        ("samples", in_shard(samples=-1)),
         ("samples", in_shard(samples=0)),
     )
 ]
@@ -127,15 +112,12 @@ FAULTS = [
     Refusal("rackrun convert verify data", 65, (culprit, "fault"), DATA | damage, shows=culprit)
     for culprit, damage in (
         ("000000.tar: damaged: its SHA-256", {FIRST: flipped(512)}),
-        ("000000.tar: damaged: its SHA-256", {FIRST: flipped(-1)}),
         ("000000.tar", {FIRST: cut(-512)}),
-        ("000000.tar: 0 bytes", {FIRST: changed(lambda data: b"")}),
         ("000000.tar", {FIRST: changed(lambda data: data + b"x")}),
         ("000000.tar", {FIRST: removed}),
         ("000000.tar: not a file", {FIRST: in_place(fifo)}),
         ("000000.tar: not a file", {FIRST: in_place(link("/dev/zero"))}),
         ("000000.tar", {FIRST: sparse(1 << 40)}),
-        ("000000.tar", {FIRST: in_place(link("photos-train-000001.tar"))}),
         ("train.index.npy: its SHA-256", {INDEX: flipped(-3)}),
         ("train.index.npy", {INDEX: removed}),
         ("train.index.npy: not a file", {INDEX: in_place(fifo)}),
@@ -197,7 +179,6 @@ ROWS_OF_TABLES = [
         (("cat_2", "'dgo'", "did you mean dog"), ",,cat_2,,,relabel,dgo,,"),
         (("cat_2", "new_class"), ",,cat_2,,,relabel,,,"),
         (("cat_1", "two classes"), ",,cat_1,,,relabel,cat,,"),
-        ((), f",,{'x' * 2000},,,relabel,dog,,"),
     )
 ]  # fmt: skip
 

@@ -79,6 +79,17 @@ OPTIONS = [
     Refusal(f"python -m rackrun.catdog {TINY}", 64, "--data FOLDER"),
 ]
 
+# A password in a URL, before anything is asked for.
+OPTIONS += [
+    Refusal(
+        f"python -m rackrun.training catdog --data {url}", 64, "export RACKRUN_CREDENTIALS=FILE"
+    )
+    for url in (
+        "http://me:hunter2@10.0.0.1/shards/",
+        "'https://me:hunter2@host/s-{0..9}.tar' --resampled --epoch-samples 9 --num-classes 2",
+    )
+]
+
 # Classes and splits that the data do not have.
 OPTIONS_OF_DATA = [
     Refusal(f"{RANK} {TINY} {options}", 64, names, DATA)
