@@ -16,17 +16,7 @@ from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 TIMEOUT_SECONDS = 30.0
-TINY = [
-    "--image-size",
-    "32",
-    "--width",
-    "4",
-    "--batch-size",
-    "8",
-    "--device",
-    "cpu",
-    "--no-tensorboard",
-]
+TINY = "--image-size 32 --width 4 --batch-size 8 --device cpu --no-tensorboard"
 
 
 def environment() -> dict[str, str]:
@@ -84,7 +74,17 @@ def long_run(shards: Path, folder: Path) -> Iterator["subprocess.Popen[str]"]:
     short = tempfile.mkdtemp()  # the path of a socket has 107 bytes
     (folder / "tmp").symlink_to(short)
     rank = warm.Python(
-        *("-m", "rackrun.catdog", "--data", shards, "--workers", "1", *TINY, "--epochs", "500"),
+        *(
+            "-m",
+            "rackrun.catdog",
+            "--data",
+            shards,
+            "--workers",
+            "1",
+            *TINY.split(),
+            "--epochs",
+            "500",
+        ),
         cwd=folder,
         env={**environment(), "TMPDIR": short},
         stdout=subprocess.PIPE,

@@ -153,12 +153,6 @@ def test_blur_goes_before_every_halving_but_the_first_layers():
         assert not torch.allclose(layer(features)[inner], same(features)[inner])
 
 
-def test_nothing_is_mixed_unless_it_is_asked_for():
-    """The default recipe sees images and labels as they are."""
-    images, expected = mixed(ImageNet(), IMAGES, LABELS, 10)
-    assert images is IMAGES and expected is LABELS
-
-
 def test_with_both_kinds_each_step_draws_one_and_repeats_it_after_a_resume():
     """The draw follows from torch's seed, which follows from the step."""
     config = replace(ImageNet(), mixup=0.2, cutmix=1.0)
