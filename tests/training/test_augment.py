@@ -1,7 +1,7 @@
 """Images changed by chance: what changes, how often, and the same again for the same chances."""
 
-import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -14,8 +14,8 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2 import ColorJitter, RandAugment, TrivialAugmentWide
 
 from rackrun.contract.tasks import TASKS, package_of
-from rackrun.imagenet.model import TASK, transforms
-from rackrun.imagenet.recipes import ImageNet, TorchvisionV2
+from rackrun.imagenet.model import TASK
+from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE, changed, changes, erased
 from rackrun.training.data.open import open_data
 from rackrun.training.data.transforms import Transforms
@@ -100,83 +100,24 @@ def test_a_rectangle_of_the_mean_colour_covers_some_images():
     assert touched.mean() > 0.95
 
 
-class Last(np.random.Generator):
-    """Random numbers that are always the largest."""
-
-    def random(self) -> float:
-        return 0.0
-
-    def uniform(self, low: float, high: float) -> float:
-        return high if high < 1 else 0.0
-
-    def integers(self, high: tuple[int, int]) -> list[int]:
-        return [end - 1 for end in high]
-
-
-def test_a_rectangle_may_end_in_the_corner_and_not_beyond():
-    """A square of a third of the image, as far down and to the right as it goes."""
-    made = erased(PICTURE, 0.1, (0.5, 0.5, 0.5), Last(np.random.PCG64()))
-    mask = (made == 128).all(axis=2)
-    side = round(math.sqrt(ERASED_AREA[1] * SIDE**2))
-    assert mask[-side:, -side:].all()
-    assert mask.sum() == side**2
-
-
-def test_evaluation_sees_images_as_they_are():
-    """What the strong recipe changes in training is not changed where it counts."""
-    data = draw(1, 5)
-    changed, plain = (
-        transforms(TorchvisionV2(image_size=32), 0),
-        transforms(ImageNet(image_size=32), 0),
-    )
-    assert changed.trivial_augment and changed.erase == 0.1
-    side = {"evaluation_size": 32, "short_side": 36}
-    image, other = (
-        transforms(recipe(image_size=32, **side), 0).for_evaluation(data)
-        for recipe in (TorchvisionV2, ImageNet)
-    )
-    assert np.array_equal(image, other)
-    recorded = {changed.for_training(data, np.random.default_rng(n)).tobytes() for n in range(20)}
-    assert len(recorded) == 20
-    assert not plain.trivial_augment and not plain.erase
-
-
 def test_a_batch_has_each_of_its_images_so_many_times(shapes):
-    """--aug-repeats 4: sixteen images are four, cropped on their own; the same after a resume."""
+    """--aug-repeats 4: four images in a batch of sixteen, cropped and mirrored on their own; two
+    ranks have two copies each; the same after a resume."""
     config = ImageNet(
         data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
         device="cpu", exact_epochs=True,
     )  # fmt: skip
-    data = open_data(
-        config,
-        Ranks(0, 1, 0, 1, torch.device("cpu")),
-        partial(TASK.transforms, config),
-        TASK.name,
-        TASK.synthetic_classes,
-    )
-    for batch in islice(data.training(0), 3):
-        either = [
-            min(image.numpy().tobytes(), image.flip(2).numpy().tobytes()) for image in batch.images
-        ]
-        assert set(Counter(either).values()) == {4}
-        assert either[:4] == either[4:8] and len(set(either[:4])) == 4
-    later = next(data.training(2))
-    assert torch.equal(later.images, batch.images)
 
-
-def test_ranks_have_a_copy_each_of_the_same_images(shapes):
-    """--aug-repeats 4 on two ranks: two copies in each batch, cropped and mirrored apart."""
-    config = ImageNet(
-        data=str(shapes), image_size=16, batch_size=16, aug_repeats=4, workers=0, crop_area=1.0,
-        device="cpu", exact_epochs=True,
-    )  # fmt: skip
-    observed, exact = [], []
-    for rank in (0, 1):
-        ranks = Ranks(rank, 2, rank, 2, torch.device("cpu"))
+    def drawn(rank: int, world: int, start: int) -> Iterator[tuple[torch.Tensor, Counter[bytes]]]:
+        ranks = Ranks(rank, world, rank, world, torch.device("cpu"))
         data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 10)
-        images = next(data.training(3)).images
-        either = (min(image.numpy().tobytes(), image.flip(2).numpy().tobytes()) for image in images)
-        observed.append(Counter(either))
-        exact.append(images.clone())
-    assert observed[0] == observed[1] and set(observed[0].values()) == {2}
-    assert not torch.equal(*exact)
+        for images in (batch.images.clone() for batch in data.training(start)):
+            both = zip(images, images.flip(3), strict=True)
+            yield images, Counter(min(each.numpy().tobytes() for each in pair) for pair in both)
+
+    (_, _), (_, _), (third, counts) = islice(drawn(0, 1, 0), 3)
+    assert set(counts.values()) == {4}
+    assert torch.equal(next(drawn(0, 1, 2))[0], third)
+    (first, of_first), (second, of_second) = (next(drawn(rank, 2, 3)) for rank in (0, 1))
+    assert of_first == of_second and set(of_first.values()) == {2}
+    assert not torch.equal(first, second)

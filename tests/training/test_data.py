@@ -14,7 +14,7 @@ from PIL import Image
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import DataError
 from rackrun.shards.open import open_source
 from rackrun.training.data.open import Data, open_data
 from rackrun.training.data.ring import Batch
@@ -54,26 +54,17 @@ def every_validation_picture(shapes: Path) -> list[bytes]:
     return [picture.tobytes() for picture in pictures]
 
 
-@pytest.mark.parametrize(("world", "batch_size"), [(1, 8), (2, 1), (3, 64), (5, 8), (40, 1)])
-def test_validation_has_every_sample_once(shapes, every_validation_picture, world, batch_size):
-    """Whatever the number of ranks and the batch size: nothing missing, double, or padded."""
-    config = settings(shapes, batch_size=batch_size)
+@pytest.mark.parametrize(
+    ("world", "batch_size", "workers"), [(1, 8, 0), (3, 64, 0), (40, 1, 0), (2, 16, 1), (2, 16, 3)]
+)
+def test_validation_has_every_sample_once(
+    shapes, every_validation_picture, world, batch_size, workers
+):
+    """Whatever the number of ranks, workers and the batch size: nothing missing, double, or
+    padded. More workers than batches are fine."""
+    config = settings(shapes, batch_size=batch_size, workers=workers)
     parts = [fingerprints(walk(config, rank, world).evaluation()) for rank in range(world)]
     assert [fingerprint for part in parts for fingerprint in part] == every_validation_picture
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_validation_has_every_sample_once_with_any_number_of_workers(
-    shapes, every_validation_picture, workers
-):
-    """Workers share a rank's batches; more of them than batches is fine."""
-    config = settings(shapes, workers=workers, batch_size=16)
-    observed = [
-        fingerprint
-        for rank in range(2)
-        for fingerprint in fingerprints(walk(config, rank, 2).evaluation())
-    ]
-    assert observed == every_validation_picture
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -148,14 +139,6 @@ def test_folders_that_are_not_one_data_set_are_not_joined(tmp_path):
             walk(settings(f"{tmp_path / 'shards'}::{tmp_path / other}"))
 
 
-def test_a_password_in_a_url_is_refused_and_not_shown():
-    """Of shards and of tars alike, before anything is asked for."""
-    for url in ("http://me:hunter2@10.0.0.1/shards/", "https://me:hunter2@host/s-{0..9}.tar"):
-        with pytest.raises(UsageError, match="export RACKRUN_CREDENTIALS=FILE") as refused:
-            settings(url, exact_epochs=False).require_data(TASK.name)
-        assert "hunter2" not in str(refused.value)
-
-
 def growing(epoch: int) -> Transforms:
     return Transforms(size=16 + 4 * epoch)
 
@@ -168,21 +151,6 @@ def test_batches_beyond_the_last_epoch_fit_its_memory(shapes, workers, options):
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     batches = open_data(config, alone, growing, TASK.name, 2).training(0)
     assert [batch.images.shape[2] for batch in islice(batches, 15)] == [16] * 5 + [20] * 10
-
-
-def unsendable(epoch: int) -> Transforms:
-    class LocalTransforms(Transforms):
-        """Of a class that pickle cannot name."""
-
-    return LocalTransforms(size=16)
-
-
-def test_workers_make_the_transforms_of_a_task_themselves(shapes):
-    """So only the function that returns them has to be one that can be sent to workers."""
-    alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
-    data = open_data(settings(shapes, workers=1), alone, unsendable, TASK.name, 2)
-    assert len(next(data.training(0)).labels) == 8
-    assert sum(len(batch.labels) for batch in data.evaluation()) == 37
 
 
 @pytest.mark.parametrize("options", [{"exact_epochs": False}, {}], ids=["drawn", "exact"])
@@ -247,13 +215,6 @@ def test_the_bound_is_that_of_a_rank(make_shards):
         list(data.evaluation())
 
 
-def test_a_batch_of_broken_images_only_is_empty(make_shards):
-    """Quarantine can leave nothing of a batch, which then counts for nothing."""
-    folder = make_shards(broken={f"val_{number:05d}": b"no picture" for number in range(8)})
-    batches = list(walk(settings(folder, bad_samples="quarantine")).evaluation())
-    assert [len(batch.labels) for batch in batches] == [0, 8, 8, 8, 5]
-
-
 def test_the_grid_is_spread_over_the_validation_set(shapes, every_validation_picture):
     """Images to look at come from everywhere in the set, each once, fewer if there are fewer."""
     grid = walk(settings(shapes)).grid(5)
@@ -264,10 +225,19 @@ def test_the_grid_is_spread_over_the_validation_set(shapes, every_validation_pic
     assert len(everything.labels) == 37
 
 
-def test_synthetic_data_never_change():
-    """The same batch at every step: what is measured is the loop."""
-    data = walk(settings("", synthetic=True))
-    first, second = islice(data.training(0), 2)
-    assert first is second
-    assert first.images.shape == (8, 3, 16, 16)
-    assert data.grid(4) is None
+@pytest.mark.parametrize(
+    ("options", "shares"),
+    [
+        ({}, (20, 20, 20)),
+        ({"only_classes": "0,2"}, (25, 0, 25)),
+        ({"max_train_samples": 10}, (3, 3, 3)),
+    ],
+    ids=["all", "of two classes", "the first samples"],
+)
+def test_balanced_classes_come_equally_often(make_shards, options, shares):
+    """--class-weights balanced: 40, 10 and 10 samples come 20 times each in an epoch of 60."""
+    folder = make_shards(train=(30, 30), val=(), classes=3, labels=(0, 0, 0, 0, 1, 2))
+    data = walk(settings(folder, class_weights="balanced", exact_epochs=True, **options))
+    epoch = islice(data.training(0), data.steps.per_epoch)
+    drawn = Counter(label for batch in epoch for label in batch.labels.tolist())
+    assert [drawn[label] for label in range(3)] == list(shares)

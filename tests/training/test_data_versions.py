@@ -74,17 +74,6 @@ def test_another_version_is_refused(data, tmp_path):
         chosen(f"{data}@3", recorded)
 
 
-def test_a_new_run_is_on_the_version_that_is_named(data, tmp_path):
-    """data@1 after an append is what was there before; its first lines name the version."""
-    append(data, tmp_path)
-    recorded = run(f"{data}@1", tmp_path / "old", epochs=1)
-    assert recorded["resolved"]["images"] == 200
-    assert recorded["data_versions"] == {f"{data}@1": open_source(f"{data}@1").manifest.digest}
-    newest = run(data, tmp_path / "new-run", epochs=1)
-    assert newest["resolved"]["data_version"] == 2
-    assert newest["resolved"]["images"] == open_source(str(data)).manifest.split("train").samples
-
-
 def test_the_first_append_while_ranks_open_the_folder_changes_nothing(data, tmp_path, monkeypatch):
     """A folder of one version is pinned, too: a rank that opens it after an append reads that."""
     first = open_source(str(data)).manifest

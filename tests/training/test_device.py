@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,27 +19,6 @@ from rackrun.training.ranks import Ranks
 from tests.lab.needs import need
 
 ALONE = Ranks(0, 1, 0, 1, torch.device("cpu"))
-
-
-def test_compiling_without_a_compiler_is_refused(monkeypatch, tmp_path):
-    """In one sentence with what to type, and not in the first step by a traceback of torch."""
-    config = replace(CatDog(), synthetic=True, compile=True)
-    monkeypatch.setenv(CODE_CACHE, str(tmp_path))
-    assert set_up(config, ALONE).compile
-    monkeypatch.setenv("CXX", "no-such-compiler -O3")
-    with pytest.raises(UsageError, match=r"no 'no-such-compiler -O3'; type sudo apt-get install"):
-        set_up(config, ALONE)
-
-
-def test_setting_up_imports_no_compiler():
-    """An evaluation needs none, and importing torch's takes half the time of a small one."""
-    program = (
-        "import sys, torch, rackrun.training.device as device\n"
-        "from rackrun.training.config import Config\nfrom rackrun.training.ranks import Ranks\n"
-        "device.set_up(Config(), Ranks(0, 1, 0, 1, torch.device('cpu')))\n"
-        "sys.exit('torch._inductor' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 @pytest.mark.security("RUN-2")

@@ -75,27 +75,6 @@ def test_wrappers_are_opened(tmp_path, wrapped, message):
     assert same(model, weights, "fc" if "reinitialized" in message else "nothing")
 
 
-class Wrapper(nn.Module):
-    """A published model behind a normalization of the user's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-        self.body = nn.ModuleDict({"net": Small()})
-
-
-@pytest.mark.parametrize("prefix", ["", "model."])
-def test_a_prefix_of_the_model_is_adapted_as_one_of_the_file(tmp_path, prefix):
-    """What the file lacks outside of it is named; a model with more than that is another one."""
-    weights, model = Small().state_dict(), Wrapper()
-    said = loaded(model, tmp_path / "w.pth", below(prefix, weights))
-    assert "; put below body.net. (mean as the model makes them)" in said
-    assert same(model.body["net"], weights)
-    torch.save(nn.Linear(4, 2).state_dict(), tmp_path / "part.pth")
-    with pytest.raises(SaveError, match="not of this model: mean is missing there"):
-        load_weights(Wrapper(), tmp_path / "part.pth", ("cat", "dog"))
-
-
 def test_safetensors_are_read(tmp_path):
     """As Hugging Face and timm publish them."""
     weights, model = Small().state_dict(), Small()

@@ -32,7 +32,7 @@ def test_all_holds_on_the_torch_for_old_gpus(tmp_path):
     folder = ("-p", "no:cacheprovider", "--basetemp", tmp_path / "tests")
     environment = {**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        [python, "-m", "pytest", "tests/training", "-q", "-m", "not long", *folder],
+        [python, "-m", "pytest", "tests/training", "tests/unit", "-q", "-m", "not long", *folder],
         cwd=ROOT,
         env=environment,
         capture_output=True,

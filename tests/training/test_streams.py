@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 
 import pytest
 import torch
@@ -40,12 +39,6 @@ def test_every_batch_arrives_in_order_and_the_next_one_is_on_its_way():
         assert batch.labels.tolist() == [number] * 2 and int(batch.images[0, 0, 0, 0]) == number
         assert asked[-1] == min(number + 1, 4)
     assert asked == list(range(5))
-
-
-def test_a_single_batch_and_none_at_all_arrive_too():
-    """The end of the batches is the end of the copies."""
-    assert len(list(on_device(islice(numbered([]), 1), CPU))) == 1
-    assert list(on_device(iter(()), CPU)) == []
 
 
 @pytest.mark.parametrize(

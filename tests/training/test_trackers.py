@@ -115,21 +115,6 @@ def test_a_damaged_record_is_one_line(tmp_path):
         read_sent(tmp_path, "wandb")
 
 
-def test_another_server_gets_all_steps(tmp_path, monkeypatch, capfd):
-    """What one of them has says nothing of another; what it has is sent once."""
-    told = {"name": "catdog", "run_id": "", "git_commit": ""}
-    line = {"kind": "train", "epoch": 0.5, "loss": 1.0, "time": 1.7e9}
-    lines = [{**line, "step": step} for step in (5, 10)]
-    monkeypatch.setattr(tracker, "START_SECONDS", 600.0)
-    monkeypatch.setattr(tracker, "END_SECONDS", 600.0)
-    for server in (tmp_path / "a" / "mlruns", tmp_path / "a" / "mlruns", tmp_path / "b" / "mlruns"):
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.as_uri())
-        Tracker("mlflow", tmp_path, told, lines, print).end("finished", {})
-        output = json.loads(warm.run("-c", MLFLOW, server.parent, env={**os.environ}).stdout)
-        assert output["steps"] == [5, 10]
-    assert capfd.readouterr().out == ""
-
-
 def curves(folder: Path) -> list[int]:
     """Return the steps of a curve as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -1,9 +1,13 @@
-"""The loss of a batch, held against its definition in float64."""
+"""The loss of a batch and weights of classes by their definitions; where training ends."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 
+from rackrun.training.counts import Counts, Scaling
+from rackrun.training.divergence import SMALLEST_SCALE, Diverged, check_finite
 from rackrun.training.loss import class_weights, summed_loss
 from rackrun.training.settings.optim import OptimSettings
 
@@ -39,3 +43,43 @@ def test_binary_cross_entropy_of_labels_is_that_of_their_shares():
     half = torch.full((2, 3), 0.5, dtype=torch.float64)
     none = -np.log(1 - probability).mean(1).sum()
     assert abs(float(summed_loss(logits, half, equal)) - none) < 1e-12
+
+
+CLASSES = ("cat", "dog", "bird")
+SAMPLES = np.array([60, 30, 10])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("balanced", [100 / (3 * count) for count in SAMPLES]),
+        ("bird=5", [100 / 140, 100 / 140, 500 / 140]),
+        ("cat=0,1=2", [0, 200 / 70, 100 / 70]),
+    ],
+)
+def test_weights_are_1_on_average_over_the_samples(text, expected):
+    """So the rate keeps its meaning; `balanced` gives each class the same share of the loss."""
+    weights = class_weights(text, CLASSES, lambda: SAMPLES)
+    assert weights is not None
+    assert weights.tolist() == pytest.approx(expected)
+    assert float(weights.numpy() @ SAMPLES) == pytest.approx(100)
+
+
+def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights():
+    """That of a class without samples changes no loss."""
+    weights = class_weights("balanced", CLASSES, lambda: np.array([3, 1, 0]))
+    assert weights is not None and weights.tolist() == pytest.approx([2 / 3, 2, 2])
+
+
+@pytest.mark.parametrize(
+    ("counts", "scaling", "says"),
+    [
+        (Counts(math.nan, samples=1), None, "the loss is nan at step 7: type a lower --lr"),
+        (Counts(math.inf, samples=1), Scaling(1, 0), "loss is inf .*, or --precision fp32"),
+        (Counts(1.0, samples=1), Scaling(SMALLEST_SCALE / 2, 3), "overflow float16 at any scale"),
+    ],
+)
+def test_training_that_cannot_go_on_ends(counts, scaling, says):
+    """With what to type."""
+    with pytest.raises(Diverged, match=says):
+        check_finite(7, counts, scaling)

@@ -24,21 +24,6 @@ CLUSTER: Facts = {
     "torch": "2.15.0+cu132",
     "driver": "570.86.15",
 }
-LAPTOP = {
-    **CLUSTER,
-    "device": "cpu",
-    "precision": "fp32",
-    "world_size": 1,
-    "hosts": [{"name": "lab", "devices": ["CPU"]}],
-    "cores": 2,
-    "dataset": "catdog",
-    "images": 360,
-    "classes": 2,
-    "model": "catdog",
-    "parameters": 96_000,
-    "batch": 64,
-    "torch": "2.15.0+cpu",
-}
 
 
 @pytest.mark.parametrize(
@@ -54,27 +39,19 @@ LAPTOP = {
             ],
         ),
         (
-            LAPTOP,
-            [
-                "1 rank on lab (CPU, 2 cores), torch 2.15.0+cpu",
-                "catdog, 360 images in 2 classes",
-                "catdog, 0.1 M parameters, fp32, batch 64",
-                "run 3fa81c02, /runs/20260101-000000-imagenet",
-            ],
-        ),
-        (
-            {**LAPTOP, "images": 0, "hosts": [{"name": "a\x1b[2J", "devices": ["CPU"]}]},
-            [
-                "1 rank on a␛[2J (CPU, 2 cores), torch 2.15.0+cpu",
-                "synthetic images in 2 classes",
-            ],
+            {
+                **CLUSTER,
+                **{"device": "cpu", "world_size": 1, "cores": 2, "images": 0, "batch": 64},
+                "hosts": [{"name": "a\x1b[2J", "devices": ["CPU"]}],
+            },
+            ["1 rank on a␛[2J (CPU, 2 cores), torch 2.15.0", "synthetic images in 1,000 classes"],
         ),
         (
             {**CLUSTER, "hosts": [*CLUSTER["hosts"], {"name": "old", "devices": ["NVIDIA A40"]}]},
             ["64 ranks on 9 hosts, 8x H100 80GB HBM3 or 1x A40 each"],
         ),
     ],
-    ids=["cluster", "laptop", "synthetic", "mixed"],
+    ids=["cluster", "laptop", "mixed"],
 )
 def test_a_run_says_what_runs_where(facts, expected, monkeypatch):
     """Ranks, hosts, GPUs, versions, data, model and folder come first."""

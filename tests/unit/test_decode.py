@@ -142,17 +142,6 @@ def test_the_centre_is_that_of_resize_and_centre_crop(kind, interpolation):
         assert result < (SAME if min(size) < 4 * 73 else SIMILAR), size
 
 
-def test_a_crop_is_resized_into_its_place():
-    """The random crop is its box, written into the batch's own memory."""
-    data = JPEGS["colour"](photograph(1, 200, 300))
-    batch = np.zeros((2, 64, 64, 3), np.uint8)
-    region = crop(data, lambda width, height: draw_box(width, height, random.Random(7)), 64)
-    region.resized(64, out=batch[1])
-    assert np.array_equal(region.resized(64), batch[1])
-    assert batch[1].any() and not batch[0].any()
-    assert region.resized(64, "bicubic").shape == (64, 64, 3)
-
-
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers())
 def test_a_drawn_box_lies_inside_the_image(width, height, seed):
@@ -174,17 +163,6 @@ def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for():
 
 
 PICTURE = photograph(4, 48, 64)
-
-
-def test_cmyk_and_the_orientation_in_exif_are_as_the_baselines_read_them():
-    """CMYK becomes what Pillow makes of it; an image lying on its side stays so."""
-    cmyk = encoded(PICTURE.convert("CMYK"), quality=95)
-    assert np.array_equal(decode(cmyk), np.asarray(reference(cmyk)))
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    turned = encoded(PICTURE, quality=95, exif=exif)
-    assert np.array_equal(decode(turned), decode(encoded(PICTURE, quality=95)))
-    assert decode(turned).shape == (48, 64, 3)
 
 
 @pytest.mark.parametrize("kind", ["colour", "progressive", "gray", "CMYK"])

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rackrun.errors import SaveError
+from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.state import TrainingState
@@ -113,3 +114,18 @@ def test_the_rate_of_a_group_is_the_schedules_less_what_plateaus_took():
     rates = [(group["lr"], group.get("lr_scale", 1.0)) for group in state.optimizer.param_groups]
     assert [rate for rate, _ in rates] == pytest.approx([0.2 * share for _, share in rates])
     assert {share for _, share in rates} == {0.5, 1.0}
+
+
+def test_a_checkpoint_holds_the_scale_and_fits_runs_without_one():
+    """Also one in bfloat16 goes on from it, and one in float16 from a run that had no scale."""
+    half, other, whole = (
+        TrainingState(nn.Linear(2, 2), Config(), float16=float16) for float16 in (True, True, False)
+    )
+    torch.autograd.backward(half.scaler.scale(half.model(torch.ones(2)).sum() * float("inf")))
+    half.advance()
+    other.load_state_dict(unpack(pack(half.state_dict())))
+    assert other.scaler.state_dict() == half.scaler.state_dict()
+    assert other.scaler.state_dict()["scale"] == 2**15
+    whole.load_state_dict(half.state_dict())
+    half.load_state_dict(whole.state_dict())
+    assert half.scaler.state_dict()["scale"] == 2**15

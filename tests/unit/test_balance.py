@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,7 @@ import torch
 
 from rackrun.training.balance import Balance, fastest_counts, remedy, why_even
 from rackrun.training.config import Config
-from rackrun.training.data.interface import Data
-from rackrun.training.data.open import open_data
 from rackrun.training.data.order import Cut, Steps
-from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
 from rackrun.training.stragglers import Waiting
 
@@ -82,15 +78,6 @@ def test_steps_that_something_interrupts_move_nothing():
     assert not list(trained(balance(3, 96), costs, 2000))
 
 
-def test_a_step_without_a_new_time_says_nothing_of_a_rank():
-    """Where a GPU is behind in every other step, the others show how fast it is."""
-    speeds = np.array([2e-3, 1e-3])
-    behind = balance(2, 48)
-    for _ in trained(behind, lambda step: speeds * [step % 2, 1], 300):
-        pass
-    assert behind.counts == pytest.approx([16, 32], abs=1)
-
-
 def test_a_gpu_that_is_throttled_gives_images_away_and_gets_them_back():
     """One of four at half its speed from step 1,000 to 2,000: others take its images meanwhile."""
     chance = np.random.default_rng(1)
@@ -150,36 +137,3 @@ def test_the_stragglers_line_says_what_is_done():
 def text_for(balancer: Balance | None, step: int, config: Config = AUTO) -> str:
     report = waiting(0)
     return replace(report, remedy=remedy(config, balancer, report, step)).text()
-
-
-def test_another_cut_holds_from_its_step_on(make_shards):
-    """Three ranks with loader workers are told two cuts while they read on: each step has the
-    samples that one rank alone has in it, every rank as many as the cut of the step says."""
-    options: dict[str, Any] = {
-        "data": str(make_shards(train=(61, 40), val=())), "image_size": 8, "global_batch": 13,
-        "balance": "auto",
-    }  # fmt: skip
-
-    def data(rank: int, world: int, workers: int) -> Data:
-        config = Config(**options, workers=workers)
-        ranks = Ranks(rank, world, 0, 1, torch.device("cpu"))
-        return open_data(config, ranks, partial(_transforms, config), "task", 2)
-
-    alone, several = data(0, 1, 0), [data(rank, 3, 2 if rank == 1 else 0) for rank in range(3)]
-    lead = max(each.steps.lead for each in several)
-    cuts = {4: Cut.into([2, 2, 9], 4 + lead), 14: Cut.into([1, 8, 4], 14 + lead)}
-    streams = [each.training(2) for each in (alone, *several)]
-    for step in range(2, 32):
-        expected, *parts = (next(stream).rows for stream in streams)
-        assert expected is not None
-        assert np.concatenate(parts).tolist() == expected.tolist(), step
-        cut = several[0].steps.cut(step)
-        assert [len(part) for part in parts] == cut.sizes(len(expected)).tolist()
-        if step in cuts:
-            for each in several:
-                each.steps.recut(cuts[step])
-    assert cut == cuts[14]
-
-
-def _transforms(config: Config, epoch: int) -> Transforms:
-    return Transforms(config.image_size)
