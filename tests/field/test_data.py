@@ -1,13 +1,15 @@
 """What people met when they packed images, made after public reports; each test is a kind."""
 
 import io
-import json
 import os
 import shutil
 import struct
 import unicodedata
 import zipfile
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow
 import pytest
@@ -25,7 +27,8 @@ from tests.lab.foreign import (
     tiny_gif,
     zip_without_zip64,
 )
-from tests.lab.run import write
+from tests.lab.run import Content, write
+from tests.lab.sources import link
 
 KINDS = ("cat", "dog")
 
@@ -71,6 +74,255 @@ def exif(orientation: int = 6) -> Image.Exif:
     return result
 
 
+# Sources of all kinds, and what a conversion makes of them
+
+PICTURES = pictures()
+FOLDER = "rackrun convert folder set out"
+CSV = "rackrun convert csv labels.csv out"
+
+
+@dataclass(frozen=True)
+class Met:
+    """A source as people met it: the line that converts it, and what that has to come to."""
+
+    name: str
+    line: str
+    files: Mapping[str, Content]
+    images: int = 24
+    kinds: tuple[str, ...] = KINDS
+    """In the order of their numbers."""
+    says: str = ""
+    """Part of what is printed."""
+    out: str = "out"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def zip_of(name: bytes, extra: bytes = b"", system: int = 0) -> bytes:
+    """Return a zip of four sheep and an image of this name, as a system wrote it."""
+    info = zipfile.ZipInfo("x" * len(name))
+    info.extra, info.create_system = extra, system
+    stored = io.BytesIO()
+    with zipfile.ZipFile(stored, "w") as archive:
+        archive.writestr(info, tiny_gif(99))
+        for number in range(4):
+            archive.writestr(f"sheep/{number}.gif", tiny_gif(number))
+    return stored.getvalue().replace(b"x" * len(name), name)
+
+
+def guessed(*kinds: bytes) -> bytes:
+    """Return a zip of eight images of each kind, whose names say no encoding."""
+    names = [b"%s/%d.gif" % (kind, number) for kind in kinds for number in range(8)]
+    members = [(b"d/" + name, tiny_gif(number)) for number, name in enumerate(names)]
+    return zip_without_zip64(members, made_by=0x14)
+
+
+def in_parquet(path: Path) -> None:
+    images = [{"bytes": drawn(n), "path": None} for n in range(12)]
+    parquet.write_table(pyarrow.table({"photo": images, "label": [n % 2 for n in range(12)]}), path)
+
+
+def labelled(row: str, *head: str) -> dict[str, Content]:
+    """Return pictures, and a table with a row for each."""
+    rows = "".join(row.format(kind=kind, n=n) for kind, n in each_kind(12))
+    return {**PICTURES, "labels.csv": "".join(head) + rows}
+
+
+def of_mac(name: str) -> str:
+    return unicodedata.normalize("NFD", name)
+
+
+PROPER = "бär/1.gif".encode()
+UNICODE_PATH = struct.pack("<HHBL", 0x7075, 5 + len(PROPER), 1, zlib.crc32(b"b\x84r/1.gif"))
+LITTER = {
+    **{
+        f"set/{kind}/@eaDir/{n:03d}.jpg/SYNOFILE_THUMB_{size}.jpg": drawn(f"{kind}{n}{size}")
+        for kind, n in each_kind(12)
+        for size in ("M", "XL")
+    },
+    "set/#recycle/cat/1.jpg": drawn("r"),
+    **dict.fromkeys(("set/lost+found/", "set/$RECYCLE.BIN/S-1-5-21/"), ""),
+}
+MASKS = {
+    name.replace(".jpg", "_mask_1.png"): drawn(name, format="PNG", mode="1") for name in PICTURES
+}
+LIES = {"a.jpg": "AVIF", "b.png": "TIFF", "c.tif": "PNG", "d.avif": "WEBP", "e.ppm": "PPM"}
+BROWSERS = (".jfif", ".pjpeg", ".pjp", ".mpo")
+ODD = ("plain", "a.jpg?w=300", "b.jpg_large", "c.png.1", "d.JPG")
+BREEDS = [f"{n:03d},{('pug', 'boxer')[n % 2]}\n" for n in range(24)]
+MET = [
+    # Archives.
+    *(
+        Met(
+            f"a tar whose names begin with {before}", "rackrun convert folder set.tar out",
+            {"set.tar": tar({before + name[4:]: data for name, data in PICTURES.items()})},
+        )
+        for before in ("./", "./set/", "/data/")
+    ),
+    *(
+        Met(
+            name, "rackrun convert folder a.zip out --val-percent 0", {"a.zip": zip_of(*entry)}, 5,
+            tuple(sorted([kind, "sheep"])),
+        )
+        for name, entry, kind in (
+            ("UTF-8 without its flag", ("日本猫/1.gif".encode(), b"", 3), "日本猫"),
+            ("code page 437", (b"b\x84r/1.gif",), "bär"),
+            ("Info-ZIP", (b"b\x84r/1.gif", UNICODE_PATH + PROPER), "бär"),
+            ("the path of another name", (b"other/1.gif", UNICODE_PATH + PROPER), "other"),
+            ("backslashes", (b"cow\\1.gif",), "cow"),
+        )
+    ),
+    Met(
+        "names that Finder wrote", "rackrun convert folder a.zip out",
+        {"a.zip": guessed(*(of_mac(kind).encode() for kind in ("Bären", "Füchse")))}, 16,
+        (of_mac("Bären"), of_mac("Füchse")),
+    ),
+    Met(
+        "names in a code page", "rackrun convert folder a.zip out",
+        {"a.zip": guessed("犬".encode("shift-jis"), "猫".encode("shift-jis"))}, 16,
+        ("îó", "öL"), says="16 names in an unknown code page",
+    ),
+    # Folders.
+    Met("litter of systems", FOLDER, {**PICTURES, **LITTER}),
+    Met(
+        "one class of several", f"{FOLDER} --classes names.txt --val-percent 0",
+        {
+            "names.txt": "bird\ncat\ndog\n",
+            **{name: data for name, data in PICTURES.items() if "dog" in name},
+        },
+        12, ("bird", "cat", "dog"),
+    ),
+    Met(
+        "folders of a Mac", f"{FOLDER} --classes names.txt",
+        {
+            "names.txt": "Hunde\nBären\n",
+            **{
+                f"set/{of_mac(kind)}/{n}.jpg": drawn(f"{kind}{n}")
+                for kind in ("Bären", "Hunde")
+                for n in range(8)
+            },
+        },
+        16, ("Hunde", "Bären"),
+    ),
+    Met(
+        "classes in a folder that is no split", FOLDER,
+        {
+            f"set/{split}/{kind}/{n}.jpg": drawn(f"{split}{kind}{n}")
+            for split in ("training", "validation", "evaluation")
+            for kind, n in each_kind(6)
+        },
+        says="evaluation has class folders, too",
+    ),
+    Met("masks", FOLDER, {**PICTURES, **MASKS}, 48, says="24 images named like masks"),
+    Met("masks that are excluded", f"{FOLDER} --exclude '*_mask_*'", {**PICTURES, **MASKS}),
+    Met(
+        "two levels", FOLDER,
+        {
+            **{f"set/{name}": data for name, data in PICTURES.items()},
+            **{f"set/examples/{n}.jpg": drawn(100 + n) for n in range(10)},
+        },
+        34, ("examples", "set"),
+        says="set/set: the images of its 2 folders, cat, dog, are one class",
+    ),
+    # Names of images.
+    Met(
+        "images whose names lie", FOLDER,
+        {**PICTURES, **{f"set/cat/{n}": drawn(n, format=form) for n, form in LIES.items()}},
+        24 + len(LIES),
+    ),
+    Met(
+        "suffixes of browsers", FOLDER,
+        {**PICTURES, **{f"set/dog/w{each}": drawn(each) for each in BROWSERS}},
+        24 + len(BROWSERS),
+    ),
+    Met(
+        "names of downloads", f"{FOLDER} --val-percent 0",
+        {
+            **{f"set/{kind}/{name}": drawn(f"{kind}{name}") for kind in KINDS for name in ODD},
+            **{f"set/cat/a.jpg.{other}": "{}" for other in ("json", "xmp", "txt")},
+        },
+        2 * len(ODD), says="not an image, by their names (",
+    ),
+    # Tables.
+    Met("semicolons", CSV, labelled("set/{kind}/{n:03d}.jpg;{kind}\r\n", "\ufeffpath;label\r\n")),
+    Met("tabs", CSV, labelled("set/{kind}/{n:03d}.jpg\t{kind}\n", "path\tlabel\n")),
+    Met("blanks", CSV, labelled("set/{kind}/{n:03d}.jpg, {kind}\n", "path, label\n")),
+    Met("backslashes", CSV, labelled("set\\{kind}\\{n:03d}.jpg,{kind}\n", "path,label\n")),
+    Met("no suffix", CSV, labelled("set/{kind}/{n:03d},{kind}\n", "path,label\n")),
+    Met(
+        "a column of splits by another name", CSV,
+        labelled("set/{kind}/{n:03d}.jpg,{kind},train\n", "path,label,subset\n"),
+        says="--split-column subset",
+    ),
+    Met(
+        "files of any name", f"{CSV} --allow leaks",
+        {
+            **{f"set/{n}{suffix}": drawn(n) for n in range(9) for suffix in ("", ".orig", ".dat")},
+            "labels.csv": "path,label\n"
+            + "".join(
+                f"set/{n}{suffix},{'ab'[n % 2]}\n"
+                for n in range(9)
+                for suffix in ("", ".orig", ".dat")
+            ),
+        },
+        27, ("a", "b"),
+    ),
+    Met(
+        "ids of Kaggle", f"{CSV} --root train --path-column id --label-column breed",
+        {
+            **{f"train/{n:03d}.jpg": drawn(n) for n in range(24)},
+            "labels.csv": "id,breed\n" + "".join(BREEDS),
+        },
+        kinds=("boxer", "pug"), says=".jpg is added",
+    ),
+    Met(
+        "floats of pandas", CSV,
+        {
+            **{f"i/{n:03d}.jpg": drawn(n) for n in range(48)},
+            "labels.csv": "path,label\n"
+            + "".join(f"i/{n:03d}.jpg,{n % 12}.0\n" for n in range(48)),
+        },
+        48, tuple(str(n) for n in range(12)),
+    ),
+    Met(
+        "bytes in Parquet", "rackrun convert hf set out --label-column label",
+        {"set/train-00000.parquet": in_parquet}, 12, ("0", "1"),
+    ),
+    # Tars of samples.
+    Met(
+        "floats of pandas in tars", "rackrun convert index wds",
+        {
+            "wds/wds-train-0.tar": tar(
+                [
+                    member
+                    for n in range(12)
+                    for member in (
+                        (f"{n:03d}.jpg", drawn(n)),
+                        (f"{n:03d}.json", b'{"label": %d.0}' % (n % 2)),
+                    )
+                ]
+            )
+        },
+        12, ("0", "1"), out="wds",
+    ),
+    Met(
+        "a link to a folder", "rackrun convert index link",
+        {"real/x-train-0.tar": samples(0, 9), "real/x-val-0.tar": samples(9, 18),
+         "link": link("real")},
+        18, ("0", "1"), out="link",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("met", MET, ids=str)
+def test_a_source_is_converted_as_whoever_packed_it_meant(met, cli, tmp_path):
+    write(tmp_path, met.files)
+    result = cli(met.line)
+    assert result.code == 0 and met.says in result.said, result
+    assert (count(tmp_path / met.out), classes(tmp_path / met.out)) == (met.images, [*met.kinds])
+
+
 # Archives
 
 
@@ -87,74 +339,6 @@ def test_a_zip_of_macos_with_more_entries_than_its_end_counts_is_read_whole(cli,
     assert (count(tmp_path / "out"), len(classes(tmp_path / "out"))) == (400, 20)
 
 
-def test_names_in_utf_8_without_the_flag_are_read_as_finder_shows_them(cli, tmp_path):
-    kinds = ["Bären", "Füchse", "日本猫"]
-    names = [f"tiere/{kind}/{number}.gif" for kind in kinds for number in range(8)]
-    members = [
-        (unicodedata.normalize("NFD", name).encode(), tiny_gif(number))
-        for number, name in enumerate(names)
-    ]
-    (tmp_path / "tiere.zip").write_bytes(zip_without_zip64(members))
-    assert cli("rackrun convert folder tiere.zip out").code == 0
-    shown = [unicodedata.normalize("NFC", name) for name in classes(tmp_path / "out")]
-    assert sorted(shown) == sorted(kinds)
-
-
-PROPER = "бär/1.gif".encode()
-UNICODE_PATH = struct.pack("<HHBL", 0x7075, 5 + len(PROPER), 1, zlib.crc32(b"b\x84r/1.gif"))
-
-
-@pytest.mark.parametrize(
-    ("name", "extra", "system", "kind"),
-    [
-        ("日本猫/1.gif".encode(), b"", 3, "日本猫"),
-        (b"b\x84r/1.gif", b"", 0, "bär"),
-        (b"b\x84r/1.gif", UNICODE_PATH + PROPER, 0, "бär"),
-        (b"other/1.gif", UNICODE_PATH + PROPER, 0, "other"),
-        (b"cow\\1.gif", b"", 0, "cow"),
-    ],
-    ids=["UTF-8 without its flag", "code page 437", "Info-ZIP", "another name's", "backslashes"],
-)
-def test_names_in_zips_are_read_as_programs_write_them(name, extra, system, kind, cli, tmp_path):
-    info = zipfile.ZipInfo("x" * len(name))
-    info.extra, info.create_system = extra, system
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        archive.writestr(info, tiny_gif(99))
-        for number in range(4):
-            archive.writestr(f"sheep/{number}.gif", tiny_gif(number))
-    data = (tmp_path / "a.zip").read_bytes().replace(b"x" * len(name), name)
-    (tmp_path / "a.zip").write_bytes(data)
-    result = cli("rackrun convert folder a.zip out --val-percent 0")
-    assert result.code == 0, result
-    assert classes(tmp_path / "out") == sorted([kind, "sheep"])
-
-
-@pytest.mark.parametrize("before", ["./", "./set/", "/data/"], ids=str)
-def test_a_tar_is_read_wherever_its_names_begin(before, cli, tmp_path):
-    members = {before + name.removeprefix("set/"): data for name, data in pictures().items()}
-    write(tmp_path, {"set.tar": tar(members)})
-    result = cli("rackrun convert folder set.tar out")
-    assert result.code == 0, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
-
-
-def test_names_in_a_code_page_are_said_to_be_guessed(cli, tmp_path):
-    names = [
-        f"{kind}/{number}.gif".encode("shift-jis") for kind in ("犬", "猫") for number in range(8)
-    ]
-    members = [(b"d/" + name, tiny_gif(number)) for number, name in enumerate(names)]
-    (tmp_path / "sjis.zip").write_bytes(zip_without_zip64(members, made_by=0x14))
-    result = cli("rackrun convert folder sjis.zip out")
-    assert result.code == 0 and "16 names in an unknown code page" in result.err, result
-
-
-def test_two_webdataset_tars_joined_by_cat_are_refused(cli, tmp_path):
-    write(tmp_path, {"wds/set-train-0.tar": samples(0, 20) + samples(20, 40)})
-    result = cli("rackrun convert index wds")
-    assert result.code == 65 and "after its end marker" in result.err, result
-    assert not (tmp_path / "wds" / "dataset.json").exists()
-
-
 def test_of_a_member_that_an_archive_has_twice_the_last_is_stored(cli, tmp_path):
     members = [*pictures("a").items(), ("a/cat/003.jpg", drawn("corrected"))]
     (tmp_path / "set.tar").write_bytes(tar(members))
@@ -162,113 +346,6 @@ def test_of_a_member_that_an_archive_has_twice_the_last_is_stored(cli, tmp_path)
     assert result.code == 0 and count(tmp_path / "out") == 24, result
     assert drawn("corrected") in dict(stored(tmp_path / "out")).values()
     assert "replaced by a later member" in result.said
-
-
-# Folders
-
-
-def test_thumbnails_of_a_nas_are_no_images_of_the_set(cli, tmp_path):
-    thumbnails = {
-        f"photo/{kind}/@eaDir/{n:03d}.jpg/SYNOFILE_THUMB_{size}.jpg": drawn(f"{kind}{n}{size}")
-        for kind, n in each_kind(12)
-        for size in ("M", "XL")
-    }
-    write(tmp_path, {**pictures("photo"), **thumbnails, "photo/#recycle/cat/1.jpg": drawn("r")})
-    result = cli("rackrun convert folder photo out")
-    assert result.code == 0, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
-
-
-def test_folders_of_the_file_system_are_no_classes(cli, tmp_path):
-    system = ["lost+found/", "$RECYCLE.BIN/S-1-5-21/", "System Volume Information/"]
-    write(tmp_path, {**pictures("disk"), **{f"disk/{name}": "" for name in system}})
-    assert cli("rackrun convert folder disk out").code == 0
-    assert classes(tmp_path / "out") == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(
-    "folders",
-    [
-        ("training_set/training_set", "test_set/test_set"),
-        ("seg_train/seg_train", "seg_test/seg_test"),
-    ],
-    ids=str,
-)
-def test_splits_are_not_taken_for_classes(folders, cli, tmp_path):
-    for number, folder in enumerate(folders):
-        files = {
-            f"{folder}/{kind}/{number}{n}.jpg": drawn(f"{folder}{kind}{n}")
-            for kind, n in each_kind(8)
-        }
-        write(tmp_path / "set", files)
-    result = cli("rackrun convert folder set out")
-    assert result.code == 65 and "look like splits" in result.err, result
-    assert f"ln -s {tmp_path / 'set' / folders[0]} SET/train" in result.err
-
-
-def test_a_set_of_one_class_of_several_is_converted(cli, tmp_path):
-    write(tmp_path, {**pictures("new"), "names.txt": "bird\ncat\ndog\n"})
-    shutil.rmtree(tmp_path / "new" / "cat")
-    result = cli("rackrun convert folder new out --classes names.txt --val-percent 0")
-    assert result.code == 0, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (12, ["bird", "cat", "dog"])
-
-
-def test_classes_in_a_file_are_those_of_folders_that_macos_named(cli, tmp_path):
-    kinds = ("Bären", "Hunde")
-    for kind in kinds:
-        files = {f"{n}.jpg": drawn(f"{kind}{n}") for n in range(8)}
-        write(tmp_path / "set" / unicodedata.normalize("NFD", kind), files)
-    write(tmp_path, {"names.txt": "Hunde\nBären\n"})
-    assert cli("rackrun convert folder set out --classes names.txt").code == 0
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (16, ["Hunde", "Bären"])
-
-
-def test_a_folder_of_classes_that_is_no_split_is_named(cli, tmp_path):
-    files = {
-        f"food/{split}/{kind}/{n}.jpg": drawn(f"{split}{kind}{n}")
-        for split in ("training", "validation", "evaluation")
-        for kind, n in each_kind(6)
-    }
-    write(tmp_path, files)
-    result = cli("rackrun convert folder food out")
-    assert result.code == 0 and "evaluation has class folders, too" in result.err, result
-    assert count(tmp_path / "out") == 24
-
-
-def test_masks_beside_images_are_named(cli, tmp_path):
-    masks = {
-        name.replace(".jpg", "_mask_1.png"): drawn(name, format="PNG", mode="1")
-        for name in pictures()
-    }
-    write(tmp_path, {**pictures(), **masks})
-    result = cli("rackrun convert folder set out")
-    assert result.code == 0 and "24 images named like masks" in result.err, result
-    assert cli("rackrun convert folder set plain --exclude '*_mask_*'").code == 0
-    assert count(tmp_path / "plain") == 24
-
-
-def test_captions_are_not_taken_for_classes(cli, tmp_path):
-    members = [
-        member
-        for number in range(30)
-        for member in (
-            (f"{number:09d}.jpg", drawn(number)),
-            (f"{number:09d}.txt", f"a photo of a dog, number {number}, on a beach".encode()),
-        )
-    ]
-    write(tmp_path, {"cc/cc-train-0.tar": tar(members)})
-    result = cli("rackrun convert index cc")
-    assert result.code == 65 and "--allow unique-labels" in result.err, result
-    assert "a photo of a dog" in result.err
-
-
-def test_a_folder_that_is_a_link_is_indexed(cli, tmp_path):
-    write(tmp_path, {"real/x-train-0.tar": samples(0, 9), "real/x-val-0.tar": samples(9, 18)})
-    (tmp_path / "link").symlink_to("real")
-    result = cli("rackrun convert index link")
-    assert result.code == 0, result
-    assert count(tmp_path / "link") == 18
 
 
 # Images
@@ -334,51 +411,6 @@ def test_an_orientation_written_as_a_long_number_is_followed(cli, tmp_path):
     assert [key for key, data in stored(tmp_path / "out") if not upright(data)] == []
 
 
-def test_images_are_known_by_their_bytes_rather_than_their_names(cli, tmp_path):
-    lies = {"a.jpg": "AVIF", "b.png": "TIFF", "c.tif": "PNG", "d.avif": "WEBP", "e.ppm": "PPM"}
-    write(
-        tmp_path,
-        {
-            **pictures(),
-            **{f"set/cat/{name}": drawn(name, format=form) for name, form in lies.items()},
-        },
-    )
-    assert cli("rackrun convert folder set out").code == 0
-    assert count(tmp_path / "out") == 24 + len(lies)
-
-
-def test_the_suffixes_that_browsers_give_to_jpegs_are_read(cli, tmp_path):
-    more = {
-        f"set/dog/w{n}{suffix}": drawn(f"{n}{suffix}")
-        for n in range(4)
-        for suffix in (".jfif", ".pjpeg", ".pjp", ".mpo")
-    }
-    write(tmp_path, {**pictures(), **more})
-    assert cli("rackrun convert folder set out").code == 0
-    assert count(tmp_path / "out") == 40
-
-
-def test_names_that_downloads_left_odd_are_those_of_images(cli, tmp_path):
-    odd = ("plain", "a.jpg?w=300", "b.jpg_large", "c.png.1", "d.JPG")
-    write(
-        tmp_path,
-        {
-            **{f"set/{kind}/{name}": drawn(f"{kind}{name}") for kind in KINDS for name in odd},
-            **{f"set/cat/a.jpg.{other}": "{}" for other in ("json", "xmp", "txt")},
-        },
-    )
-    result = cli("rackrun convert folder set out --val-percent 0")
-    assert result.code == 0 and "not an image, by their names (" in result.out, result
-    assert count(tmp_path / "out") == 2 * len(odd)
-
-
-def test_pointers_of_git_lfs_are_named(cli, tmp_path):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n"
-    write(tmp_path, {f"set/{kind}/{n}.jpg": pointer.format(n) for kind, n in each_kind(12)})
-    result = cli("rackrun convert folder set out")
-    assert result.code == 65 and "git lfs pull" in result.err, result
-
-
 def test_a_photograph_of_108_megapixels_can_be_stored_small(cli, tmp_path):
     large = io.BytesIO()
     Image.new("RGB", (12_000, 9_000), (90, 120, 60)).save(large, "JPEG", quality=80)
@@ -424,80 +456,6 @@ def test_the_shards_do_not_depend_on_the_number_of_workers(cli, tmp_path):
     assert stored_by[1] == stored_by[2] == stored_by[3]
 
 
-def test_the_classes_and_splits_that_were_found_are_said(cli, tmp_path):
-    write(tmp_path, {f"set/{name}": data for name, data in pictures().items()})
-    write(tmp_path, {f"set/examples/{n}.jpg": drawn(100 + n) for n in range(10)})
-    result = cli("rackrun convert folder set out")
-    assert result.code == 0, result
-    assert "2 classes: examples, set; images: train " in result.err
-    assert "set/set: the images of its 2 folders, cat, dog, are one class" in result.err
-
-
-# Tables
-
-
-@pytest.mark.parametrize(
-    ("header", "row"),
-    [
-        ("\ufeffpath;label\r\n", "set/{kind}/{n:03d}.jpg;{kind}\r\n"),
-        ("path\tlabel\n", "set/{kind}/{n:03d}.jpg\t{kind}\n"),
-        ("path, label\n", "set/{kind}/{n:03d}.jpg, {kind}\n"),
-        ("path,label\n", "set\\{kind}\\{n:03d}.jpg,{kind}\n"),
-        ("path,label\n", "set/{kind}/{n:03d},{kind}\n"),
-    ],
-    ids=["semicolons", "tabs", "blanks", "backslashes", "no suffix"],
-)
-def test_tables_are_read_as_spreadsheets_and_kaggle_write_them(header, row, cli, tmp_path):
-    rows = "".join(row.format(kind=kind, n=n) for kind, n in each_kind(12))
-    write(tmp_path, {**pictures(), "labels.csv": header + rows})
-    result = cli("rackrun convert csv labels.csv out")
-    assert result.code == 0, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["cat", "dog"])
-
-
-def test_rows_of_a_table_are_images_whatever_their_files_are_called(cli, tmp_path):
-    files = {f"set/{n}{suffix}": drawn(n) for n in range(9) for suffix in ("", ".orig", ".dat")}
-    rows = "".join(f"{name},{('pug', 'boxer')[n % 2]}\n" for n, name in enumerate(files))
-    write(tmp_path, {**files, "labels.csv": f"path,label\n{rows}"})
-    result = cli("rackrun convert csv labels.csv out --allow leaks")
-    assert result.code == 0, result
-    assert count(tmp_path / "out") == 27
-
-
-def test_a_column_of_splits_by_another_name_is_named(cli, tmp_path):
-    rows = "".join(
-        f"set/{kind}/{n:03d}.jpg,{kind},{'val' if n < 3 else 'train'}\n"
-        for kind, n in each_kind(12)
-    )
-    write(tmp_path, {**pictures(), "labels.csv": f"path,label,subset\n{rows}"})
-    result = cli("rackrun convert csv labels.csv out")
-    assert result.code == 0 and "--split-column subset" in result.err, result
-
-
-def test_labels_that_pandas_wrote_as_floats_into_tars_are_numbers(cli, tmp_path):
-    members = [
-        member
-        for n in range(12)
-        for member in (
-            (f"{n:03d}.jpg", drawn(n)),
-            (f"{n:03d}.json", json.dumps({"label": float(n % 2)}).encode()),
-        )
-    ]
-    write(tmp_path, {"wds/wds-train-0.tar": tar(members)})
-    assert cli("rackrun convert index wds").code == 0
-    assert classes(tmp_path / "wds") == ["0", "1"]
-
-
-def test_parquet_of_bytes_is_read_although_nothing_calls_them_images(cli, tmp_path):
-    images = [{"bytes": drawn(n), "path": None} for n in range(12)]
-    table = pyarrow.table({"photo": images, "label": [n % 2 for n in range(12)]})
-    (tmp_path / "set").mkdir()
-    parquet.write_table(table, tmp_path / "set" / "train-00000.parquet")
-    result = cli("rackrun convert hf set out --label-column label")
-    assert result.code == 0, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (12, ["0", "1"])
-
-
 def test_a_doctor_csv_that_excel_saved_with_semicolons_is_read(cli, tmp_path):
     header = "split;shard;key;class;problem;action;new_class;score;reason"
     write(
@@ -508,25 +466,6 @@ def test_a_doctor_csv_that_excel_saved_with_semicolons_is_read(cli, tmp_path):
     result = cli("rackrun convert drop out doctor.csv")
     assert result.code == 0, result
     assert cli("rackrun convert verify out").code == 0
-
-
-def test_ids_without_a_suffix_are_found(cli, tmp_path):
-    files = {f"train/{n:03d}.jpg": drawn(n) for n in range(24)}
-    rows = "".join(f"{n:03d},{('pug', 'boxer')[n % 2]}\n" for n in range(24))
-    write(tmp_path, {**files, "labels.csv": f"id,breed\n{rows}"})
-    line = "rackrun convert csv labels.csv out --root train --path-column id --label-column breed"
-    result = cli(line)
-    assert result.code == 0 and ".jpg is added" in result.err, result
-    assert (count(tmp_path / "out"), classes(tmp_path / "out")) == (24, ["boxer", "pug"])
-
-
-def test_labels_that_pandas_wrote_as_floats_keep_their_order(cli, tmp_path):
-    files = {f"i/{n:03d}.jpg": drawn(n) for n in range(48)}
-    rows = "".join(f"i/{n:03d}.jpg,{n % 12}.0\n" for n in range(48))
-    write(tmp_path, {**files, "labels.csv": f"path,label\n{rows}"})
-    result = cli("rackrun convert csv labels.csv out")
-    assert result.code == 0, result
-    assert [float(name) for name in classes(tmp_path / "out")] == [float(n) for n in range(12)]
 
 
 # Addresses

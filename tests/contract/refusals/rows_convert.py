@@ -30,6 +30,7 @@ PHOTOS = below("photos", TWO)
 TRAIN = below("photos/train", classes(10, "a", "b"))
 VAL = below("photos/val", {f"{kind}/v.jpg": drawn(f"{kind} v") for kind in "ab"})
 PETS = kaggle(6)
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n"
 
 # The words typed.
 WORDS = [
@@ -118,6 +119,20 @@ CLASSES = [
         below("photos", classes(2, "a")) | {"photos/b/x.txt": ""},
     ),
     Refusal(FOLDER, 64, "--val-percent 0", below("photos", classes(1, "a", "b"))),
+    *(
+        Refusal(
+            FOLDER, 65, ("look like splits", f"photos/{train} SET/train"),
+            below(f"photos/{train}", TWO) | {f"photos/{test}/a/t.jpg": drawn("t")},
+        )
+        for train, test in (
+            ("training_set/training_set", "test_set/test_set"),
+            ("seg_train/seg_train", "seg_test/seg_test"),
+        )
+    ),
+    Refusal(
+        FOLDER, 65, "git lfs pull",
+        {f"photos/{name}": POINTER.format(number) for number, name in enumerate(TWO)}, leaves="out",
+    ),
     Refusal(FOLDER, 64, ("val", "--val-percent 0"), TRAIN | {"photos/val/a/notes.txt": "x"}),
     Refusal(FOLDER, 64, ("Train", "train"), TRAIN | below("photos/Train", TWO)),
     Refusal(FOLDER, 64, "train", below("photos/val", TWO)),
@@ -413,8 +428,21 @@ TARS_OF = [
     tarred(*(member for n in (0, 1) for member in sample(f"{tar}_{n}", labels[n])))
     for tar, labels in enumerate([(0, 1), (0, 0), (1, 1), (0, 1)])
 ]
+CAPTIONS = [
+    member
+    for n in range(30)
+    for member in ((f"{n:09d}.jpg", drawn(n)), (f"{n:09d}.txt", b"a photo of a dog, number %d" % n))
+]
 INDEXED = [
     Refusal("rackrun convert index nowhere", 64, "nowhere"),
+    Refusal(
+        INDEX, 65, ("--allow unique-labels", "a photo of a dog"),
+        {"tars/cc-train-0.tar": tarred(*CAPTIONS)}, leaves="report.json",
+    ),
+    Refusal(
+        INDEX, 65, "after its end marker", {"tars/set-train-0.tar": tarred(*GOOD) + tarred(*GOOD)},
+        leaves="report.json",
+    ),
     Refusal("rackrun convert index tars", 64, "tars", {"tars/": ""}),
     Refusal(INDEX, 64, ("set-0.tar", "--split train"), {"tars/set-0.tar": tarred(*GOOD)}),
     Refusal(f"{INDEX} --split train", 65, "set-0.tar", {"tars/set-0.tar": tarred(*GOOD)[:900]}),
