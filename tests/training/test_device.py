@@ -36,22 +36,6 @@ def test_compiled_code_is_kept_where_no_other_account_may_put_some(monkeypatch, 
     assert os.environ[CODE_CACHE] == str(tmp_path / "chosen")
 
 
-def test_compiled_code_is_kept_where_the_cache_is_a_link_and_the_umask_is_wide(
-    monkeypatch, tmp_path
-):
-    """Clusters have ~/.cache on another disk, and umask 002: what is made there is still closed."""
-    cache = tmp_path / "cache"
-    cache.symlink_to(tmp_path / "scratch")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv(CODE_CACHE, "")
-    before = os.umask(0o002)
-    try:
-        set_up(replace(CatDog(), synthetic=True, compile=True), ALONE)
-    finally:
-        os.umask(before)
-    assert cache_dir() == str(tmp_path / "scratch" / "rackrun" / "inductor")
-
-
 @pytest.mark.parametrize("planted", ["folder", "above", "open", "link", "file"])
 @pytest.mark.security("RUN-2")
 def test_a_folder_for_compiled_code_that_others_can_write_to_is_refused(

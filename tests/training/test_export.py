@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 
 from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
@@ -52,17 +51,6 @@ def expected(final: Path, count: int) -> torch.Tensor:
     with torch.no_grad():
         predictions: torch.Tensor = load_of_any_task(final).model(images(count))
     return predictions
-
-
-def test_safetensors_hold_every_weight(final, tmp_path):
-    """The weights are those of final.pt bit for bit; the metadata name the classes."""
-    out = tmp_path / "model.safetensors"
-    assert main([str(final.parent), str(out)]) == 0
-    weights = checkpoint.read(final)["model"]
-    with safe_open(out, "pt") as file:
-        assert set(file.keys()) == set(weights)
-        assert all(torch.equal(file.get_tensor(name), weights[name]) for name in weights)
-        assert json.loads(file.metadata()["classes"]) == CLASSES
 
 
 def test_onnx_answers_as_the_model_does(final, tmp_path):

@@ -1,56 +1,19 @@
 """A model of one's own, or of timm, by its name in --model."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import save_file
 
-from rackrun.errors import MissingPackage, Problem, UsageError
+from rackrun.errors import MissingPackage, UsageError
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.models.named import named_model, normalised_for
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.registered import registered
 from rackrun.training.models.weights import load_weights
 from rackrun.training.ranks import Ranks
-
-ROOT = Path(__file__).parents[2]
-MODELS = """
-from torch import nn
-
-
-class Net(nn.Sequential):
-    def __init__(self, num_classes: int) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.append(nn.Linear(4, num_classes))
-
-
-def number(num_classes):
-    return num_classes
-
-
-def bare():
-    return Net(2)
-"""
-NEEDY = "import a_library_that_is_missing"
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder, with models of a user."""
-    (tmp_path / "own_models.py").write_text(MODELS)
-    (tmp_path / "needy_models.py").write_text(NEEDY)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def test_what_their_module_lacks_is_their_error(folder):
-    """With the place in the user's own code."""
-    with pytest.raises(Problem, match=r"needy_models.py, line 1: .*'a_library_that_is_missing'"):
-        named_model("needy_models:Net", 2, 32)
 
 
 def test_timm_is_an_extra(monkeypatch):

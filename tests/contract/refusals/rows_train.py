@@ -420,6 +420,14 @@ CODE = [
     )
 ]  # fmt: skip
 
+CODE += [
+    Refusal(
+        f"{RANK} {TINY.replace('--width 4 ', '')} --model needy:Net", 70,
+        ("needy.py, line 1", "'nowhere_installed'"),
+        DATA | {"needy.py": "import nowhere_installed\n"},
+    )
+]  # fmt: skip
+
 # A norm over one image, whose last layers have one value per channel.
 CODE += [
     Refusal(
