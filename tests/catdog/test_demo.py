@@ -41,15 +41,6 @@ def test_the_set_is_drawn_and_converted(tmp_path):
     assert sum(split.samples for split in manifest.splits) == 20
 
 
-def test_a_complete_set_is_left_alone(made):
-    """The second time there is one line, and no file changes."""
-    before = {path: path.stat().st_mtime_ns for path in made.rglob("*") if path.is_file()}
-    again = demo(made, *FEW)
-    assert (again.returncode, again.stderr) == (0, "")
-    assert again.stdout == f"{made}/shards: 20 drawn cats and dogs\n"
-    assert before == {path: path.stat().st_mtime_ns for path in before}
-
-
 def test_what_is_missing_is_made(made, tmp_path):
     """With the images drawn but not converted, nothing is drawn again."""
     (tmp_path / "train.zip").write_bytes((made / "train.zip").read_bytes())

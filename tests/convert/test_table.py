@@ -18,12 +18,6 @@ ROWS = [
 ]
 
 
-def as_csv(folder: Path, rows: list[tuple[str, ...]]) -> Path:
-    path = folder / "trees.csv"
-    path.write_text("\ufeffpath,label,split\n" + "".join(",".join(row) + "\n" for row in rows))
-    return path
-
-
 def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
     path, names = folder / "trees.parquet", ("path", "label", "split")
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
@@ -31,10 +25,9 @@ def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("write_table", [as_csv, as_parquet], ids=["CSV", "Parquet"])
-def test_rows_become_samples(tmp_path, convert, write_table):
-    """Images, labels and splits are those of the table."""
-    out = convert("csv", write_table(write(tmp_path, FILES), ROWS))
+def test_rows_become_samples(tmp_path, convert):
+    """Images, labels and splits are those of the Parquet file."""
+    out = convert("csv", as_parquet(write(tmp_path, FILES), ROWS))
     manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
     assert (manifest.dataset, manifest.classes) == ("trees", ("fir", "oak"))
     assert [(each.name, each.samples) for each in manifest.splits] == [
@@ -49,13 +42,7 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, convert, monkeypatch)
     """One line that says what to install."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackage, match=r"^pyarrow is not installed; type: .*\[parquet\]'$"):
-        convert("csv", as_parquet_file(tmp_path))
-
-
-def as_parquet_file(folder: Path) -> Path:
-    path = folder / "t.parquet"
-    path.write_bytes(b"PAR1")
-    return path
+        convert("csv", as_parquet(tmp_path, ROWS))
 
 
 def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):

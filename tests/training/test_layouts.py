@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from torchvision import models
 from torchvision.models.vision_transformer import VisionTransformer, interpolate_embeddings
@@ -73,15 +72,6 @@ def test_wrappers_are_opened(tmp_path, wrapped, message):
     said = loaded(model, tmp_path / "w.pth", wrapped(weights))
     assert said == (message if "reinitialized" in message else f"{message}{NO_NAMES}")
     assert same(model, weights, "fc" if "reinitialized" in message else "nothing")
-
-
-def test_safetensors_are_read(tmp_path):
-    """As Hugging Face and timm publish them."""
-    weights, model = Small().state_dict(), Small()
-    save_file(weights, tmp_path / "w.safetensors")
-    said = load_weights(model, tmp_path / "w.safetensors", ("cat", "dog"))
-    assert said == f"weights from {tmp_path / 'w.safetensors'}{NO_NAMES}"
-    assert same(model, weights)
 
 
 def test_densenet_is_read_as_it_is_published(tmp_path):

@@ -123,18 +123,6 @@ def test_random_crops_and_erased_rectangles_have_their_published_bounds():
     assert erasing["ratio"].default == ERASED_SHAPE == (0.3, 3.3)
 
 
-def test_evaluation_sees_the_whole_image_or_its_centre():
-    """Squeezed to the square, or cut out of it after resizing the shorter side."""
-    data = jpeg(200, 120)
-    squeezed = Transforms(size=32).for_evaluation(data)
-    with Image.open(io.BytesIO(data)) as picture:
-        reference = np.asarray(picture.convert("RGB").resize((32, 32), Image.Resampling.BILINEAR))
-    assert np.abs(squeezed.astype(int) - reference).mean() < 1
-    cut = Transforms(size=32, short_side=36).for_evaluation(data)
-    assert cut.shape == (32, 32, 3)
-    assert not np.array_equal(cut, squeezed)
-
-
 def test_gray_is_what_pillow_calls_gray():
     """One channel, weighted as the standard says."""
     data = jpeg(100, 100)
