@@ -12,10 +12,13 @@ from PIL import Image
 
 from rackrun.convert.__main__ import main
 from rackrun.convert.images.info import inspect
+from rackrun.convert.readers.records import Defect
+from rackrun.shards.images import MAX_SCANS
 from tests.lab.data import drawn, every_sample, kaggle, rotated, write_zip
 from tests.lab.oracles import text_only
 
 JPEG = drawn("jpeg", (200, 150))
+PROGRESSIVE = drawn("jpeg", (200, 150), progressive=True)
 PNG = drawn("png", format="PNG")
 
 
@@ -50,6 +53,26 @@ def deep(step: int) -> bytes:
 def test_oddities_are_noted_and_kept(data, suffix, oddities):
     """Another format, gray, CMYK, transparency, EXIF rotation: in the report, and in the shard."""
     assert inspect(data, suffix).oddities == oddities
+
+
+def of_scans(count: int) -> bytes:
+    """Return a progressive JPEG with this many scans of its last details."""
+    last = PROGRESSIVE.rindex(b"\xff\xda")
+    return PROGRESSIVE[:last] + PROGRESSIVE[last:-2] * count + PROGRESSIVE[-2:]
+
+
+@pytest.mark.parametrize("decoy", [b"", b"\xff\xfe\0\4\xff\xd9"])
+def test_a_jpeg_of_too_many_scans_is_left_out_unread(decoy):
+    """DATA-3: a scan costs the loader as much as an image; an end marker in a comment hides none.
+
+    A progressive image of the usual dozen of scans is kept.
+    """
+    data = of_scans(MAX_SCANS + 1)
+    at = data.index(b"\xff\xda")
+    with pytest.raises(Defect) as defect:
+        inspect(data[:at] + decoy + data[at:], ".jpg")
+    assert defect.value.kind == "too large" and "scans" in defect.value.detail
+    assert not inspect(PROGRESSIVE, ".jpg").oddities
 
 
 def test_what_decodes_only_with_a_warning_is_noted():

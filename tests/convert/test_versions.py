@@ -79,7 +79,9 @@ def test_rows_for_another_state_are_left_aside(tmp_path, data, capsys):
     """A row whose sample has another class by now changes nothing, and is named and counted."""
     path = tmp_path / "old.csv"
     elsewhere = min(keys_of_split(open_source(str(data)), "train") - {"cat_2", "cat_3"})
-    rows = f",cat_2,dog,drop\n,cat_3,,drop\n,cat_4,,\nphotos-val-000000.tar,{elsewhere},,drop\n"
+    rows = (
+        f",cat_2,dog,drop\n,cat_3,,drop\n,cat_4,,relabel\nphotos-val-000000.tar,{elsewhere},,drop\n"
+    )
     path.write_text(f"shard,key,class,action\n{rows}")
     run("drop", data, path)
     assert manifest_of(data).change == {"dropped": 1}
