@@ -185,6 +185,12 @@ def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> No
     with open(os.path.join(incoming, MANIFEST), "x") as file:
         json.dump(paths, file)
     os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
+    if any(path.startswith(f"{INSTALLED}/") for path in taken):
+        # The folder may be the user's own working tree, as with a home that hosts share.
+        ignored = f"{INSTALLED}/.gitignore"
+        with open(os.path.join(incoming, ignored), "x") as file:
+            file.write("*\n")
+        taken = [*taken, ignored]
     for path in taken:
         target = path_below(root, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -125,5 +125,6 @@ def test_sync_brings_the_installed_code(rackrun, lab):
     ended = rackrun(*args, "import rackrun.training as training; print(training.__file__)")
     assert ended.returncode == 0, ended.stderr
     assert f"{remote}/.rackrun/rackrun/training/__init__.py" in ended.stdout
+    assert (remote / ".rackrun" / ".gitignore").read_text() == "*\n"
     checked = rackrun("check", "--ssh-config", lab.config, hosts, "--", "true")
     assert checked.returncode == 0, checked.stdout
