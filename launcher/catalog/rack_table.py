@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 
 from rackrun import tables
-from rackrun.launcher.output.console import ranges
 from rackrun.launcher.preflight.facts import HostFacts
 from rackrun.launcher.preflight.gpus import USED_MIB, gpu_model, suspects, troubles
 from rackrun.launcher.preflight.replies import Gpu, Gpus, Occupancy
-from rackrun.launcher.run.host_names import grouped, said_once
+from rackrun.launcher.run.host_names import grouped, ranges, said_once
 from rackrun.runs import name_of
 from rackrun.terminal import one_line
 from rackrun.units import age, gibibytes, plural

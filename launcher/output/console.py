@@ -15,6 +15,7 @@ from rackrun.contract import phases
 from rackrun.contract.tasks import TASKS
 from rackrun.launcher.output.merge import LogSource
 from rackrun.launcher.output.run_view import BUSY, RunView, machines
+from rackrun.launcher.run.host_names import ranges
 from rackrun.launcher.run.plan import Plan
 from rackrun.launcher.run.result import Result
 from rackrun.run_files import RunEnd
@@ -54,17 +55,6 @@ def line_prefix(plan: Plan, sources: tuple[LogSource, ...]) -> str:
     start = f"{where}:" if len(plan.hosts) > 1 else ""
     count = f" x{len(ranks)}" if len(ranks) > 1 else ""
     return f"{start}{ranges(ranks)}{count}"
-
-
-def ranges(numbers: list[int]) -> str:
-    """Return rising numbers in short: 0-3,7."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
-        else:
-            parts.append([number])
-    return ",".join("-".join(map(str, part)) for part in parts)
 
 
 def progress_words(run: RunView) -> Iterator[str]:

@@ -55,11 +55,11 @@ def _written(head: str, digits: int, tail: str, numbers: Sequence[int]) -> str:
         return head
     if len(numbers) < FEWEST:
         return f"{head}{numbers[0]:0{digits}}{tail}"
-    return f"{head}[{_ranges(sorted(numbers), digits)}]{tail}"
+    return f"{head}[{ranges(sorted(numbers), digits)}]{tail}"
 
 
-def _ranges(numbers: Sequence[int], digits: int) -> str:
-    """Return rising numbers as ranges: 01-08,10."""
+def ranges(numbers: Sequence[int], digits: int = 1) -> str:
+    """Return rising numbers in short: 1-8,10; with two digits, 01-08,10."""
     runs = itertools.groupby(enumerate(numbers), key=lambda item: item[1] - item[0])
     spans = [[number for _, number in run] for _, run in runs]
     ends = [(span[0], span[-1]) for span in spans]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rackrun.launcher.output.console import ranges
 from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.output.on_event import EventCommand, EventName
 from rackrun.launcher.output.run_output import RunOutput
@@ -27,7 +26,7 @@ from rackrun.launcher.run.events import (
     PeerHangLimit,
     PeerStops,
 )
-from rackrun.launcher.run.host_names import grouped
+from rackrun.launcher.run.host_names import grouped, ranges
 from rackrun.launcher.run.job import Job
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.state import RunState
