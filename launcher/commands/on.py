@@ -14,7 +14,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from rackrun.launcher.files.working_tree import WorkingTree, with_installed, wit
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import value_in, values_in, without_option
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.run_folder import RUNS
 
@@ -74,30 +75,17 @@ exit 64
 """
 
 
-def split_host(args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the value of --on before any `--`, and the other arguments."""
-    host, words = _taken("--on", args)
+def there(args: Sequence[str]) -> int:
+    """Run these arguments as a command on the host that --on names; return its exit code."""
+    end = args.index("--") if "--" in args else len(args)
+    ours = args[:end]
+    host, config = value_in(ours, "--on"), value_in(ours, "--ssh-config")  # a file of this machine
     if not host:
         raise UsageError("--on: name the host that is to run this")
-    return host, words
-
-
-def _taken(option: str, args: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the value of an option before any `--`, "" without it; and the other arguments."""
-    end = args.index("--") if "--" in args else len(args)
-    for index, arg in enumerate(args[:end]):
-        if arg.startswith(f"{option}="):
-            return arg.partition("=")[2], [*args[:index], *args[index + 1 :]]
-        if arg == option and index + 1 < end:
-            return args[index + 1], [*args[:index], *args[index + 2 :]]
-    return "", list(args)
-
-
-def there(host: str, args: Sequence[str]) -> int:
-    """Run these arguments as a command on a host; return its exit code."""
     if host.startswith("-"):
         raise UsageError(f"--on {host}: not a host name")
-    config, words = _taken("--ssh-config", args)  # a file of this machine
+    ours = without_option(without_option(ours, "--on"), "--ssh-config")
+    words = [*ours, *args[end:]]
     ssh = ["ssh", *(("-F", config) if config else ())]
     is_launch = not any(word in MANAGES for word in words[:2])
     if is_launch and words[0].rpartition("run-")[2] not in LAUNCHES:
@@ -105,11 +93,11 @@ def there(host: str, args: Sequence[str]) -> int:
     folder = _folder_there()
     values = ""
     if is_launch:
-        _refuse_absent_data(ssh, host, folder, words)
+        _refuse_absent_data(ssh, host, folder, ours)
         _bring(host, config, folder)
         track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
         subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
-        values = _send_values(ssh, host, words)
+        values = _send_values(ssh, host, ours)
     command = ["env", f"{variables.ON}={host}", "bash", "-c", RUN, BEGIN, values, *words]
     line = f"cd {_quoted(folder)} && exec {shlex.join(command)}"
     terminal = "-tt" if is_launch or sys.stdin.isatty() else "-T"
@@ -125,13 +113,6 @@ def there(host: str, args: Sequence[str]) -> int:
     return code
 
 
-def _values(words: Sequence[str], option: str) -> Iterator[str]:
-    value, words = _taken(option, words)
-    while value:
-        yield value
-        value, words = _taken(option, words)
-
-
 def _folder_there() -> str:
     """Return the folder of this name there: below the home where it is so here."""
     here, home = Path.cwd(), Path.home()
@@ -145,7 +126,7 @@ def _quoted(folder: str) -> str:
 
 
 def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Sequence[str]) -> None:
-    for value in _values(words, "--data"):
+    for value in values_in(words, "--data"):
         if not is_folder(value) or not Path(value).exists():
             continue
         path = value if Path(value).is_absolute() else f"{folder}/{value}"
@@ -167,7 +148,8 @@ def _bring(host: str, config: str, folder: str) -> None:
 
 def _send_values(ssh: Sequence[str], host: str, words: Sequence[str]) -> str:
     """Send the values of --secret NAME and --env NAME; return where they wait, "" without any."""
-    asked = [*_values(words, "--secret"), *(v for v in _values(words, "--env") if "=" not in v)]
+    variables = [name for name in values_in(words, "--env") if "=" not in name]
+    asked = [*values_in(words, "--secret"), *variables]
     values = {name: os.environ[name] for name in asked if name in os.environ}
     if not values:
         return ""

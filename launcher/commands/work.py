@@ -15,7 +15,7 @@ from rackrun.commands import COMMANDS, LAUNCHES, called
 from rackrun.contract.files import LATEST
 from rackrun.data_location import PIPE, parts_of, with_joined_data
 from rackrun.errors import UsageError
-from rackrun.launcher.run.job import TaskWork, Work, command_of, values_of
+from rackrun.launcher.run.job import TaskWork, Work, command_of, values_in
 from rackrun.launcher.run.nested import ASSIGNMENT, PYTHON, SHELLS, nested_launcher
 from rackrun.launcher.run.url import check_url
 from rackrun.user_code.tasks import find_task, why_no_task
@@ -46,7 +46,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
         name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
     task = TaskWork(name, tuple(map(_with_latest_run_named, with_joined_data(rest[1:]))))
-    for data in (*values_of(task, "--data"), *values_of(task, "--eval-data")):
+    for data in (*values_in(task.options, "--data"), *values_in(task.options, "--eval-data")):
         for part in parts_of(data):
             if "://" in part and not part.startswith(PIPE):
                 check_url(part)

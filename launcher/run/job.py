@@ -138,39 +138,42 @@ def with_data(work: Work, data: str) -> Work:
     if not isinstance(work, TaskWork):
         return work
     options = list(work.options)
-    for index in _positions_of(work, "--data"):
+    for index in _positions_of(options, "--data"):
         joined = options[index].startswith("--data=")
         options[index] = f"--data={data}" if joined else data
     return replace(work, options=tuple(options))
 
 
 def option_of(work: Work, option: str) -> str:
-    """Return the value of a task's option that counts, the last one; empty where none is given."""
-    return (values_of(work, option) or [""])[-1]
+    """Return the value of a task's option that counts; empty where none is given."""
+    return value_in(work.options, option) if isinstance(work, TaskWork) else ""
 
 
-def values_of(work: Work, option: str) -> list[str]:
-    """Return all values that a task's option is given; none for a command."""
-    if not isinstance(work, TaskWork):
-        return []
-    return [work.options[n].removeprefix(f"{option}=") for n in _positions_of(work, option)]
+def value_in(words: Sequence[str], option: str) -> str:
+    """Return the value of an option that counts, the last one; empty where none is given."""
+    return (values_in(words, option) or [""])[-1]
 
 
-def _positions_of(work: TaskWork, option: str) -> list[int]:
-    """Return the positions of the arguments that hold an option's values."""
+def values_in(words: Sequence[str], option: str) -> list[str]:
+    """Return all values that an option is given."""
+    return [words[n].removeprefix(f"{option}=") for n in _positions_of(words, option)]
+
+
+def _positions_of(words: Sequence[str], option: str) -> list[int]:
+    """Return the positions of the words that hold an option's values."""
     return [
         position
-        for position, arg in enumerate(work.options)
-        if arg.startswith(f"{option}=") or (position and work.options[position - 1] == option)
+        for position, word in enumerate(words)
+        if word.startswith(f"{option}=") or (position and words[position - 1] == option)
     ]
 
 
-def without_option(options: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the options without one of them and its value."""
+def without_option(words: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the words without an option and its value."""
     left: list[str] = []
     skip = False
-    for arg in options:
-        if not skip and arg != name and not arg.startswith(f"{name}="):
-            left.append(arg)
-        skip = arg == name and not skip
+    for word in words:
+        if not skip and word != name and not word.startswith(f"{name}="):
+            left.append(word)
+        skip = word == name and not skip
     return tuple(left)

@@ -6,7 +6,6 @@ nothing else. Command lines and environments are lists of strings all the way to
 
 from __future__ import annotations
 
-import itertools
 import json
 import shlex
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 
 from rackrun.contract import variables
 from rackrun.errors import UsageError
-from rackrun.launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu
+from rackrun.launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu, value_in
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
 
@@ -111,11 +110,7 @@ class Plan:
     @property
     def own_model(self) -> str:
         """The model of the user's own, MODULE:NAME, that the task trains; else nothing."""
-        named = ""
-        for arg, after in itertools.pairwise((*self._task_words, "")):
-            option, equals, value = arg.partition("=")
-            if option == "--model":
-                named = value if equals else after
+        named = value_in(self._task_words, "--model")
         return named if ":" in named and not named.startswith("timm:") else ""
 
     @property

@@ -36,10 +36,9 @@ def run(args: Sequence[str]) -> int:
     name, rest = ALIASES.get(name, name), list(args[1:])
     call_by(script and f"run-{name}", folder)
     if _is_elsewhere(args):
-        from rackrun.launcher.commands.on import split_host, there
+        from rackrun.launcher.commands.on import there
 
-        host, args = split_host(args)
-        return there(host, args)
+        return there(args)
     if VERSION in (name, *map(_meant, rest[:1])):
         from rackrun.commandline.program import print_version
 
