@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,9 @@ from typing import Annotated
 
 from rackrun.contract.files import MOST_RETURNED, RETURNED
 from rackrun.errors import Problem
+from rackrun.launcher.run.job import FunctionCall, Job
 from rackrun.launcher.run.plan import HostPlan
+from rackrun.launcher.run.result import Result
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.rpc import LISTING_BYTES, RpcClient
 from rackrun.run_folder import LAUNCHER_FILES, SUPERVISOR_FILES, is_named
@@ -105,6 +107,32 @@ class Fetched:
         return "; ".join(filter(None, (came, left)))
 
 
+def left_behind(first: HostPlan) -> str:
+    """Return where the results of a run are that were not fetched."""
+    return f"the results are still on {first.name}, in {first.folder}"
+
+
+def fetch_run(
+    hosts: Sequence[tuple[Transport, HostPlan]], job: Job, result: Result, say: Say
+) -> str:
+    """Copy what the first rank's host has in its run folder into ours; return that, or why nothing.
+
+    Of a function, also what it returned on each rank.
+    """
+    transport, first = hosts[0]
+    if result.hosts[first.name] != "clean":
+        return left_behind(first)
+    try:
+        fetched = fetch_results(transport, first, job.run_id, job.folder.path, say=say)
+        if isinstance(job.work, FunctionCall):
+            for transport, host in hosts:
+                if result.hosts[host.name] == "clean":
+                    fetch_returned(transport, host, job.run_id, job.folder.returned)
+        return str(fetched)
+    except (Problem, OSError) as error:
+        return f"{left_behind(first)}: {str(error).removeprefix(f'{first.name}: ')}"
+
+
 def fetch_results(
     transport: Transport,
     plan: HostPlan,
@@ -151,10 +179,11 @@ def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Pa
     """Copy what a function returned on the ranks of this host, and no others, into a folder."""
     folder.mkdir(exist_ok=True)
     ranks = range(plan.first_rank, plan.first_rank + plan.processes)
-    source = replace(plan, folder=f"{plan.folder}/{RETURNED}")
-    fetch_results(
-        transport, source, run_id, folder, (), only=[f"rank-{rank}.json" for rank in ranks]
+    source, only = (
+        replace(plan, folder=f"{plan.folder}/{RETURNED}"),
+        [f"rank-{n}.json" for n in ranks],
     )
+    fetch_results(transport, source, run_id, folder, (), only=only)
 
 
 def _is_result(path: str) -> bool:

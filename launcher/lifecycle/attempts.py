@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
 
 from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
-from rackrun.launcher.lifecycle.attempt import Attempt
+from rackrun.launcher.files.download import fetch_run, left_behind
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.lost_hosts import LostHosts
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
@@ -26,15 +26,32 @@ from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
-from rackrun.launcher.preflight.facts import NO_FACTS
+from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
 from rackrun.launcher.run.job import Job, TaskWork
+from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.signals import STOP_SIGNAL, SignalQueue
+from rackrun.launcher.transport.base import Transport
 from rackrun.runs import SHORT_ID
 from rackrun.signals import ended_by_a_signal
 
 CUT_OFF_SECONDS = 1800.0
 RECONNECT_SECONDS = 5.0  # between two tries
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run on hosts that are fit for it."""
+
+    job: Job
+    plan: Plan
+    transports: Sequence[Transport]
+    """The ways to the plan's hosts, in its order."""
+
+    @property
+    def hosts(self) -> list[tuple[Transport, HostPlan]]:
+        """The plan's hosts, and the ways to them."""
+        return list(zip(self.transports, self.plan.hosts, strict=True))
 
 
 class Launch:
@@ -116,52 +133,10 @@ class Launch:
 
     def _attempt(self, state: RestartState) -> RestartState | None:
         """Make an attempt; return the state for the next one, None when there is to be none."""
-        with self._prepared(state) as attempt:
-            before, output = self.result, self._running_output
-            active = [host.name for host in attempt.plan.hosts]
-            self._lost_hosts.check(self.spec, state.awaited, active)
-            # Only a task goes on where it was: a command would begin anew.
-            goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
-            with self._signals.installed():  # until there is a result, none may interrupt
-                result = supervise(
-                    *(attempt.job, attempt.plan, attempt.of_plan, output),
-                    probes=attempt.probes,
-                    versions=attempt.versions,
-                    alerts=self._alerts,
-                    signals=self._signals,
-                    returned=self._lost_hosts.fit if goes_on else None,
-                    goes_on=lambda result: self._goes_on(state, result),
-                )
-                self.result = result.after(before)
-            state = state.with_returned(self._lost_hosts.fit())
-            following = self._following(state, result, before)
-            if following is None:
-                self._end()
-            else:
-                self._lost_hosts.add(attempt, result)
-            if following and following.active()[0].label != attempt.plan.hosts[0].name:
-                output.note(attempt.fetch_results(self.final, output.note))
-            output.write_result(self.final, is_last=following is None)
-        if following is not None and following.restarts > state.restarts:
-            line = f"restart {following.restarts} of {state.policy.max_restarts}"
-            self.spec = replace(self.spec, turn="")  # before launches that wait
-            self._say(line)
-            self._running_output.events.write("restart", number=following.restarts)
-            text = f"{line}; {last_line(self.final)}"
-            self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
-        return following
-
-    @contextmanager
-    def _prepared(self, state: RestartState) -> Iterator[Attempt]:
-        """Look at the hosts, and plan for the active ones when all are fit for it."""
-        active = state.active()
-        is_first = self._newest is None  # an unfit spare is reported at once, not when it is needed
-        hosts = state.hosts if is_first else active
-        transport_of = {
-            host.label: transport
-            for host, transport in zip(self.spec.hosts, self.spec.reached, strict=True)
-        }
-        transports = [transport_of[host.label] for host in hosts]
+        active, is_first = state.active(), self._newest is None
+        hosts = state.hosts if is_first else active  # an unfit spare is reported at once
+        transport_of = dict(zip(self.spec.hosts, self.spec.reached, strict=True))
+        transports = [transport_of[host] for host in hosts]
         spec = replace(self.spec, hosts=hosts, transports=transports)
         self.spec = replace(self.spec, probed=NO_FACTS)  # this attempt takes its probes over
         with preflight(spec, self._say, is_restart=not is_first) as all_hosts:
@@ -170,26 +145,56 @@ class Launch:
                 refuse_ranks(cluster)
                 for line in environments(cluster):
                     self._say(line)
-            job = self._next_job(is_first)
+            job = self._next_job()
             plan = plan_for(job, cluster, self.spec)
-            versions, is_here = cluster.versions, self.spec.is_here
-            attempt = Attempt(job, plan, cluster.probes, transports, versions, is_here)
-            yield self._begun(attempt)
+            before, attempt = self.result, Attempt(job, plan, transports[: len(active)])
+            if self._output is None:
+                self._output = self._stack.enter_context(RunOutput(job, self._show))
+            self._newest, output = attempt, self._output
+            result = self._supervised(attempt, cluster, state)
+            state = state.with_returned(self._lost_hosts.fit())
+            following = self._following(state, result, before)
+            if following is None:
+                self._end()
+            else:
+                self._lost_hosts.add(attempt.hosts, result)
+                if following.active()[0] != active[0]:
+                    output.note(self._fetched(attempt))
+            output.write_result(self.final, is_last=following is None)
+        if following is not None and following.restarts > state.restarts:
+            line = f"restart {following.restarts} of {state.max_restarts}"
+            self.spec = replace(self.spec, turn="")  # before launches that wait
+            self._say(line)
+            output.events.write("restart", number=following.restarts)
+            text = f"{line}; {last_line(self.final)}"
+            self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
+        return following
 
-    def _begun(self, attempt: Attempt) -> Attempt:
-        if self._output is None:
-            self._output = self._stack.enter_context(RunOutput(attempt.job, self._show))
-        self._newest = attempt
-        return attempt
+    def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:
+        active = [host.name for host in attempt.plan.hosts]
+        self._lost_hosts.check(self.spec, state.awaited, active)
+        # Only a task goes on where it was: a command would begin anew.
+        goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
+        with self._signals.installed():  # until there is a result, none may interrupt
+            result = supervise(
+                *(attempt.job, attempt.plan, attempt.transports, self._running_output),
+                *(self._alerts, self._signals),
+                probes=cluster.probes,
+                versions=cluster.versions,
+                returned=self._lost_hosts.fit if goes_on else None,
+                goes_on=lambda result: self._goes_on(state, result),
+            )
+            self.result = result.after(self.result)
+        return result
 
-    def _next_job(self, is_first: bool) -> Job:
-        seconds = self._seconds_left()
+    def _next_job(self) -> Job:
         if self._newest is None:
-            return replace(self.spec.job(self.spec.new_folder()), seconds_left=seconds)
-        job, work = self._newest.job.again(), self.spec.work
-        if not is_first:
-            work = after_failure(work, str(self.spec.options.runs / job.folder.path.name))
-        return replace(job, work=work, seconds_left=seconds)
+            job = self.spec.job(self.spec.new_folder())
+        else:
+            job = self._newest.job.again()
+            earlier = str(self.spec.options.runs / job.folder.path.name)
+            job = replace(job, work=after_failure(self.spec.work, earlier))
+        return replace(job, seconds_left=self._seconds_left())
 
     def _say(self, text: str) -> None:
         if self._output is not None:
@@ -210,7 +215,7 @@ class Launch:
 
     def _listed_anew(self, state: RestartState) -> RestartState:
         """Return the state for the list of hosts as it is now."""
-        if self.spec.listed_anew is None or not self.spec.options.max_restarts:
+        if self.spec.listed_anew is None or not state.max_restarts:
             return state
         try:
             self.spec, hosts = self.spec.listed_anew(self.spec)
@@ -231,7 +236,7 @@ class Launch:
             following = state  # until it is bound, any program can take it
         elif result.was_ended_for_hosts:
             following = state
-        elif result.was_cut_off and state.policy.max_restarts and now >= self._uncounted_from:
+        elif result.was_cut_off and state.max_restarts and now >= self._uncounted_from:
             following = state  # its hosts are not to blame
             self._cut_off_until, self._uncounted_from = now + CUT_OFF_SECONDS, now + CUT_OFF_SECONDS
             self._say(f"trying for {CUT_OFF_SECONDS / 60:g} minutes to reach the hosts again")
@@ -262,6 +267,13 @@ class Launch:
             self._say(f"too few hosts are left; {last_line(self.final)}")
         return following
 
+    def _fetched(self, attempt: Attempt) -> str:
+        """Fetch what the hosts have of the run; return that. A signal raises KeyboardInterrupt."""
+        if self.spec.is_here:
+            return ""
+        with ended_by_a_signal():
+            return fetch_run(attempt.hosts, attempt.job, self.final, self._running_output.note)
+
     def _end(self) -> None:
         """Write how the run ended, and fetch its results."""
         assert self._newest is not None
@@ -270,9 +282,9 @@ class Launch:
             self.result = self._lost_hosts.verified(self.final)
         note(write_result(self._newest.job.folder, self.final))
         try:
-            note(self._newest.fetch_results(self.final, note))
+            note(self._fetched(self._newest))
         except KeyboardInterrupt:
-            note(f"not waited for: {self._newest.left_behind}")
+            note(f"not waited for: {left_behind(self._newest.plan.hosts[0])}")
         if doubtful := [name for name, end in self.final.hosts.items() if end != "clean"]:
             run = self._newest.plan.run_id[:SHORT_ID]
             note(f"once {', '.join(doubtful)} can be reached, type: {called('stop')} {run}")

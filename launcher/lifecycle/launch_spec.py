@@ -13,7 +13,7 @@ from rackrun.atomic import write_whole
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.launcher.files.working_tree import WorkingTree
-from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState
+from rackrun.launcher.lifecycle.restart_policy import RestartState
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
 from rackrun.launcher.run.container import container_of
 from rackrun.launcher.run.hosts import Host
@@ -96,8 +96,9 @@ class LaunchSpec:
     def restart_state(self) -> RestartState:
         """Return which hosts are active at first; raise UsageError for spares that do not fit."""
         options = self.options
-        policy = RestartPolicy(options.max_restarts, options.spares, options.min_hosts)
-        return RestartState(policy, tuple(self.hosts))
+        return RestartState(
+            tuple(self.hosts), options.max_restarts, options.spares, options.min_hosts
+        )
 
     def with_needs(self, task: TaskNeeds) -> LaunchSpec:
         """Return the same launch of a task that needs this of the hosts.

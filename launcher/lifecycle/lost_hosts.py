@@ -14,14 +14,15 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from rackrun.errors import Problem
-from rackrun.launcher.lifecycle.attempt import Attempt
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import preflight
 from rackrun.launcher.preflight.facts import NO_FACTS
 from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.plan import HostPlan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.agents import AgentClient, EventQueue
 from rackrun.launcher.supervision.shutdown import CLEANUP_SECONDS
+from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import each
 
 CHECK_SECONDS = 30.0  # between two checks of a host: each logs in there and starts a Python
@@ -45,9 +46,9 @@ class LostHosts(AbstractContextManager["LostHosts"]):
     def __exit__(self, *reason: object) -> None:
         self._is_over.set()
 
-    def add(self, attempt: Attempt, result: Result) -> None:
-        """Take the hosts that were lost in an attempt, which another one follows."""
-        for transport, plan in zip(attempt.of_plan, attempt.plan.hosts, strict=True):
+    def add(self, hosts: Sequence[tuple[Transport, HostPlan]], result: Result) -> None:
+        """Take the hosts that were lost in an attempt on these, which another one follows."""
+        for transport, plan in hosts:
             if result.hosts[plan.name] != "clean":
                 self._agents[plan.name] = AgentClient(transport, None, plan, EventQueue())
 

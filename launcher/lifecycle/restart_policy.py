@@ -17,23 +17,16 @@ FAILURES = 2  # after so many, in a row or not, a host is left out
 
 
 @dataclass(frozen=True)
-class RestartPolicy:
-    """Limits for restarts after failures."""
+class RestartState:
+    """State of the attempts so far, and the limits for restarts after failures."""
 
+    hosts: tuple[Host, ...]
+    """All of them, spares included; those that were lost come last."""
     max_restarts: int = 0
     spares: int = 0
     """This many hosts, at the end of the list, wait until others are lost."""
     min_hosts: int = 0
     """Continue with at least this many hosts; 0: as many as at the start."""
-
-
-@dataclass(frozen=True)
-class RestartState:
-    """State of the attempts so far."""
-
-    policy: RestartPolicy
-    hosts: tuple[Host, ...]
-    """All of them, spares included; those that were lost come last."""
     restarts: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     lost: frozenset[str] = frozenset()
@@ -42,23 +35,23 @@ class RestartState:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be kept."""
-        least = max(1, self.policy.min_hosts)
+        least = max(1, self.min_hosts)
         if least > len(self.hosts):
             raise UsageError(f"--min-hosts {least}: there are only {len(self.hosts)} hosts")
-        if (most := len(self.hosts) - least) < self.policy.spares:
-            given = f"--spares {self.policy.spares} of {len(self.hosts)} hosts"
+        if (most := len(self.hosts) - least) < self.spares:
+            given = f"--spares {self.spares} of {len(self.hosts)} hosts"
             raise UsageError(f"{given} leaves fewer than {least} to train; type --spares {most}")
 
     def active(self) -> tuple[Host, ...]:
         """Return the hosts of the next attempt; none when they are too few."""
-        count = len(self.hosts) - self.policy.spares
+        count = len(self.hosts) - self.spares
         fit = self._fit()
-        return fit[:count] if len(fit) >= (self.policy.min_hosts or count) else ()
+        return fit[:count] if len(fit) >= (self.min_hosts or count) else ()
 
     @property
     def is_short(self) -> bool:
         """Whether fewer hosts are active than at first."""
-        return len(self.active()) < len(self.hosts) - self.policy.spares
+        return len(self.active()) < len(self.hosts) - self.spares
 
     @property
     def awaited(self) -> tuple[Host, ...]:
@@ -80,7 +73,7 @@ class RestartState:
             failures=self.failures + Counter(blamed if is_of_rank else ()),
             lost=self.lost | lost,
         )
-        possible = following.restarts <= self.policy.max_restarts and following.active()
+        possible = following.restarts <= self.max_restarts and following.active()
         return following if possible else None
 
     def without(self, hosts: Collection[str]) -> RestartState | None:
@@ -97,9 +90,9 @@ class RestartState:
         """Return the state for a list that was edited: hosts that are new there are spares."""
         known = {host.label for host in self.hosts}
         added = [host for host in hosts if host.label not in known]
-        policy = replace(self.policy, spares=self.policy.spares + len(added))
         removed = frozenset(known - {host.label for host in hosts})
-        return replace(self, policy=policy, hosts=(*self.hosts, *added), removed=removed)
+        everything, spares = (*self.hosts, *added), self.spares + len(added)
+        return replace(self, hosts=everything, spares=spares, removed=removed)
 
     def _with_last(self, labels: Collection[str]) -> RestartState:
         # Others come first: rank 0 stays where its files are, and a spare replaces a lost host.

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
-from rackrun.launcher.output.log_files import (
-    LogFiles,
-    write_result,
-    write_run_page,
-)
+from rackrun.launcher.output.log_files import LogFiles, write_result, write_run_page
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.gpus import suspects
@@ -42,35 +38,32 @@ def supervise(
     plan: Plan,
     transports: Sequence[Transport],
     output: RunOutput,
+    alerts: EventCommand,
+    signals: SignalQueue,
     peers: Peers | None = None,
     versions: str = "",
-    alerts: EventCommand | None = None,
-    signals: SignalQueue | None = None,
     returned: Callable[[], Collection[str]] | None = None,
     goes_on: Callable[[Result], bool] | None = None,
     probes: Sequence[RpcClient | None] = (),
 ) -> Result:
     """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
 
-    `peers` look after the other hosts of a run of which this plan is a part; `versions` are those
-    of the hosts' torch and driver, for the first line; `alerts` gets what happens. `signals` says
-    afterwards whether one has asked for the end. `returned` names hosts for which the attempt ends
-    with an epoch. Where another attempt follows, as `goes_on` says, silent hosts are not waited
-    for. `probes` on the hosts, if any, become the agents: that saves a login to each.
+    `alerts` gets what happens. `signals` are installed, so that a run with a plan gets a result;
+    afterwards they say whether one has asked for the end. `peers` look after the other hosts of a
+    run of which this plan is a part; `versions` are those of the hosts' torch and driver, for the
+    first line. `returned` names hosts for which the attempt ends with an epoch. Where another
+    attempt follows, as `goes_on` says, silent hosts are not waited for. `probes` on the hosts, if
+    any, become the agents: that saves a login to each.
     """
-    signals = signals or SignalQueue()
-    with signals.installed():  # before there is a plan: a run with a plan gets a result
-        logs = LogFiles(job.folder, plan)
-        output.begin(job, plan)
-        if not plan.task and peers is None:  # a task's rank 0 tells more
-            output.note(start_line(plan, versions, job.folder.path))
-        agents = AgentGroup(plan, transports, probes)
-        alerts = alerts or EventCommand(())
-        supervisor = Supervisor(
-            *(job, agents, logs, output, peers, alerts, signals, returned, goes_on)
-        )
-        result = supervisor.supervise()
-        output.end_attempt()
+    logs = LogFiles(job.folder, plan)
+    output.begin(job, plan)
+    if not plan.task and peers is None:  # a task's rank 0 tells more
+        output.note(start_line(plan, versions, job.folder.path))
+    agents = AgentGroup(plan, transports, probes)
+    result = Supervisor(
+        *(job, agents, logs, output, peers, alerts, signals, returned, goes_on)
+    ).supervise()
+    output.end_attempt()
     if result.verdict == "failed":
         try:
             with ended_by_a_signal(STOP_SIGNAL), ended_by_a_signal():
@@ -83,31 +76,23 @@ def supervise(
 def _report_sick_gpus(
     plan: Plan, transports: Sequence[Transport], result: Result, output: RunOutput
 ) -> None:
-    # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked.
-    for host, problems in _sick_gpus(plan, transports, result):
-        output.note(f"{host}: probable cause: {problems}")
-
-
-def _sick_gpus(
-    plan: Plan, transports: Sequence[Transport], result: Result
-) -> Iterator[tuple[str, str]]:
-    """Yield each host with a sick GPU, and what is wrong; none for hosts that do not answer."""
-
-    def problems_of(host: HostPlan, transport: Transport) -> str:
-        first = order(do=Gpus.question)
-        with closing(RpcClient(transport, host.agent_python, first, GPU_SECONDS)) as client:
-            return suspects(checked_reply(client.reply(), Gpus, host.name))
-
-    # The others may not answer, or are still being cleaned up.
+    # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked. The
+    # others may not answer, or are still being cleaned up.
     pairs = [
         (host, transport)
-        for host, transport in zip(plan.hosts, transports, strict=False)
-        if host.gpus and result.hosts.get(host.name) == "clean"
+        for host, transport in zip(plan.hosts, transports, strict=True)
+        if host.gpus and result.hosts[host.name] == "clean"
     ]
-    outcomes = each(lambda pair: problems_of(*pair), pairs, seconds=GPU_SECONDS)
+    outcomes = each(lambda pair: _gpu_problems(*pair), pairs, seconds=GPU_SECONDS)
     for (host, _), problems in zip(pairs, outcomes, strict=True):
         if problems and not isinstance(problems, Problem):
-            yield host.name, one_line(problems)
+            output.note(f"{host.name}: probable cause: {one_line(problems)}")
+
+
+def _gpu_problems(host: HostPlan, transport: Transport) -> str:
+    first = order(do=Gpus.question)
+    with closing(RpcClient(transport, host.agent_python, first, GPU_SECONDS)) as client:
+        return suspects(checked_reply(client.reply(), Gpus, host.name))
 
 
 def run(
@@ -121,8 +106,7 @@ def run(
     alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
     with signals.installed(), RunOutput(job, show) as output:
-        ended = supervise(job, plan, transports, output, peers, alerts=alerts, signals=signals)
-        result = ended.after(None)
+        result = supervise(job, plan, transports, output, alerts, signals, peers).after(None)
         output.note(write_result(job.folder, result))
         output.write_result(result)
         close_run(output, result, alerts)
@@ -130,20 +114,18 @@ def run(
 
 
 def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:
-    """Draw the page of a run whose result is written, and tell the user's command of the end."""
+    """Draw the page of a run whose result is written; tell the user's command of the end, and wait.
+
+    What fails with that command is reported.
+    """
     output.note(write_run_page(result.folder, output.plan.task))
-    _report_end(alerts, result, output.note)
-    output.end(result)
-
-
-def _report_end(alerts: EventCommand, result: Result, note: Callable[[str], object]) -> None:
-    """Run the user's command for the end of a run and wait for it; report what fails with it."""
     alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
     try:
         with ended_by_a_signal():
             alerts.wait()
     except KeyboardInterrupt:
         alerts.abandon()
-        note("--on-event: not waiting for the command")
+        output.note("--on-event: not waiting for the command")
     for problem in alerts.problems():
-        note(problem)
+        output.note(problem)
+    output.end(result)

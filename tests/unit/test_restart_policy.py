@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.lifecycle.restart_policy import RestartPolicy, RestartState, resumed
+from rackrun.launcher.lifecycle.restart_policy import RestartState, resumed
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.result import Result
@@ -64,7 +64,7 @@ COURSES = {  # a policy: what happens to which hosts, and those that go on then
 @pytest.mark.parametrize("name", COURSES)
 def test_which_hosts_go_on_after_what_happened(name):
     policy, course = COURSES[name]
-    state = RestartState(RestartPolicy(**policy), HOSTS)
+    state = RestartState(HOSTS, **policy)
     for step in re.split(", *", course):
         event, hosts, active = re.fullmatch(r"(\w+) (\w+): (\w*)", step).groups()
         state = EVENTS[event](state, hosts)
@@ -77,7 +77,7 @@ def test_which_hosts_go_on_after_what_happened(name):
 )
 def test_what_would_end_in_the_same_way_is_not_tried_again(verdict, code):
     """Success, Ctrl-C, bad usage, bad data, unfit hosts: there is no second attempt."""
-    state = RestartState(RestartPolicy(max_restarts=9), HOSTS)
+    state = RestartState(HOSTS, max_restarts=9)
     assert state.after(failed("a", exit_code=code, verdict=verdict)) is None
 
 
