@@ -1,8 +1,8 @@
 """`--on-event COMMAND`: run a program of the user's when a run stalls, restarts, or ends.
 
 The program gets the event as a JSON object on standard input, and its name in RACKRUN_EVENT.
-Nothing of it is on a command line, as parts of it come from hosts. It never delays the run: events
-wait for the one before, and are dropped when too many do.
+Nothing of it is on a command line, as parts of it come from hosts. It never delays the run: each
+event has a thread, which waits for the one before.
 """
 
 from __future__ import annotations
@@ -27,23 +27,20 @@ from rackrun.terminal import one_line
 EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]
 
 LIMIT_SECONDS = 60.0  # for one event
-_MOST_WAITING = 8
 _SHOWN_BYTES = 4096  # of its output: the last line of it explains a failure
 
 
 class EventCommand:
-    """The command of `--on-event`, which a thread runs for one event after the other."""
+    """The command of `--on-event`, which runs for one event after the other."""
 
     def __init__(self, args: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> None:
-        """Wait for events; without arguments, they go nowhere."""
+        """Take the command; without arguments, events go nowhere."""
         self._args = list(args)
         self._limit_seconds = limit_seconds
-        self._waiting = queue.Queue[tuple[EventName, bytes]](_MOST_WAITING)
+        self._threads: list[threading.Thread] = []
         self._problems = queue.SimpleQueue[str]()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_abandoned = False
-        if args:
-            threading.Thread(target=self._run_for_all, daemon=True).start()
 
     def send(
         self,
@@ -67,10 +64,10 @@ class EventCommand:
             "rank": rank,
             "result": result and as_plain(result),
         }
-        try:
-            self._waiting.put_nowait((event, json.dumps(content, default=str).encode()))
-        except queue.Full:
-            self._add_problem(event, f"dropped: {_MOST_WAITING} events wait for the command")
+        args = (self._threads[-1:], event, json.dumps(content, default=str).encode())
+        thread = threading.Thread(target=self._run_after, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def problems(self) -> Iterator[str]:
         """Yield, once, why the command did not end well."""
@@ -79,7 +76,8 @@ class EventCommand:
 
     def wait(self) -> None:
         """Wait until the command has been run for all events."""
-        self._waiting.join()
+        for thread in self._threads:
+            thread.join()
 
     def abandon(self) -> None:
         """End the command, and run it for no further event."""
@@ -87,16 +85,14 @@ class EventCommand:
         if self._process is not None:
             _end(self._process)
 
-    def _add_problem(self, event: EventName, what: str) -> None:
-        self._problems.put(f"--on-event {self._args[0]}, {event}: {what}")
-
-    def _run_for_all(self) -> None:
-        while True:
-            event, content = self._waiting.get()
-            problem = "" if self._is_abandoned else self._run(event, content)
-            if problem and not self._is_abandoned:
-                self._add_problem(event, problem)
-            self._waiting.task_done()
+    def _run_after(
+        self, before: Sequence[threading.Thread], event: EventName, content: bytes
+    ) -> None:
+        for thread in before:
+            thread.join()
+        problem = "" if self._is_abandoned else self._run(event, content)
+        if problem and not self._is_abandoned:
+            self._problems.put(f"--on-event {self._args[0]}, {event}: {problem}")
 
     def _run(self, event: EventName, content: bytes) -> str:
         """Run the command for an event; return what went wrong, "" if nothing did."""

@@ -73,6 +73,19 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
 
 
+def test_an_abandoned_command_is_ended_and_runs_for_no_further_event(tmp_path):
+    """As after Ctrl-C at the end of a run: nothing of it is left, nor named."""
+    pids = tmp_path / "pids"
+    command = EventCommand(["sh", "-c", f"echo $$ >> {pids}; exec sleep 999"])
+    for number in range(20):
+        command.send("stall", tmp_path, f"stall {number}")
+    until(lambda: pids.exists() and pids.read_text())
+    command.abandon()
+    command.wait()
+    (started,) = pids.read_text().split()
+    assert not Path(f"/proc/{started}/exe").exists() and not [*command.problems()]
+
+
 @pytest.mark.parametrize(
     ("script", "says"),
     [
