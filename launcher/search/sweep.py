@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -41,7 +40,6 @@ OF_THE_SWEEP = (OPTION, "--sweep-hosts", "--name", "--include", "--exclude")
 MOST_MEMBERS = 1000
 NAME_LENGTH = 120
 LOOK_SECONDS = 0.2
-CHECKS_AT_ONCE = 4  # processes, of a quarter of a second each
 ALONE = ("detach", "check", "json")
 """Options that do something else than to launch once."""
 
@@ -82,17 +80,11 @@ def sweep(
 def _refuse_invalid(way: str, members: Sequence[Combination], work: Work) -> None:
     # Not every combination is checked, but each value is, in one of them.
     checked: set[tuple[str, str]] = set()
-    with ExitStack() as stack:
-        refusals: list[Callable[[], object]] = []
-        for member in members:
-            if checked.issuperset(member.settings):
-                continue
+    for member in members:
+        if not checked.issuperset(member.settings):
             checked.update(member.settings)
-            if len(refusals) == CHECKS_AT_ONCE:
-                refusals.pop(0)()
-            refusals.append(stack.enter_context(check_task_options(member.work(work), way)))
-        for refuse in refusals:
-            refuse()
+            with check_task_options(member.work(work), way) as refuse:
+                refuse()
 
 
 @dataclass
