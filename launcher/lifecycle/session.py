@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
-from rackrun.launcher.output.log_files import LogFiles, write_result, write_run_page
+from rackrun.launcher.output.log_files import write_result, write_run_page
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, Show
 from rackrun.launcher.preflight.gpus import suspects
@@ -55,14 +55,12 @@ def supervise(
     attempt follows, as `goes_on` says, silent hosts are not waited for. `probes` on the hosts, if
     any, become the agents: that saves a login to each.
     """
-    logs = LogFiles(job.folder, plan)
     output.begin(job, plan)
     if not plan.task and peers is None:  # a task's rank 0 tells more
         output.note(start_line(plan, versions, job.folder.path))
     agents = AgentGroup(plan, transports, probes)
-    result = Supervisor(
-        *(job, agents, logs, output, peers, alerts, signals, returned, goes_on)
-    ).supervise()
+    supervisor = Supervisor(job, agents, output, peers, alerts, signals, returned, goes_on)
+    result = supervisor.supervise()
     output.end_attempt()
     if result.verdict == "failed":
         try:

@@ -27,6 +27,7 @@ from rackrun.launcher.output.console import (
     summary,
 )
 from rackrun.launcher.output.event_log import EventLog
+from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.output.merge import Line, LogMerger
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.output.usage_log import UsageLog
@@ -84,7 +85,8 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         return self._reader is not None and self._reader.closed
 
     def begin(self, job: Job, plan: Plan) -> None:
-        """Begin an attempt, whose plan is written."""
+        """Begin an attempt: write its plan; raises SaveError where that cannot be."""
+        self.logs = LogFiles(job.folder, plan)
         self.plan, self._name = plan, job.work.name
         self._merger = LogMerger(fold=plan.world_size > 1)
         self._usage.begin(plan)
@@ -96,6 +98,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def show(self, event: Event) -> None:
         """Take an event; the traceback of a rank that failed is left for the end."""
         if isinstance(event, Output):
+            self.logs.record(event)
             if event.rank is not None:
                 self._merger.feed(event)
             return
@@ -104,6 +107,10 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         elif isinstance(event, Usage):
             self._usage.add(event, time.time())
         self.events.add(event)
+
+    def write_logs(self) -> None:
+        """Append to the logs of ranks what has come: they explain how ranks have ended."""
+        self.note(self.logs.write())
 
     def note(self, text: str) -> None:
         """Write a line of the launcher's own, if there is one."""

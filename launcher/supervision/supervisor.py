@@ -14,13 +14,11 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rackrun.launcher.output.log_files import LogFiles
 from rackrun.launcher.output.on_event import EventCommand, EventName
 from rackrun.launcher.output.run_output import RunOutput
 from rackrun.launcher.run.events import (
     Event,
     Lost,
-    Output,
     PeerEvent,
     PeerFailed,
     PeerHangLimit,
@@ -67,7 +65,6 @@ class Supervisor:
         self,
         job: Job,
         agents: AgentGroup,
-        log_files: LogFiles,
         output: RunOutput,
         peers: Peers | None,
         alerts: EventCommand,
@@ -86,11 +83,10 @@ class Supervisor:
         self.job = job
         self.limits = job.options.limits
         self.agents = agents
-        self.log_files = log_files
         self.output = output
         self.now = time.monotonic()
         self.run = RunState(agents.plan, self.now)
-        self.failures = FailureLog(self.run, log_files.tail)
+        self.failures = FailureLog(self.run, output.logs.tail)
         self.peers = peers
         self.shutdown = Shutdown(self.run, agents, self.limits)
         self.silence = SilenceDetector(self.run, agents, self.limits)
@@ -136,16 +132,14 @@ class Supervisor:
 
     def _result(self) -> Result:
         cause = final_cause(self.run, self.failures, self.interrupted)
-        return result_of(
-            self.job, self.run, cause, self.log_files, bool(self.interrupted), self.now
-        )
+        logs, is_interrupted = self.output.logs, bool(self.interrupted)
+        return result_of(self.job, self.run, cause, logs, is_interrupted, self.now)
 
     def _turn(self) -> None:
         """Record the events of a moment, decide what follows from them, and draw."""
         for event in self._arrivals():
             self._take(event)  # before anything is decided: it may explain why a host is silent
-        if refusal := self.log_files.write():
-            self.output.note(refusal)
+        self.output.write_logs()
         for problem in self.alerts.problems():
             self.output.note(problem)
         before, self.now = self.now, time.monotonic()
@@ -185,8 +179,6 @@ class Supervisor:
                 return  # it is about no host of ours
             case Lost() if self.run.host(event.node).over:
                 return  # known already: the launcher has closed that channel itself
-            case Output():
-                self.log_files.record(event)
         self.run.take(event, self.now)
         self.output.show(event)
         self.failures.take(event, self.shutdown.ordered)
