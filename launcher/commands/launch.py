@@ -71,7 +71,8 @@ class LaunchMethod(ABC):
 
     def spec_of(self, work: Work) -> LaunchSpec:
         """Return the launch, whose hosts are not known yet."""
-        return LaunchSpec(work, self.options, settings_text(self.name, self.options, work))
+        settings = settings_text(self.name, self.options, work)
+        return LaunchSpec(work, self.options, settings=settings)
 
     @property
     def called(self) -> tuple[str, ...]:

@@ -167,7 +167,7 @@ def spec_of(placement: Placement, work: Work, options: NodeOptions) -> LaunchSpe
     return LaunchSpec(
         work,
         HostOptions(**common, python=sys.executable, ignore_check=ignored),
-        settings_text("node", options, work),
+        settings=settings_text("node", options, work),
         is_here=True,
         hosts=[replace(host, label=name)],
         transports=[LocalTransport(name)],

@@ -145,13 +145,13 @@ def _taken(
     # it waits are connected again, and replaced in `transports`. Code and data are checked later,
     # as they may be copied first.
     hosts, options = spec.hosts, spec.options
-    needs = replace(spec.requirements(), chooses=True, data="", task=TaskNeeds())
+    needs = replace(spec, chooses=True, needs=TaskNeeds())
     cluster, shown, tries = NO_FACTS, "", 0
     try:
         while True:
             earlier, cluster = cluster, gather_facts(hosts, transports, needs, cluster)
             earlier.close(besides=cluster)
-            rows = examine(cluster, CHECKS, options.ignore_check)
+            rows = examine(cluster, CHECKS)
             pick = need.pick(cluster, rows)
             taken = cluster.of(pick.hosts)
             if not pick.missing and (need.is_all or taken.hold()):

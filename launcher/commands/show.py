@@ -22,9 +22,9 @@ from rackrun.launcher.run.plan import shown
 
 def check(spec: LaunchSpec, as_json: bool) -> int:
     """Print a table of all checks; return the exit code of a launch."""
-    cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(full=True))
+    cluster = gather_facts(spec.hosts, spec.transports, replace(spec, full=True))
     cluster.close()
-    rows = examine(cluster, CHECKS, spec.options.ignore_check, spec.pending)
+    rows = examine(cluster, CHECKS)
     as_dicts = [row._asdict() for row in rows]
     text = json.dumps(as_dicts, indent=2) if as_json else check_table.shown(rows)
     sys.stdout.write(f"{text.rstrip()}\n")

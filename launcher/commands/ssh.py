@@ -97,7 +97,7 @@ class SshLaunch(LaunchMethod):
     def on_hosts(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
         """Yield the launch on the hosts, reached over SSH."""
         with on_hosts(spec, self.options, partial(with_code, options=self.options)) as reached:
-            passed = {name for name, _ in spec.requirements().environment}
+            passed = {name for name, _ in spec.environment}
             if kept := not_passed_on(os.environ, passed):
                 hint = f"type --env {kept[0]}, or --secret for a token"
                 say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")

@@ -2,83 +2,37 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rackrun.atomic import write_whole
 from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem, SaveError, UsageError
-from rackrun.launcher.files.working_tree import WorkingTree
 from rackrun.launcher.lifecycle.restart_policy import RestartState
-from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts, Requirements
-from rackrun.launcher.run.container import container_of
+from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
+from rackrun.launcher.preflight.requirements import Requirements
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import (
-    FunctionCall,
-    Job,
-    TaskWork,
-    Work,
-    data_of,
-    is_on_cpu,
-    is_own_command,
-    option_of,
-)
-from rackrun.launcher.run.settings import HostOptions
+from rackrun.launcher.run.job import Job
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise
-from rackrun.machine import typed_folder
 from rackrun.run_folder import RunFolder, folder_name, new_run_folder
 from rackrun.user_code.revision import git_commit
 
-SYNCED_PACKAGES = ("click", "msgspec")
-"""Those that every task needs and no torch brings."""
-
-
-def _turn() -> str:
-    """Return a turn in the queue, as text to sort, after all that were given before."""
-    return f"{time.time():.6f}-{secrets.token_hex(4)}"
-
-
-def folder_here() -> str:
-    """Return a path of the current folder that JSON can carry: one in UTF-8."""
-    folder = os.fsencode(typed_folder())
-    try:
-        return folder.decode()
-    except UnicodeDecodeError:
-        return f"/proc/{os.getpid()}/cwd"
-
 
 @dataclass(frozen=True)
-class LaunchSpec:
+class LaunchSpec(Requirements):
     """All that a launch goes by; a source of hosts, its task's check and its code complete it."""
 
-    work: Work
-    options: HostOptions
     settings: str = ""
     """The content of run.toml, by which it is started again."""
     hosts_file: str = ""
     """The content of hosts.json, by which its hosts are reached later."""
-    synced: bool = False
-    """--sync brings the code, and an environment."""
-    is_here: bool = False
-    """The only host is this machine, which no launch has for itself."""
     hosts: Sequence[Host] = ()
     transports: Sequence[Transport | Problem] = ()
     """The ways to the hosts, in their order; for one that cannot be reached, the reason."""
     addresses: Sequence[str] = ()
     """The addresses at which this machine reaches hosts; "" for one behind a gateway."""
-    needs: TaskNeeds = TaskNeeds()
-    """What the settings of the task need."""
-    code: WorkingTree | None = None
-    """What the code of hosts is compared with; None for a folder without git."""
-    pending: Mapping[str, str] = field(default_factory=dict)
-    """Checks that hosts need not pass yet, and what the launch will do about them."""
-    turn: str = field(default_factory=_turn)
-    """The place in the queue of those who wait for hosts; empty: before all."""
     probed: ClusterFacts = NO_FACTS
     """Facts whose probes hold the hosts, where there was a choice of hosts."""
     listed_anew: Callable[[LaunchSpec], tuple[LaunchSpec, Sequence[Host]]] | None = None
@@ -113,28 +67,6 @@ class LaunchSpec:
             )
         return replace(self, needs=task)
 
-    def requirements(self, full: bool = False) -> Requirements:
-        """Return what the hosts are asked about; `full`: as --check asks."""
-        options = self.options
-        return Requirements(
-            workdir=options.workdir or (folder_here() if self.is_here else str(typed_folder())),
-            python=options.python,
-            environment=(*options.environment, *options.secrets),
-            port=options.port,
-            turn=self.turn,
-            image=container_of(options.image, options.volume),
-            synced=self.synced,
-            task=replace(self.needs, packages=self._packages()),
-            code=self.code if self.code and self.code.files else None,
-            data=data_of(self.work),
-            full=full,
-            waits=options.wait and not full,
-            own_command=is_own_command(self.work),
-            on_cpu=is_on_cpu(self.work),
-            on_gpus=option_of(self.work, "--device") == "cuda",
-            is_here=self.is_here,
-        )
-
     @property
     def planned_folder(self) -> RunFolder:
         """Return a run folder that is not made, for a plan that is only shown."""
@@ -163,14 +95,3 @@ class LaunchSpec:
     @property
     def _run_name(self) -> str:
         return self.options.name or self.work.name
-
-    def _packages(self) -> tuple[str, ...]:
-        """Return what the interpreter of the ranks must have, but for what --sync will bring."""
-        packages = self.needs.packages
-        if isinstance(self.work, FunctionCall):  # rackrun calls it on each rank
-            return ("rackrun",)
-        if not isinstance(self.work, TaskWork):
-            return packages
-        if "python" in self.pending:
-            return tuple(name for name in packages if name not in SYNCED_PACKAGES)
-        return packages if self.synced else ("rackrun", *packages)

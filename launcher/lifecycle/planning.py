@@ -40,13 +40,13 @@ def preflight(
     try:
         while True:
             # The same probes are asked each time: they keep the launch's place in the queue.
-            cluster = gather_facts(spec.hosts, spec.transports, spec.requirements(), last)
+            cluster = gather_facts(spec.hosts, spec.transports, spec, last)
             last.close(besides=cluster)
             last = cluster
             codes = [facts[Code] for facts in cluster.hosts if facts.error is None]
             changed_alike = all(code == codes[0] for code in codes)
             accepted = (_CODE,) if is_restart and changed_alike else ()
-            rows = examine(cluster, CHECKS, (*options.ignore_check, *accepted), spec.pending)
+            rows = examine(cluster, CHECKS, accepted)
             error = refusal(cluster, CHECKS, rows)
             if error is None:
                 for line in warnings(rows):

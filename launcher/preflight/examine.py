@@ -6,8 +6,7 @@ with one is not started on, unless the fault only warns, or `--ignore-check` nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from rackrun.errors import Problem
@@ -17,8 +16,6 @@ from rackrun.launcher.run.host_names import grouped
 from rackrun.terminal import clean_lines, one_line
 
 Level = Literal["ok", "warning", "refused"]
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Fault(NamedTuple):
@@ -67,14 +64,15 @@ class TableRow(NamedTuple):
 def examine(
     cluster: ClusterFacts,
     checks: Sequence[Check],
-    allowed: Collection[str] = (),
-    pending: Mapping[str, str] = _NOTHING,
+    accepted: Collection[str] = (),
 ) -> tuple[TableRow, ...]:
     """Run every check on every host; leave out the checks of a host without a reply.
 
-    What `pending` checks find wrong will be right once the launch has done what is given there.
+    Faults of the `accepted` ones only warn, as those that --ignore-check names. What pending checks
+    find wrong will be right once the launch has done what it will do about them.
     """
-    rows: list[TableRow] = []
+    needs, rows = cluster.requirements, list[TableRow]()
+    allowed = (*needs.options.ignore_check, *accepted)
     for facts in cluster.hosts:
         label = facts.host.label
         if facts.error is not None:
@@ -83,10 +81,12 @@ def examine(
             continue
         rows.append(TableRow("reachable", label, "ok", "yes"))
         for check in checks:
-            if check.of_others and cluster.requirements.is_here:
+            if check.of_others and needs.is_here:
                 continue
-            is_fixed = check.name in pending and not (check.of_interpreter and facts.host.python)
-            fix = pending[check.name] if is_fixed else ""
+            is_fixed = check.name in needs.pending and not (
+                check.of_interpreter and facts.host.python
+            )
+            fix = needs.pending[check.name] if is_fixed else ""
             rows += _rows(check, facts, cluster, check.name in allowed, fix)
     return tuple(rows)
 

@@ -22,10 +22,8 @@ from typing import Any
 from msgspec import structs
 
 from rackrun.contract import variables
-from rackrun.contract.task_needs import TaskNeeds
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostUnreachable
-from rackrun.launcher.files.working_tree import WorkingTree
 from rackrun.launcher.preflight.replies import (
     Code,
     Gpus,
@@ -38,9 +36,10 @@ from rackrun.launcher.preflight.replies import (
     Shards,
     checked_reply,
 )
+from rackrun.launcher.preflight.requirements import Requirements
 from rackrun.launcher.remote.gpus import VISIBLE
-from rackrun.launcher.run.container import ContainerSpec
 from rackrun.launcher.run.hosts import Host
+from rackrun.launcher.run.job import Command
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import AT_ONCE, each
@@ -49,44 +48,6 @@ from rackrun.launcher.transport.rpc import RpcClient
 LOOK_SECONDS = 60.0  # for each 64 hosts: as many are asked at once
 FULL_SECONDS = 120.0
 PROBE_SECONDS = 2 * FULL_SECONDS  # for a reply: a host that is late is given up before
-
-
-@dataclass(frozen=True)
-class Requirements:
-    """Requirements of a run that every host must meet."""
-
-    workdir: str
-    """The working directory, unless hosts.txt names another; relative to the home directory."""
-    python: str = ""
-    """The interpreter of the ranks, likewise; empty: the one of `.venv` there, else python3."""
-    code: WorkingTree | None = None
-    data: str = ""
-    """The shard folder or URL that the ranks will read."""
-    environment: tuple[tuple[str, str], ...] = ()
-    """What is set for the ranks; some of it authenticates them to a server of shards."""
-    port: int = 0
-    """The master's port; 0: one that is free there."""
-    full: bool = False
-    own_command: bool = False
-    """Ranks run a command of the user's own, in the environment of a project with a uv.lock."""
-    on_cpu: bool = False
-    """The task trains on the CPU, so GPUs do not matter."""
-    on_gpus: bool = False
-    """The task trains on GPUs, or not at all."""
-    turn: str = ""
-    """The launch's place in the queue, as text to sort; empty: before all."""
-    waits: bool = False
-    """It queues when hosts are busy."""
-    chooses: bool = False
-    """It will take some of the hosts, or of their GPUs, and holds none before that."""
-    image: ContainerSpec | None = None
-    """The image that the ranks run in; None: they run on the host itself."""
-    task: TaskNeeds = TaskNeeds()
-    """What the settings of the task need."""
-    synced: bool = False
-    """--sync copies the code there, and makes an environment."""
-    is_here: bool = False
-    """The only host is this machine, which no launch has for itself: it is not locked."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +93,7 @@ class ClusterFacts:
     hosts: tuple[HostFacts, ...]
     master: str = ""
     port: int = 0
-    requirements: Requirements = Requirements(workdir="")
+    requirements: Requirements = Requirements(Command(()))
     """What the hosts were asked about."""
 
     @property
@@ -297,7 +258,7 @@ class HostProbe:
             look = structs.replace(look, interpreter=inspected.interpreter)
             self.replies[Look] = look
         questions: dict[type[Any], dict[str, object]] = {}
-        if requirements.code is not None:
+        if requirements.code and requirements.code.files:
             questions[Code] = {"root": look.workdir, "files": dict(requirements.code.files)}
         is_startable = "workdir" not in look.problems and not look.interpreter.error
         if requirements.data and is_startable:
@@ -320,7 +281,7 @@ class HostProbe:
     def _first_look(self) -> Look:
         """Take the first look, and note how far the host's clock is ahead of ours."""
         requirements, host = self.requirements, self.host
-        python = host.python or requirements.python
+        python, task = host.python or requirements.options.python, requirements.task
         arguments: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
             python=python,
@@ -329,9 +290,9 @@ class HostProbe:
             contained=requirements.image is not None,
             turn=requirements.turn,
             waits=requirements.waits,
-            packages=requirements.task.imports,
-            weights=requirements.task.weights,
-            cache=requirements.task.cache,
+            packages=task.imports,
+            weights=task.weights,
+            cache=task.cache,
             chooses=requirements.chooses,
             own_command=requirements.own_command,
             visible=None if host.devices or requirements.chooses else self._visible(),
@@ -372,7 +333,7 @@ class HostProbe:
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
         if holds and not look.holder:
             questions[Hold] = {"wanted": self.facts.locks}
-        questions[Listen] = {"address": address, "port": requirements.port}
+        questions[Listen] = {"address": address, "port": requirements.options.port}
         self._ask_all(questions)
         return address, self.facts[Listen].port
 

@@ -13,10 +13,12 @@ from rackrun.launcher.preflight import gpus
 from rackrun.launcher.preflight.check_table import shown
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import TableRow, are_only_busy, examine, refusal
-from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, Requirements
+from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts
 from rackrun.launcher.preflight.replies import REPLIES
+from rackrun.launcher.preflight.requirements import Requirements
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.hosts import Host, parse_hosts
+from rackrun.launcher.run.job import Command, TaskWork, Work
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.shapes import shaped
 
@@ -61,8 +63,14 @@ def finding(name: str, clock_ahead: float = 0.001, **changes: Any) -> HostFacts:
     return HostFacts(Host(name), replies=shapes, clock_ahead=clock_ahead, clock_error=0.01)
 
 
-def facts(*hosts: HostFacts, master: str = "10.0.0.1", **needs: Any) -> ClusterFacts:
-    return ClusterFacts(hosts, master, 29500, Requirements("", **needs))
+TASK, COMMAND = TaskWork("catdog"), Command(("true",))
+ON_CPU = TaskWork("catdog", ("--device", "cpu"))
+
+
+def facts(
+    *hosts: HostFacts, master: str = "10.0.0.1", work: Work = TASK, **asked: Any
+) -> ClusterFacts:
+    return ClusterFacts(hosts, master, 29500, Requirements(work, **asked))
 
 
 def rows_of(cluster: ClusterFacts) -> list[TableRow]:
@@ -155,14 +163,14 @@ def test_what_is_wrong_with_a_host_is_named(changes, check, says, level):
 def test_what_the_task_needs_is_looked_for_where_its_ranks_run():
     """Trackers on the first host alone; a split without samples ends with 65."""
     bad = finding("a", look__interpreter=LACKS)
-    first, second = (facts(bad, task=NEEDS), facts(bad, replace(bad, host=Host("b")), task=NEEDS))
+    first, second = (facts(bad, needs=NEEDS), facts(bad, replace(bad, host=Host("b")), needs=NEEDS))
     assert [row.problem for row in rows_of(first)] == [
         "/w/.venv/bin/python has no timm, wandb",
         "no module own in /w or installed",
         "imagenet: no samples in the split 'test'; there are in: train, val",
     ]
     assert rows_of(second)[0].problem == "/w/.venv/bin/python has no timm"
-    assert refused(facts(finding("a"), task=NEEDS)).exit_code == 65
+    assert refused(facts(finding("a"), needs=NEEDS)).exit_code == 65
     assert refused(first).exit_code == 78
 
 
@@ -171,8 +179,8 @@ def test_gpus_do_not_matter_to_ranks_on_the_cpu_nor_those_that_are_not_used():
     broken = finding("a", gpus={"gpus": [], "problem": "mismatch"})
     sick = finding("a", look__gpus=2, gpus__gpus=[GPU, SICK])
     assert refused(facts(broken)) and refused(facts(sick))
-    assert not rows_of(facts(broken, on_cpu=True))
-    assert not rows_of(facts(sick, on_cpu=True))
+    assert not rows_of(facts(broken, work=ON_CPU))
+    assert not rows_of(facts(sick, work=ON_CPU))
     assert not rows_of(facts(replace(sick, host=Host("a", slots=1, devices=(0,)))))
     assert gpus.temperature(finding("a", gpus__gpus=[{**GPU, "temperature": 83}])) == "to 90 °C"
 
@@ -195,13 +203,14 @@ def test_slots_in_the_host_file_allow_uneven_hosts():
 def test_more_ranks_of_a_task_than_memory_holds_are_refused():
     """The line says how much they need and what is there; a command may be a small one."""
     small = finding("a", look__memory=4_100_000_000)
-    many = facts(replace(small, host=Host("a", slots=8, devices=None)), on_cpu=True)
+    many = facts(replace(small, host=Host("a", slots=8, devices=None)), work=ON_CPU)
     assert not rows_of(many)
-    many = facts(replace(small, host=Host("a", slots=200)), on_cpu=True)
+    many = facts(replace(small, host=Host("a", slots=200)), work=ON_CPU)
     (row,) = rows_of(many)
     needed = "200 ranks need 100.0 GB, at least 500.0 MB each"
     assert (row.check, row.problem) == ("memory", f"{needed}, and there are 4.1 GB")
-    assert not rows_of(replace(many, requirements=replace(many.requirements, own_command=True)))
+    own = facts(*many.hosts, work=COMMAND)
+    assert "memory" not in {row.check for row in rows_of(own)}
 
 
 def test_on_this_machine_alone_a_command_may_share_gpus_and_no_one_else_matters():
@@ -210,12 +219,12 @@ def test_on_this_machine_alone_a_command_may_share_gpus_and_no_one_else_matters(
     (row,) = rows_of(facts(eight, is_here=True))
     assert (row.check, row.problem) == ("gpus", "slots ask for 9 GPUs")
     assert "--device cpu" in row.hint
-    assert not rows_of(facts(eight, is_here=True, own_command=True))
-    assert not rows_of(facts(eight, is_here=True, on_cpu=True))
+    assert not rows_of(facts(eight, is_here=True, work=COMMAND))
+    assert not rows_of(facts(eight, is_here=True, work=ON_CPU))
     others = finding("a", look__holder="jo", look__drained="fan", clock_ahead=99.0)
     assert not rows_of(facts(others, is_here=True))
     bare = finding("a", look__interpreter={**LACKS, "torch": ""})
-    (row,) = rows_of(facts(bare, is_here=True, task=replace(NEEDS, modules=(), splits=())))
+    (row,) = rows_of(facts(bare, is_here=True, needs=replace(NEEDS, modules=(), splits=())))
     assert (row.check, "--python" in row.hint) == ("torch", True)
 
 
@@ -285,7 +294,7 @@ def test_what_the_launch_will_mend_is_no_fault():
     own = replace(bad, host=Host("a", python="/p"))
     pending = {"code": "copied", "python": "made"}
     for host, levels in ((bad, {"ok"}), (own, {"ok", "refused"})):
-        rows = examine(facts(host), CHECKS, pending=pending)
+        rows = examine(facts(host, pending=pending), CHECKS)
         assert {row.level for row in rows if row.check in pending} == levels
 
 
