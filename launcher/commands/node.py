@@ -178,7 +178,7 @@ def spec_of(placement: Placement, work: Work, options: NodeOptions) -> LaunchSpe
 def this_node(spec: LaunchSpec) -> PlannedHost:
     """Return what a plan needs to know of this node; raise a HostError where it is not fit."""
     with preflight(spec) as cluster:
-        return planned_host(cluster.hosts[0], cluster, Path(), spec, "")
+        return planned_host(cluster.hosts[0], cluster, Path(), "")
 
 
 def plan_for(

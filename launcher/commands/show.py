@@ -54,6 +54,6 @@ def show_plan(spec: LaunchSpec, as_json: bool) -> int:
     with preflight(spec) as all_hosts:
         cluster = all_hosts.first(len(spec.restart_state.active()))
         refuse_ranks(cluster)
-        plan = plan_for(spec.job(spec.planned_folder), cluster, spec)
+        plan = plan_for(spec.job(spec.planned_folder), cluster)
     sys.stdout.write(shown(plan, as_json))
     return 0

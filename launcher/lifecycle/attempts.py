@@ -146,7 +146,7 @@ class Launch:
                 for line in environments(cluster):
                     self._say(line)
             job = self._next_job()
-            plan = plan_for(job, cluster, self.spec)
+            plan = plan_for(job, cluster)
             before, attempt = self.result, Attempt(job, plan, transports[: len(active)])
             if self._output is None:
                 self._output = self._stack.enter_context(RunOutput(job, self._show))

@@ -93,33 +93,29 @@ def code_here(
     return working_tree(Path.cwd(), warn, excluded, runs)
 
 
-def plan_for(job: Job, cluster: ClusterFacts, spec: LaunchSpec) -> Plan:
+def plan_for(job: Job, cluster: ClusterFacts) -> Plan:
     """Return the plan for the hosts as they were found."""
-    run_folder = spec.options.runs / job.folder.path.name
+    run_folder = cluster.requirements.options.runs / job.folder.path.name
     planned = [
-        planned_host(facts, cluster, run_folder, spec, scratch_folder(job.run_id, node))
+        planned_host(facts, cluster, run_folder, scratch_folder(job.run_id, node))
         for node, facts in enumerate(cluster.hosts)
     ]
     return make_plan(job, planned, cluster.port)
 
 
 def planned_host(
-    facts: HostFacts,
-    cluster: ClusterFacts,
-    run_folder: Path,
-    spec: LaunchSpec,
-    scratch: str,
+    facts: HostFacts, cluster: ClusterFacts, run_folder: Path, scratch: str
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
-    container = cluster.requirements.image
-    host, look = facts.host, facts.look
-    workdir = str(typed_folder()) if spec.is_here else look.workdir
+    needs, host, look = cluster.requirements, facts.host, facts.look
+    container = needs.image
+    workdir = str(typed_folder()) if needs.is_here else look.workdir
     folder = str(Path(workdir) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
     python = look.python
-    is_named = host.python or spec.options.python
-    if "python" in spec.pending and not is_named:  # --sync will make an environment
+    is_named = host.python or needs.options.python
+    if "python" in needs.pending and not is_named:  # --sync will make an environment
         python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
@@ -135,7 +131,7 @@ def planned_host(
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         setup=(*host.setup_words, workdir) if host.setup else (),
         agent_python=look.python,
-        locks=() if cluster.requirements.is_here else facts.locks,
+        locks=() if needs.is_here else facts.locks,
         container=container.docker_run(
             look.user, look.workdir, look.gpus > 0, folder, Path(scratch).name
         )
