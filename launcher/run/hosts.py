@@ -190,8 +190,7 @@ SETTING = re.compile(
     r"(?P<key>[A-Za-z][\w-]*)"
     r"(?:\s*=\s*(?P<number>\d+)(?=[\s#]|$)|=(?P<value>(?:[^\s\"'#]|\"[^\"]*\"|'[^']*')*))"
 )
-TOKEN = re.compile(r"[^\s#]+")
-SPACE = re.compile(r"\s*")
+TOKEN = re.compile(r"\s*([^\s#]+)")
 GRID_ENGINE = re.compile(r"^(\S+) +(\d+) +[^\s@]+@\S+( +\S+)?$")
 """A line of $PE_HOSTFILE: host, slots, queue, processors."""
 
@@ -202,7 +201,7 @@ class _Line:
     def __init__(self, number: int, text: str) -> None:
         self.number = number
         self.text = text
-        self.start = self._skip(0)
+        self.start = len(text) - len(text.lstrip())
         self.faults: list[LineFault] = []
 
     @property
@@ -213,11 +212,11 @@ class _Line:
 
     def hosts(self) -> list[Host]:
         """Return the hosts that this line names: none, one, or a range of them."""
-        token = TOKEN.match(self.text, self.start)
+        token = TOKEN.match(self.text)
         if token is None:
             return []
         settings = self._settings(token.end())
-        user, names, port = self._target(token.group())
+        user, names, port = self._target(token[1])
         if self.faults:
             return []
         common = Host("", user, port, **settings)  # type: ignore[arg-type]
@@ -225,10 +224,6 @@ class _Line:
 
     def _fault(self, position: int, text: str) -> None:
         self.faults.append(LineFault(self.number, position + 1, text))
-
-    def _skip(self, position: int) -> int:
-        blank = SPACE.match(self.text, position)
-        return blank.end() if blank else position
 
     def _target(self, target: str) -> tuple[str | None, list[str], int | None]:
         user, at, rest = target.rpartition("@")
@@ -315,12 +310,13 @@ class _Line:
     def _settings(self, position: int) -> dict[str, object]:
         settings: dict[str, object] = {}
         env: list[tuple[str, str]] = []
-        while (token := TOKEN.match(self.text, position := self._skip(position))) is not None:
+        while token := TOKEN.match(self.text, position):
+            position = token.start(1)
             setting = SETTING.match(self.text, position)
             after = self.text[setting.end() : setting.end() + 1] if setting else ""
             if setting is None or (after and after != "#" and not after.isspace()):
                 is_setup = next(reversed(settings), "") == "setup"
-                wrong = "quote the whole command" if is_setup else _not_a_setting(token.group())
+                wrong = "quote the whole command" if is_setup else _not_a_setting(token[1])
                 self._fault(position, wrong)
                 break  # the words behind it would be no setting either
             key = setting["key"].replace("-", "_")
