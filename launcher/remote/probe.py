@@ -81,15 +81,10 @@ def basics(
 ) -> dict[str, Any]:
     """Return facts that are known at once: account, machine, and what ranks would run on.
 
-    `parts` are the endings of the lock files that the run would hold alone. `setup`: what goes
-    before the working directory and the command of the interpreter. `contained`: the
-    interpreter is that of a container image, which `image` describes. `turn`: the place of the
-    launch in the queue, after all smaller ones; empty: before all. `waits`: it joins the queue.
-    `packages`: what the interpreter must be able to import. `weights`: a file to be read.
+    Most is asked as `Requirements` in the preflight have it. `parts` are the endings of the lock
+    files that the run would hold alone. `setup` goes before the working directory and the command
+    of the interpreter. `contained`: that is one of a container image, which `image` describes.
     `visible`: variables of the ranks that choose GPUs, over this account's; None: by number.
-    `cache`: a folder to be written. `chooses`: return which GPUs are taken. `own_command`: the
-    environment of a project with a uv.lock comes before rackrun's. `interface`: the device whose
-    address counts.
     """
     workdir = os.path.abspath(os.path.join(os.path.expanduser("~"), os.path.expanduser(workdir)))
     lock = lock_of_host()
@@ -105,7 +100,7 @@ def basics(
     described: dict[str, Any] = {}
     address, problems = (own_endpoint() or [""])[0], facts["problems"]
     if not contained:
-        before = [*setup, workdir] if setup and "workdir" not in problems else []
+        before = [*setup, workdir] if setup and not problems["workdir"] else []
         described = describe([*before, interpreter], packages, workdir)
     if interface:
         address, problems["interface"] = network.address_of(interface)
@@ -134,14 +129,13 @@ def disk_facts(
     workdir: str, python: str, weights: str, cache: str, own_command: bool
 ) -> dict[str, Any]:
     """Return facts that need file systems to answer; relative paths start at `workdir`."""
-    problems = {
-        "workdir": workdir_problem(workdir),
-        "tmp": tmp_problem(),
-        "weights": weights_problem(os.path.join(workdir, weights)) if weights else "",
-        "cache": cache_problem(os.path.join(workdir, cache)) if cache else "",
-    }
     return {
-        "problems": {about: problem for about, problem in problems.items() if problem},
+        "problems": {
+            "workdir": workdir_problem(workdir),
+            "tmp": tmp_problem(),
+            "weights": weights_problem(os.path.join(workdir, weights)) if weights else "",
+            "cache": cache_problem(os.path.join(workdir, cache)) if cache else "",
+        },
         "python": behind_shim(workdir, find_interpreter(workdir, python, own_command)),
         "disk_free": disk_free(workdir),
     }
