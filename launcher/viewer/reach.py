@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from rackrun.errors import Problem, UsageError
@@ -27,50 +27,6 @@ REPLY_SECONDS = 20.0
 """Time for the reply to one request: a home directory whose file server is down never answers."""
 
 
-@dataclass
-class ReachedRun:
-    """A run, and its hosts."""
-
-    run: Run
-    hosts: Sequence[Host]
-    transports: Sequence[Transport | Problem]
-    silent: dict[str, Problem] = field(default_factory=dict)
-    """Hosts on which not even a program starts in time, by label: they are not asked again."""
-
-
-@contextmanager
-def reached(run: Run, options: ReachOptions) -> Iterator[ReachedRun]:
-    """Reach the hosts of a run, as its folder has them."""
-    plan = plan_of(run.folder)
-    known = hosts_in(run.folder)
-    if known is None and is_here(plan):
-        here = [Host(host.name) for host in plan.hosts]
-        yield ReachedRun(run, here, [LocalTransport(host.name) for host in here])
-        return
-    if known is None:
-        raise UsageError(f"{run.folder.hosts}: names no hosts, or is not a file of yours")
-    from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
-
-    with closing(open_network(options, known.ssh_config)) as network:
-        yield ReachedRun(run, known.hosts, network.try_each(known.hosts))
-
-
-def is_here(plan: RunPlan) -> bool:
-    """Return True for the plan of this machine alone."""
-    return {host.name for host in plan.hosts} <= {THIS_MACHINE, socket.gethostname()}
-
-
-def plan_of(folder: RunFolder) -> RunPlan:
-    """Return the plan of a run; raise UsageError for a folder without one."""
-    try:
-        return parsed_file(folder.plan, RunPlan, MOST_BYTES)
-    except (OSError, Misshapen) as error:
-        raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
-
-
-# -- what the hosts answer
-
-
 class RunProcess(Shape, frozen=True):
     """One process of a run on a host."""
 
@@ -86,48 +42,64 @@ class RunListing(Shape, frozen=True):
     processes: tuple[RunProcess, ...] = ()
 
 
-@dataclass(frozen=True)
-class HostProcesses:
-    """What runs of a run on one host."""
+@dataclass
+class ReachedHost:
+    """A host of a run, and what runs of it there."""
 
-    name: str
-    transport: Transport | None
-    python: str = ""
-    """The interpreter that answered there."""
-    processes: tuple[RunProcess, ...] = ()
+    host: Host
+    transport: Transport | Problem
+    """The way there, or why there is none: a host that once did not answer is not asked again."""
+    found: RunListing = RunListing("")
     error: str = ""
+    """Why it has not said what runs there."""
 
 
-def processes_of_all(run: ReachedRun) -> list[HostProcesses]:
-    """Ask every host of the run what runs there."""
+@contextmanager
+def reached(run: Run, options: ReachOptions) -> Iterator[list[ReachedHost]]:
+    """Reach the hosts of a run, as its folder has them."""
+    plan = plan_of(run.folder)
+    known = hosts_in(run.folder)
+    if known is None and is_here(plan):
+        yield [ReachedHost(Host(host.name), LocalTransport(host.name)) for host in plan.hosts]
+        return
+    if known is None:
+        raise UsageError(f"{run.folder.hosts}: names no hosts, or is not a file of yours")
+    from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
 
-    def ask(pair: tuple[Host, Transport | Problem]) -> HostProcesses:
-        host, transport = pair
-        if isinstance(transport, Problem):
-            raise transport
-        with closing(RpcClient(transport, host.python or "")) as client:
-            reply = client.call("processes", run=run.run.id[:SHORT_ID])  # of every attempt
-            listing = client.parsed(reply, RunListing)
-        return HostProcesses(host.label, transport, listing.python, listing.processes)
+    with closing(open_network(options, known.ssh_config)) as network:
+        yield list(map(ReachedHost, known.hosts, network.try_each(known.hosts)))
 
-    def late(pair: tuple[Host, Transport | Problem]) -> Problem:
-        label = pair[0].label
+
+def is_here(plan: RunPlan) -> bool:
+    """Return True for the plan of this machine alone."""
+    return {host.name for host in plan.hosts} <= {THIS_MACHINE, socket.gethostname()}
+
+
+def plan_of(folder: RunFolder) -> RunPlan:
+    """Return the plan of a run; raise UsageError for a folder without one."""
+    try:
+        return parsed_file(folder.plan, RunPlan, MOST_BYTES)
+    except (OSError, Misshapen) as error:
+        raise UsageError(f"{folder.path}: no run that a launcher started: {error}") from None
+
+
+def look_for(run: Run, hosts: Sequence[ReachedHost]) -> None:
+    """Ask every host what runs there of any attempt of a run."""
+
+    def ask(one: ReachedHost) -> RunListing:
+        if isinstance(one.transport, Problem):
+            raise one.transport
+        with closing(RpcClient(one.transport, one.host.python or "")) as client:
+            return client.parsed(client.call("processes", run=run.id[:SHORT_ID]), RunListing)
+
+    def late(one: ReachedHost) -> Problem:
         seconds = f"{REPLY_SECONDS:g} s; is its home directory on a disk that is down?"
-        run.silent[label] = HostUnreachable(f"{label}: does not answer within {seconds}")
-        return run.silent[label]
+        one.transport = HostUnreachable(f"{one.host.label}: does not answer within {seconds}")
+        return one.transport
 
-    pairs = [
-        (host, run.silent.get(host.label, transport))
-        for host, transport in zip(run.hosts, run.transports, strict=True)
-    ]
-    outcomes = each(ask, pairs, REPLY_SECONDS, late)
-    return [
-        HostProcesses(host.label, None, error=_short_message(outcome, host))
-        if isinstance(outcome, Problem)
-        else outcome
-        for host, outcome in zip(run.hosts, outcomes, strict=True)
-    ]
-
-
-def _short_message(error: Problem, host: Host) -> str:
-    return one_line(str(error).partition("\n")[0].removeprefix(f"{host.label}: "))
+    for one, found in zip(hosts, each(ask, hosts, REPLY_SECONDS, late), strict=True):
+        if isinstance(found, Problem):
+            said = str(found).partition("\n")[0].removeprefix(f"{one.host.label}: ")
+            one.found, one.error = RunListing(""), one_line(said)
+        else:
+            one.found, one.error = found, ""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
-from rackrun.errors import UsageError
+from rackrun.errors import Problem, UsageError
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.remote import processes
@@ -22,12 +23,7 @@ from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.reach import (
-    HostProcesses,
-    ReachedRun,
-    processes_of_all,
-    reached,
-)
+from rackrun.launcher.viewer.reach import ReachedHost, look_for, reached
 from rackrun.run_files import end_in
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_supervised
@@ -63,9 +59,8 @@ def stop(run: Run, options: StopOptions) -> int:
     ending = end_in(run.folder)
     if not was_running and ending and set(ending.hosts.values()) == {"clean"}:
         return 0
-    with reached(run, options) as reached_run:
-        left = is_left(reached_run, LINGER_SECONDS)
-    return HostLost.exit_code if left else 0
+    with reached(run, options) as hosts:
+        return HostLost.exit_code if is_left(run, hosts, LINGER_SECONDS) else 0
 
 
 def _end_launcher(run: Run, now: bool) -> bool:
@@ -141,46 +136,39 @@ def _checkpoint_seconds(folder: RunFolder) -> float:
     return Limits().checkpoint_seconds
 
 
-def is_left(run: ReachedRun, linger_seconds: float) -> bool:
+def is_left(run: Run, hosts: Sequence[ReachedHost], linger_seconds: float) -> bool:
     """End what is left on any host; return True while something may still be there."""
     deadline = time.monotonic() + linger_seconds
-    hosts = processes_of_all(run)
-    while any(host.processes for host in hosts) and time.monotonic() < deadline:
+    look_for(run, hosts)
+    while any(one.found.processes for one in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
-        hosts = processes_of_all(run)
-    if left := [host for host in hosts if host.processes]:
-        why = f"has not ended it within {SWEEP_SECONDS:g} s"
-        outcomes = each(
-            _clean_up,
-            left,
-            SWEEP_SECONDS,
-            lambda host: HostLost(f"{host.name}: {why}"),
-        )
-        errors = {
-            host.name: one_line(str(outcome))
-            for host, outcome in zip(left, outcomes, strict=True)
-            if outcome is not None
-        }
-        # a host that is clean now counts as clean, even if its clean-up has reported an error
-        hosts = [
-            replace(host, error=errors.get(host.name, host.error)) if host.processes else host
-            for host in processes_of_all(run)
-        ]
-    unclean = [host for host in hosts if host.error or host.processes]
-    for host in unclean:
-        names = ", ".join(str(process.pid) for process in host.processes)
-        say(f"{host.name}: {host.error or f'still running: {names}'}")
+        look_for(run, hosts)
+    if left := [one for one in hosts if one.found.processes]:
+        outcomes = each(_clean_up, left, SWEEP_SECONDS, _not_clean)
+        look_for(run, hosts)
+        for one, outcome in zip(left, outcomes, strict=True):
+            # a host that is clean now counts as clean, even if its clean-up has reported an error
+            if outcome is not None and one.found.processes:
+                one.error = one_line(str(outcome))
+    unclean = [one for one in hosts if one.error or one.found.processes]
+    for one in unclean:
+        names = ", ".join(str(process.pid) for process in one.found.processes)
+        say(f"{one.host.label}: {one.error or f'still running: {names}'}")
     clean = len(hosts) - len(unclean)
     rest = "" if unclean else ": nothing left running"
     say(f"{clean} of {plural(len(hosts), 'host')} clean{rest}")
     return bool(unclean)
 
 
-def _clean_up(host: HostProcesses) -> None:
-    assert host.transport is not None
+def _clean_up(one: ReachedHost) -> None:
+    assert not isinstance(one.transport, Problem)
     # a new agent ends what an earlier one has left
-    for scratch in {process.scratch for process in host.processes} - {""}:
-        client = RpcClient(host.transport, host.python)
+    for scratch in {process.scratch for process in one.found.processes} - {""}:
+        client = RpcClient(one.transport, one.found.python)
         channel, _ = client.hand_over(order(do="sweep", scratch=scratch))
         while channel.receive():
             pass
+
+
+def _not_clean(one: ReachedHost) -> Problem:
+    return HostLost(f"{one.host.label}: has not ended it within {SWEEP_SECONDS:g} s")
