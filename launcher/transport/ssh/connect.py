@@ -13,7 +13,6 @@ from typing import Any
 import paramiko
 
 from rackrun.launcher.transport.ssh.failures import translated, was_dropped
-from rackrun.launcher.transport.ssh.host_keys import HostKeyPolicy, KnownLines
 from rackrun.launcher.transport.ssh.protocol import transport_over
 from rackrun.launcher.transport.ssh.route import Proxy, SshRoute
 
@@ -45,8 +44,8 @@ def open_route(route: SshRoute) -> None:
 
 def _log_in(route: SshRoute) -> None:
     connection, settings = route.connection, route.settings
-    known = route.host_keys.lookup()
-    connection.client.set_missing_host_key_policy(HostKeyPolicy(route.host_keys, known))
+    known_types = route.host_keys.look_up()
+    connection.client.set_missing_host_key_policy(route.host_keys)
     if route.gateway is not None:  # Fabric would reuse the socket of its first connection
         open_gateway(replace(route.gateway, settings=settings))
     connection.connect_timeout = settings.handshake_seconds  # to Fabric, our socket being connected
@@ -54,7 +53,7 @@ def _log_in(route: SshRoute) -> None:
         "banner_timeout": settings.banner_seconds,
         "auth_timeout": settings.login_seconds,
         "channel_timeout": settings.channel_seconds,
-        "transport_factory": partial(_protocol, route, known),
+        "transport_factory": partial(_protocol, route, known_types),
     }
     if route.command:
         connection.connect_kwargs["sock"] = _through_command(route)
@@ -70,10 +69,10 @@ def _log_in(route: SshRoute) -> None:
 
 
 def _protocol(
-    route: SshRoute, known: KnownLines, sock: Any, disabled_algorithms: object = None
+    route: SshRoute, known_types: list[str], sock: Any, disabled_algorithms: object = None
 ) -> paramiko.Transport:
     """Return the protocol over a socket, as paramiko asks for one."""
-    transport = transport_over(sock, route.client, known.types())
+    transport = transport_over(sock, route.client, known_types)
     # Never reached: Fabric's limit is shorter.
     transport.handshake_timeout = 2 * route.settings.handshake_seconds
     return transport

@@ -21,7 +21,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import paramiko
 
@@ -33,19 +32,11 @@ ACCEPTING = ("accept-new", "no", "off", "false")
 """Values of StrictHostKeyChecking by which new keys are recorded."""
 
 
-class KnownLines(NamedTuple):
-    """The lines of known_hosts about a host."""
+class HostKeys(paramiko.MissingHostKeyPolicy):
+    """What known_hosts has about one host, and the verdict on the key that the host shows.
 
-    at_port: list[KnownKey]
-    by_name: list[KnownKey]
-
-    def types(self) -> list[str]:
-        """Return the types of key known at this port, which are asked for first, as by ssh."""
-        return [line.type for line in self.at_port if not line.marker]
-
-
-class HostKeys:
-    """What known_hosts has about one host, and what to do with a key that is not in there."""
+    paramiko itself is given no known keys, so that it asks about each of them here.
+    """
 
     def __init__(self, label: str, client: ClientSettings, accept_new: bool) -> None:
         files = client.known_hosts("UserKnownHostsFile")
@@ -59,52 +50,45 @@ class HostKeys:
         self.accept_new = bool(files) and (accept_new or strict in ACCEPTING)
         self.hash_names = client.first("hashknownhosts") == "yes"
         self.rsa_bits = int(client.first("requiredrsasize") or 0)
+        self.at_port: list[KnownKey] = []
+        """The lines about the host at its port."""
+        self.by_name: list[KnownKey] = []
+        """Those about its name, where the others give no key."""
 
-    def lookup(self) -> KnownLines:
-        """Ask known_hosts about the host at its port, and by its name if that gives no key."""
-        at_port = known_keys(self.entry, self.files)
-        if self.port == STANDARD_PORT or any(not line.marker for line in at_port):
-            return KnownLines(at_port, [])
-        return KnownLines(at_port, known_keys(self.name, self.files))
+    def look_up(self) -> list[str]:
+        """Ask known_hosts about the host; return the types of key that are known at its port."""
+        self.at_port, self.by_name = known_keys(self.entry, self.files), []
+        types = [line.type for line in self.at_port if not line.marker]
+        if self.port != STANDARD_PORT and not types:
+            self.by_name = known_keys(self.name, self.files)
+        return types
 
     @property
     def entry(self) -> str:
         """Return the host's name as a line of known_hosts has it."""
         return self.name if self.port == STANDARD_PORT else f"[{self.name}]:{self.port}"
 
-
-class HostKeyPolicy(paramiko.MissingHostKeyPolicy):
-    """Judges the host key of every connection.
-
-    paramiko itself is given no known keys, so that it asks this policy about each of them.
-    """
-
-    def __init__(self, keys: HostKeys, known: KnownLines) -> None:
-        self._keys = keys
-        self._known = known
-
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
         """Return when the key is known or may be recorded; raise AccessRefused otherwise."""
-        keys, blob = self._keys, key.asbytes()
-        if key.get_name() == "ssh-rsa" and key.get_bits() < keys.rsa_bits:
-            bits = f"{key.get_bits()} bits, RequiredRSASize {keys.rsa_bits}"
-            raise AccessRefused(f"{keys.label}: the host key of {keys.target} is too short: {bits}")
-        lines = [*self._known.at_port, *self._known.by_name]
+        if key.get_name() == "ssh-rsa" and key.get_bits() < self.rsa_bits:
+            bits = f"{key.get_bits()} bits, RequiredRSASize {self.rsa_bits}"
+            raise AccessRefused(f"{self.label}: the host key of {self.target} is too short: {bits}")
+        lines, blob = [*self.at_port, *self.by_name], key.asbytes()
         same = [line for line in lines if line.blob == blob and line.marker != "CA"]
         if revoked := [line for line in same if line.marker == "REVOKED"]:
-            raise AccessRefused(_revoked_key(keys, revoked[0], key))
+            raise AccessRefused(_revoked_key(self, revoked[0], key))
         if same:
             return
-        _refuse_other_keys(keys, self._known.at_port, key)
-        if not keys.accept_new:
-            raise AccessRefused(_unknown_key(keys, lines, key))
+        _refuse_other_keys(self, self.at_port, key)
+        if not self.accept_new:
+            raise AccessRefused(_unknown_key(self, lines, key))
         try:
-            _record(keys, key)
+            _record(self, key)
         except OSError as error:
-            reason = f"cannot be recorded in {keys.record_in}: {error.strerror}"
-            raise AccessRefused(f"{keys.label}: its host key {reason}") from error
+            reason = f"cannot be recorded in {self.record_in}: {error.strerror}"
+            raise AccessRefused(f"{self.label}: its host key {reason}") from error
 
 
 def fingerprint(blob: bytes) -> str:
