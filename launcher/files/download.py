@@ -217,7 +217,7 @@ def _take_all(client: RpcClient, sizes: Mapping[str, int], folder: Path, fetched
     client.order("send", folder=fetched.folder, paths=list(sizes))
     room = sum(sizes.values()) + SPARE_BYTES // 2  # logs may still grow while they are sent
     for path in sizes:
-        header = client.reply_as(Header)
+        header = client.parsed(client.reply(), Header)
         room -= header.size
         if room < 0:
             raise Problem(f"the files have grown since they were listed, {path} for example")
@@ -236,7 +236,7 @@ def _take(client: RpcClient, target: Path, size: int) -> str:
         with incomplete.open("wb") as file:
             for piece in client.receive(size):
                 file.write(piece)
-        ending = client.reply_as(TransferEnd)
+        ending = client.parsed(client.reply(), TransferEnd)
         if not ending.error:
             incomplete.replace(target)
         return ending.error  # the file became shorter while it was read, for example

@@ -50,14 +50,14 @@ FULL_SECONDS = 120.0
 PROBE_SECONDS = 2 * FULL_SECONDS  # for a reply: a host that is late is given up before
 
 
-@dataclass(frozen=True)
+@dataclass
 class HostFacts:
     """Facts about one host: the replies of its probe, by their shape."""
 
     host: Host
     error: Problem | None = None
     """Why nothing is known."""
-    replies: Mapping[type, Any] = field(default_factory=dict)
+    replies: dict[type, Any] = field(default_factory=dict)
     clock_ahead: float = 0.0
     """Seconds by which its clock is ahead of ours, give or take `clock_error`."""
     clock_error: float = 0.0
@@ -178,7 +178,7 @@ def gather_facts(
     seconds = (FULL_SECONDS if requirements.full else LOOK_SECONDS) * (1 + len(hosts) // AT_ONCE)
     clients = {facts.host.label: facts.client for facts in earlier.hosts if facts.error is None}
     probes = [
-        HostProbe(host, transport, requirements, clients.get(host.label))
+        HostProbe(HostFacts(host, client=clients.get(host.label)), transport, requirements)
         for host, transport in zip(hosts, transports, strict=True)
     ]
     _all(probes, HostProbe.ask_about_host, seconds)
@@ -191,15 +191,14 @@ def gather_facts(
         _all(
             probes, lambda one: one.test_route(master, port, other if one is first else ""), seconds
         )
-    facts = tuple(replace(each.facts, client=each.client) for each in probes)
-    return ClusterFacts(facts, master, port, requirements)
+    return ClusterFacts(tuple(one.facts for one in probes), master, port, requirements)
 
 
 def _another_address(probes: Sequence[HostProbe]) -> str:
     """Return the address of a host behind the first; empty where all are on loopback."""
     for each_probe in probes[1:]:
         if each_probe.facts.error is None:
-            address = each_probe.host.address or each_probe.facts.look.address
+            address = each_probe.facts.host.address or each_probe.facts.look.address
             if address and not is_loopback(address):
                 return address
     return ""
@@ -218,31 +217,25 @@ def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
     outcomes = each(action, able, seconds=seconds, late=HostProbe.late)
     for host_probe, outcome in zip(able, outcomes, strict=True):
         if isinstance(outcome, Problem):
-            host_probe.facts = replace(host_probe.facts, error=outcome)
+            host_probe.facts.error = outcome
 
 
 class HostProbe:
     """Questions to one host, whose replies become its facts."""
 
     def __init__(
-        self,
-        host: Host,
-        transport: Transport | Problem,
-        requirements: Requirements,
-        client: RpcClient | None = None,
+        self, facts: HostFacts, transport: Transport | Problem, requirements: Requirements
     ) -> None:
-        """Ask through `client`, or through a new probe where that is None or has ended."""
-        self.host = host
+        """Ask through the client of the facts, or through a new probe if it has none, or ended."""
+        self.facts = facts
         self.transport = transport
         self.requirements = requirements
-        self.replies: dict[type, Any] = {}
-        error = transport if isinstance(transport, Problem) else None
-        self.facts = HostFacts(host, error, self.replies)
-        self.client = client
+        if isinstance(transport, Problem):
+            facts.error = transport
 
     def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
-        requirements, host = self.requirements, self.host
+        requirements, host = self.requirements, self.facts.host
         look, image = self._first_look(), requirements.image
         command = [*host.setup_words, *([look.workdir] if host.setup else ()), look.python]
         if image is not None and "workdir" not in look.problems:
@@ -256,7 +249,7 @@ class HostProbe:
             )
             # The ranks run on the interpreter of the container, in place of the host's.
             look = structs.replace(look, interpreter=inspected.interpreter)
-            self.replies[Look] = look
+            self.facts.replies[Look] = look
         questions: dict[type[Any], dict[str, object]] = {}
         if requirements.code and requirements.code.files:
             questions[Code] = {"root": look.workdir, "files": dict(requirements.code.files)}
@@ -275,12 +268,12 @@ class HostProbe:
         self._ask_all(questions)
 
     def _visible(self) -> dict[str, str]:
-        environment = (*self.requirements.environment, *self.host.env)
+        environment = (*self.requirements.environment, *self.facts.host.env)
         return {name: value for name, value in environment if name in VISIBLE}
 
     def _first_look(self) -> Look:
         """Take the first look, and note how far the host's clock is ahead of ours."""
-        requirements, host = self.requirements, self.host
+        requirements, facts, host = self.requirements, self.facts, self.facts.host
         python, task = host.python or requirements.options.python, requirements.task
         arguments: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
@@ -300,21 +293,21 @@ class HostProbe:
         )
         reply = None
         before, began = time.time(), time.monotonic()
-        if self.client is not None:
+        if facts.client is not None:
             try:
-                reply = self.client.call("look", **arguments)
+                reply = facts.client.call("look", **arguments)
             except HostUnreachable:  # it has waited too long for us, or its connection broke
-                self.client.close()
+                facts.client.close()
         if reply is None:
             assert not isinstance(self.transport, Problem)
             first = order(do="look", **arguments)
             before, began = time.time(), time.monotonic()
-            self.client = RpcClient(self.transport, python, first, PROBE_SECONDS)
-            reply = self.client.reply()
-        look = self.replies[Look] = checked_reply(reply, Look, host.label)
+            facts.client = RpcClient(self.transport, python, first, PROBE_SECONDS)
+            reply = facts.client.reply()
+        look = facts.replies[Look] = checked_reply(reply, Look, host.label)
         # The host read its clock in the middle of the round trip, plus or minus half of it.
-        half = (time.monotonic() - began) / 2
-        self.facts = replace(self.facts, clock_ahead=look.time - before - half, clock_error=half)
+        facts.clock_error = (time.monotonic() - began) / 2
+        facts.clock_ahead = look.time - before - facts.clock_error
         return look
 
     def listen(self, other: str = "") -> tuple[str, int]:
@@ -325,9 +318,9 @@ class HostProbe:
 
         It is locked before that: of two launches at the same time, the first to lock it goes on.
         """
-        look, requirements = self.facts.look, self.requirements
-        address = self.host.address or look.address or "127.0.0.1"
-        if other and not self.host.address and is_loopback(address):
+        look, requirements, host = self.facts.look, self.requirements, self.facts.host
+        address = host.address or look.address or "127.0.0.1"
+        if other and not host.address and is_loopback(address):
             address = self._ask(Route, address=other).address or address
         questions: dict[type[Any], dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
@@ -344,7 +337,7 @@ class HostProbe:
         """
         route = self._ask(Route, address=other or master, master=master, port=port)
         if other:
-            self.replies[Route] = structs.replace(route, master=route.address)
+            self.facts.replies[Route] = structs.replace(route, master=route.address)
 
     def _ask(self, shape: type[R], **arguments: object) -> R:
         """Send the probe one order; note its reply and return it."""
@@ -352,16 +345,18 @@ class HostProbe:
         return self.facts[shape]
 
     def _ask_all(self, questions: Mapping[type[Any], Mapping[str, object]]) -> None:
-        assert self.client is not None
+        client, label = self.facts.client, self.facts.host.label
+        assert client is not None
         for shape, arguments in questions.items():  # all at once: one round trip
-            self.client.order(shape.question, **arguments)
+            client.order(shape.question, **arguments)
         for shape in questions:
-            self.replies[shape] = checked_reply(self.client.reply(), shape, self.host.label)
+            self.facts.replies[shape] = checked_reply(client.reply(), shape, label)
 
     def late(self) -> HostUnreachable:
         """Return the error for a host whose probe does not answer in time."""
-        if self.client is None:
+        label = self.facts.host.label
+        if self.facts.client is None:
             why = "does ~/.bashrc there wait for something, or start another shell?"
             reason = f"its login shell has started no program in time; {why}"
-            return HostUnreachable(f"{self.host.label}: {reason}")
-        return HostUnreachable(f"{self.host.label}: does not answer the probe")
+            return HostUnreachable(f"{label}: {reason}")
+        return HostUnreachable(f"{label}: does not answer the probe")

@@ -125,10 +125,6 @@ class RpcClient:
             raise self._invalid("not an object")
         return reply
 
-    def reply_as(self, shape: type[T], seconds: float | None = None) -> T:
-        """Return the next reply, validated against a declared shape."""
-        return self.parsed(self.reply(seconds), shape)
-
     def parsed(self, reply: Reply, shape: type[T]) -> T:
         """Return a reply in its declared shape; raise HostUnreachable for any other."""
         try:
