@@ -3,10 +3,7 @@
 import json
 import os
 import re
-import resource
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +19,7 @@ from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.run import compatibility, resume
+from tests.lab import warm
 
 
 @pytest.fixture
@@ -176,12 +174,13 @@ def test_settings_that_changed_are_named():
 def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
     """What does not fit is no file at all, the last checkpoint stays, and the code is 74."""
     program = (
-        "import sys, torch\n"
+        "import resource, sys, torch\n"
         "from pathlib import Path\n"
         "from rackrun.commandline.program import run\n"
         "from rackrun.training import checkpoint\n"
         "from rackrun.run_folder import RunFolder\n"
         "def main(args):\n"
+        "    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "    folder = RunFolder(Path(args[0]))\n"
         "    folder.make()\n"
         "    for step, size in ((1, 10), (2, 1_000_000)):\n"
@@ -189,12 +188,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint(tmp_path):
         "        checkpoint.save(folder, {'state': state}, keep=1, best=False)\n"
         "run(main)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)),
-    )
+    done = warm.run("-c", program, tmp_path)
     assert done.returncode == 74
     assert "step-00000002.pt: cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
