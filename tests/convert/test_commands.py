@@ -22,12 +22,12 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_each_file_is_a_script(script, tmp_path):
-    """`convert/imagenet.py` is the command, and fails like it."""
+@pytest.mark.parametrize("script", ["table", "verify"])  # one with an OUT, one without
+def test_a_file_is_a_script(script, tmp_path):
+    """`convert/table.py` is the command, and fails like it."""
     as_script = [str(ROOT / "convert" / f"{script}.py")]
     folders = [str(tmp_path / "none"), str(tmp_path / "out")]
-    folders = folders[: 1 if script in ("summary", "verify") else 2]
+    folders = folders[: 1 if script == "verify" else 2]
     done, expected = (
         subprocess.run([sys.executable, *args, *folders], cwd=ROOT, capture_output=True, text=True)
         for args in (as_script, ["-m", "rackrun.convert", SCRIPTS[script]])
