@@ -22,6 +22,7 @@ import simplejpeg
 import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
+from torch.nn.functional import interpolate
 
 from rackrun.errors import DataError
 from rackrun.shards import pillow  # noqa: F401 - sets the limits of Pillow
@@ -49,11 +50,6 @@ PILLOW_ERRORS = (*UNDECODABLE, Image.DecompressionBombError)
 
 Pixels = NDArray[np.uint8]
 Interpolation = Literal["bilinear", "bicubic"]
-KERNELS = {
-    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
-    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
-}
-"""torch's kernels for bytes, which write to a given place."""
 PILLOW_KERNELS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
@@ -112,19 +108,19 @@ class Region(NamedTuple):
 
     def _resize(self, out: Pixels, interpolation: Interpolation) -> None:
         box, shrink = self.box, self.shrink
-        left, top = box.left % shrink / shrink, box.top % shrink / shrink
-        if left or top:
-            # Only Pillow can begin within a pixel. Moving the box to the next whole one instead
+        if any(edge % shrink for edge in box):
+            # Only Pillow can begin and end within a pixel. Moving the box to whole ones instead
             # shifts the image by up to half a pixel of the result, always the same way.
+            left, top = box.left % shrink / shrink, box.top % shrink / shrink
             part = (left, top, left + box.width / shrink, top + box.height / shrink)
             image = Image.fromarray(self.pixels)
             size = out.shape[1], out.shape[0]
             out[:] = np.asarray(image.resize(size, PILLOW_KERNELS[interpolation], part))
             return
-        scales = out.shape[0] * shrink / box.height, out.shape[1] * shrink / box.width
-        # torch.nn.functional.interpolate calls the same kernel, but cannot write to a given place.
-        kernel = KERNELS[interpolation]
-        kernel(_planes(self.pixels), out.shape[:2], False, *scales, out=_planes(out))
+        resized = interpolate(
+            _planes(self.pixels), out.shape[:2], mode=interpolation, antialias=True
+        )
+        _planes(out).copy_(resized)
 
 
 def region_of(data: bytes, choose: BoxChooser, side: float) -> Region:
@@ -245,4 +241,6 @@ def _opened(data: bytes) -> Image.Image:
 
 
 def _planes(pixels: Pixels) -> torch.Tensor:
-    return torch.from_numpy(pixels[None].transpose(0, 3, 1, 2))  # (1, 3, H, W), channels last
+    # (1, 3, H, W), channels last, also by the stride between images, which [None] makes 0: torch
+    # would take it for planar, and be slower.
+    return torch.from_numpy(pixels).unsqueeze(0).permute(0, 3, 1, 2)
