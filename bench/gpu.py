@@ -196,7 +196,13 @@ def shards(settings: Settings) -> None:
 
 def batches(config: ImageNet, ranks: Ranks) -> Iterator[Batch]:
     """Yield the batches of training, on the device."""
-    data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 0)
+    data = open_data(
+        config,
+        ranks,
+        [TASK.transforms(config, 0)],
+        TASK.name,
+        0,
+    )
     yield from (batch for batch in data.training(0) if len(batch.labels) == config.batch_size)
 
 

@@ -81,7 +81,7 @@ def ours(location: str, exact: bool) -> Iterable[Any]:
     )
     ranks = Ranks(0, 1, 0, 1, torch.device("cpu"))
     return open_data(
-        config, ranks, partial(TASK.transforms, config), TASK.name, TASK.synthetic_classes
+        config, ranks, [TASK.transforms(config, 0)], TASK.name, TASK.synthetic_classes
     ).training(0)
 
 

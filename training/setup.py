@@ -44,7 +44,7 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         config = earlier.resolved(config) if earlier else task.resolve(config)
         # Before the data are opened: ranks must read one version, though an append ends meanwhile.
         located, remarks = pinned(config, earlier, ranks)
-        transforms = task.for_workers(config)
+        transforms = [task.transforms(config, epoch) for epoch in range(config.epochs)]
         data = open_data(located, ranks, transforms, task.name, task.synthetic_classes)
         if not data.has_evaluation:
             config = without_evaluation(config)

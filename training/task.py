@@ -1,12 +1,10 @@
 """The definition of a task: its model and transforms. Everything else is in the training loop."""
 
-import pickle
 import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 from rackrun.commandline.program import location_in_user_code
 from rackrun.errors import UsageError, UserCodeError
 from rackrun.terminal import one_line
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+from rackrun.training.data.transforms import Transforms
 
 OF_MACHINE = re.compile(r"cuda|triton|compil|alloc|memory|\bdevice", re.IGNORECASE)
 """Finds errors that another machine may not have."""
@@ -74,19 +72,6 @@ class Task:
             f"task {self.name}: {_called(self.transforms)} returns {type(transforms).__name__};"
             " return rackrun.Transforms(size)"
         )
-
-    def for_workers(self, config: Any) -> TransformsOfEpoch:
-        """Return its transforms as loader workers get them; UsageError if they cannot be sent."""
-        transforms = partial(self.transforms, config)
-        try:
-            if config.workers and not config.synthetic:
-                pickle.dumps(transforms)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise UsageError(
-                f"task {self.name}: its transforms cannot be sent to loader workers: {error}; make"
-                " them a `def` at the top of its file, or type --workers 0"
-            ) from None
-        return transforms
 
 
 def _called(function: Callable[..., object]) -> str:

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from itertools import islice
 
@@ -110,7 +109,7 @@ def test_a_batch_has_each_of_its_images_so_many_times(shapes):
 
     def drawn(rank: int, world: int, start: int) -> Iterator[tuple[torch.Tensor, Counter[bytes]]]:
         ranks = Ranks(rank, world, rank, world, torch.device("cpu"))
-        data = open_data(config, ranks, partial(TASK.transforms, config), TASK.name, 10)
+        data = open_data(config, ranks, [TASK.transforms(config, 0)], TASK.name, 10)
         for images in (batch.images.clone() for batch in data.training(start)):
             both = zip(images, images.flip(3), strict=True)
             yield images, Counter(min(each.numpy().tobytes() for each in pair) for pair in both)

@@ -3,7 +3,6 @@
 import io
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def walk(config: CatDog, rank: int = 0, world: int = 1) -> Data:
     return open_data(
         config,
         Ranks(rank, world, rank, world, torch.device("cpu")),
-        partial(TASK.transforms, config),
+        [TASK.transforms(config, 0)],
         TASK.name,
         TASK.synthetic_classes,
     )
@@ -139,16 +138,13 @@ def test_folders_that_are_not_one_data_set_are_not_joined(tmp_path):
             walk(settings(f"{tmp_path / 'shards'}::{tmp_path / other}"))
 
 
-def growing(epoch: int) -> Transforms:
-    return Transforms(size=16 + 4 * epoch)
-
-
 @pytest.mark.parametrize("options", [{"exact_epochs": False}, {}], ids=["drawn", "exact"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_beyond_the_last_epoch_fit_its_memory(shapes, workers, options):
     """Workers read ahead of the end of a run, where images would have grown further."""
     config = settings(shapes, workers=workers, epochs=2, batch_size=40, **options)
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
+    growing = [Transforms(16), Transforms(20)]
     batches = open_data(config, alone, growing, TASK.name, 2).training(0)
     assert [batch.images.shape[2] for batch in islice(batches, 15)] == [16] * 5 + [20] * 10
 

@@ -6,12 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-
-from rackrun.errors import UsageError
-from rackrun.training.config import Config
-from rackrun.training.data.transforms import Transforms
-from rackrun.training.task import Task
 from tests.lab import warm
 from tests.lab.data import drawn
 
@@ -52,13 +46,3 @@ def test_the_page_shows_the_example():
     page = (ROOT / "docs" / "guides" / "own-model.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert EXAMPLE.read_text().partition("\n\n")[2] in blocks
-
-
-def test_a_lambda_is_refused_where_workers_would_need_it():
-    """In one line that says how to write it; without workers it is as good as any function."""
-    task = Task("mine", lambda config, classes: None, lambda config, epoch: Transforms(8))
-    with pytest.raises(
-        UsageError, match="task mine: .* `def` at the top of its file, or type --wor"
-    ):
-        task.for_workers(Config(data="x"))
-    assert task.for_workers(Config(data="x", workers=0))(0) == Transforms(8)

@@ -40,7 +40,13 @@ def test_a_batch_is_its_samples_each_prepared_alone(shapes, workers):
         exact_epochs=True,
     )  # fmt: skip
     transforms, pool = TASK.transforms(config, 0), SamplePool(sources_of(config))
-    data = open_data(config, ALONE, partial(TASK.transforms, config), TASK.name, 2)
+    data = open_data(
+        config,
+        ALONE,
+        [TASK.transforms(config, 0)],
+        TASK.name,
+        2,
+    )
 
     def alone(row: int, epoch: int, position: int) -> bytes:
         (stored,) = pool.samples(np.array([row]))
@@ -72,16 +78,12 @@ def numbered(begun: torch.Tensor, last: int, worker: int, workers: int) -> Itera
         yield StoredSample("a.tar", Sample(str(number), image, "png", number))
 
 
-def one_pixel(number: int) -> Transforms:
-    return Transforms(1)
-
-
 def test_no_batch_that_is_held_is_overwritten():
     """However far ahead workers are, and when one has failed: the last three batches are whole."""
     config, ring = CatDog(batch_size=1), Ring(WORKERS, 1, 3)
     begun, last = torch.zeros(WORKERS, dtype=torch.int64).share_memory_(), 40
     samples = partial(numbered, begun, last)
-    ahead = BatchStream(samples, 1, ring, Quarantine(config), one_pixel)
+    ahead = BatchStream(samples, 1, ring, Quarantine(config), [Transforms(1)])
     made, held = loaded(ahead, WORKERS), deque(maxlen=HELD)
     for number in range(last):
         held.append(ring.batch(next(made)))

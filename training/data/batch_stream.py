@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from rackrun.errors import Problem
 from rackrun.training.data.ring import Batch, Filled, Ring
 from rackrun.training.data.samples import Quarantine, Seed, StoredSample, decoded
-from rackrun.training.data.transforms import Transforms
+from rackrun.training.data.transforms import EpochTransforms
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class BatchStream(IterableDataset[Filled | Problem]):
     """Samples of a batch."""
     ring: Ring
     quarantine: Quarantine
-    transforms: Callable[[int], Transforms]
-    """Those of a batch by its number; picklable, since loader workers call it."""
+    transforms: EpochTransforms
+    start: int = 0
+    """The step of the first batch."""
+    epoch_steps: int = 1
     seed: Seed | None = None
     """Of what is drawn, before the number of the worker; None: images are for evaluation."""
 
@@ -45,7 +47,9 @@ class BatchStream(IterableDataset[Filled | Problem]):
         samples = enumerate(self.samples(worker, workers))
         seed = None if self.seed is None else (*self.seed, worker)
         for number in count(worker, workers):
-            transforms = self.transforms(number)
+            epoch = (self.start + number) // self.epoch_steps
+            # Workers read beyond the last epoch, too, into the same memory.
+            transforms = self.transforms[min(epoch, len(self.transforms) - 1)]
             shape = transforms.evaluation_shape if seed is None else transforms.training_shape
             images, labels = (each.numpy() for each in self.ring.place(number, self.size, shape))
             keys = list[tuple[str, str]]()

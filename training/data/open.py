@@ -34,7 +34,7 @@ from rackrun.training.data.pool import (
 from rackrun.training.data.resampled import resampled_batches, samples_of_shard
 from rackrun.training.data.ring import AHEAD, HELD, Batch
 from rackrun.training.data.row_reader import RowReader
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
+from rackrun.training.data.transforms import EpochTransforms, Transforms
 from rackrun.training.data.validation import Validation
 from rackrun.training.ranks import Numbers, Ranks, part_of
 from rackrun.training.settings.data import DataSettings
@@ -43,33 +43,27 @@ from rackrun.training.settings.data import DataSettings
 def open_data(
     config: DataSettings,
     ranks: Ranks,
-    transforms: TransformsOfEpoch,
+    transforms: EpochTransforms,
     task: str,
     synthetic_classes: int,
 ) -> Data:
     """Return the data that the settings ask for; UsageError when they name none.
 
-    `task` is its name, for the message; `synthetic_classes` are those of --synthetic.
+    `transforms` are those of each epoch; `task` is its name, for the message; `synthetic_classes`
+    are those of --synthetic.
     """
     if config.synthetic:
-        return Synthetic(config, transforms(0), synthetic_classes, ranks)
+        return Synthetic(config, transforms[0], synthetic_classes, ranks)
     config.require_data(task)
-    # Workers read beyond the last epoch. Nobody uses these batches, but they have to fit the memory
-    # of the others, so they are of the last epoch's size.
-    up_to_last = partial(_of_epoch, transforms, config.epochs - 1)
     if are_plain_tars(config.data):
-        return PlainData(config, ranks, up_to_last)
-    return (Exact if config.exact_epochs else Resampled)(config, ranks, up_to_last)
-
-
-def _of_epoch(transforms: TransformsOfEpoch, last: int, epoch: int) -> Transforms:
-    return transforms(min(epoch, last))
+        return PlainData(config, ranks, transforms)
+    return (Exact if config.exact_epochs else Resampled)(config, ranks, transforms)
 
 
 class StoredData(Data):
     """Shards, and every sample of them once for validation."""
 
-    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: EpochTransforms) -> None:
         super().__init__()
         self._batch = config.global_batch or config.batch_size * ranks.world
         if self._batch < ranks.world:
@@ -79,7 +73,7 @@ class StoredData(Data):
         sources = sources_of(config)
         self._pool = SamplePool(sources)
         self._loader = Loader(config, ranks)
-        self._validation = Validation(self._loader, transforms, sources)
+        self._validation = Validation(self._loader, transforms[-1], sources)
         fetched = sources if ranks.local_rank == 0 else ()  # one rank of a host fetches
         self.cache = CacheFiller(fetched, (TRAIN, config.eval_split), int(config.cache_size * 1e9))
         manifests = [source.manifest for source in sources]
@@ -107,7 +101,7 @@ class StoredData(Data):
 class Resampled(StoredData):
     """Training on shards drawn with replacement, by each loader worker of each rank."""
 
-    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: EpochTransforms) -> None:
         super().__init__(config, ranks, transforms)
         samples = config.epoch_samples or self.rows
         epoch_steps = config.steps_per_epoch or max(samples // self._batch, 1)
@@ -132,7 +126,7 @@ class Resampled(StoredData):
 class Exact(StoredData):
     """Training on every sample once in an epoch, or as often as its weight says."""
 
-    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: EpochTransforms) -> None:
         super().__init__(config, ranks, transforms)
         choice = chosen(config, self._pool.index["label"], self.classes)
         self._order = EpochOrder(
@@ -150,7 +144,7 @@ class Exact(StoredData):
         largest = -(-self._batch // ranks.world)
         if config.balance == "auto":
             largest = min(self._batch, largest * MOST_SHARE)
-        ring = loader.ring(largest, *training_shapes(transforms, config.epochs))
+        ring = loader.ring(largest, *(each.training_shape for each in transforms))
         reader = RowReader(self._pool, transforms, ring, loader.quarantine, config.seed)
         parts = parts_of_rank(self._order, self.steps, ranks.rank, start)
         return loader.batches(reader, ring, parts)

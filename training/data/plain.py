@@ -18,7 +18,7 @@ from rackrun.training.data.resampled import resampled_batches
 from rackrun.training.data.ring import Batch
 from rackrun.training.data.samples import StoredSample
 from rackrun.training.data.tars import Labels, TarPart, part_of, samples_in
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch
+from rackrun.training.data.transforms import EpochTransforms, Transforms
 from rackrun.training.ranks import Ranks
 from rackrun.training.settings.data import DataSettings
 
@@ -26,7 +26,7 @@ from rackrun.training.settings.data import DataSettings
 class PlainData(Data):
     """Training on tars drawn with replacement, and each image of --eval-data once."""
 
-    def __init__(self, config: DataSettings, ranks: Ranks, transforms: TransformsOfEpoch) -> None:
+    def __init__(self, config: DataSettings, ranks: Ranks, transforms: EpochTransforms) -> None:
         super().__init__()
         self.classes = _classes(config, ranks)
         self._labels = Labels(self.classes, config.label_field)
@@ -38,7 +38,7 @@ class PlainData(Data):
         named = [self.classes, [name.rpartition("/")[2] for name in self._names]]
         self.digest = hashlib.sha256(json.dumps(named).encode()).hexdigest()
         self.has_evaluation = bool(config.eval_data)
-        self._evaluation = PlainValidation(self._loader, transforms, self._labels)
+        self._evaluation = PlainValidation(self._loader, transforms[-1], self._labels)
 
     def training(self, start: int) -> Iterator[Batch]:
         """Yield this rank's batches from a step on: other ones than a run that began earlier."""
@@ -71,7 +71,7 @@ def _classes(config: DataSettings, ranks: Ranks) -> tuple[str, ...]:
 class PlainValidation:
     """The images of tars without an index, each once for any number of ranks and workers."""
 
-    def __init__(self, loader: Loader, transforms: TransformsOfEpoch, labels: Labels) -> None:
+    def __init__(self, loader: Loader, transforms: Transforms, labels: Labels) -> None:
         tars = expanded(loader.config.eval_data) if loader.config.eval_data else []
         ranks = loader.ranks
         self._parts = part_of([TarPart(tar) for tar in tars], ranks.rank, ranks.world)
@@ -81,19 +81,15 @@ class PlainValidation:
         """Yield this rank's part."""
         loader, transforms = self._loader, self._transforms
         config = loader.config
-        ring = loader.ring(config.batch_size, transforms(config.epochs - 1).evaluation_shape)
+        ring = loader.ring(config.batch_size, transforms.evaluation_shape)
         stream = BatchStream(
             partial(_read, self._parts, self._labels),
             config.batch_size,
             ring,
             loader.quarantine,
-            partial(_of_last, transforms, config.epochs - 1),
+            [transforms],
         )
         return until_empty(loader.batches(stream, ring), loader.workers)
-
-
-def _of_last(transforms: TransformsOfEpoch, last: int, number: int) -> Transforms:
-    return transforms(last)
 
 
 def _read(

@@ -27,7 +27,7 @@ from rackrun.training.data.loader import Loader
 from rackrun.training.data.pool import TRAIN
 from rackrun.training.data.ring import Batch
 from rackrun.training.data.samples import Seed, StoredSample, stored_samples
-from rackrun.training.data.transforms import Transforms, TransformsOfEpoch, training_shapes
+from rackrun.training.data.transforms import EpochTransforms
 
 
 def samples_of_shard(source: Source, name: str) -> Iterator[StoredSample]:
@@ -42,7 +42,7 @@ def resampled_batches(
     loader: Loader,
     names: Sequence[str],
     samples: Callable[[str], Iterator[StoredSample]],
-    transforms: TransformsOfEpoch,
+    transforms: EpochTransforms,
     epoch_steps: int,
     start: int,
 ) -> Iterator[Batch]:
@@ -51,23 +51,19 @@ def resampled_batches(
     `names` are those of all shards, `samples` reads one of them in order.
     """
     config, rank = loader.config, loader.ranks.rank
-    ring = loader.ring(config.batch_size, *training_shapes(transforms, config.epochs))
+    ring = loader.ring(config.batch_size, *(each.training_shape for each in transforms))
     seed = config.seed, start, rank
     stream = BatchStream(
         partial(drawn, names, samples, config.shuffle_buffer, seed),
         config.batch_size,
         ring,
         loader.quarantine,
-        partial(_of_batch, transforms, epoch_steps, start),
+        transforms,
+        start,
+        epoch_steps,
         seed,
     )
     return loader.batches(stream, ring)
-
-
-def _of_batch(
-    transforms: TransformsOfEpoch, epoch_steps: int, start: int, number: int
-) -> Transforms:
-    return transforms((start + number) // epoch_steps)
 
 
 def drawn(

@@ -13,7 +13,7 @@ from rackrun.training.data.order import Part
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.ring import Filled, Ring
 from rackrun.training.data.samples import Quarantine, decoded
-from rackrun.training.data.transforms import TransformsOfEpoch
+from rackrun.training.data.transforms import EpochTransforms
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RowReader(Dataset[Filled | Problem]):
     """
 
     pool: SamplePool
-    transforms: TransformsOfEpoch
+    transforms: EpochTransforms
     ring: Ring
     quarantine: Quarantine
     seed: int | None
@@ -39,9 +39,8 @@ class RowReader(Dataset[Filled | Problem]):
 
     def filled(self, part: Part) -> Filled:
         """Read and decode the samples of a part into the ring."""
-        # Made here, in the worker: a task's function can be sent to it, but what that returns
-        # perhaps cannot.
-        transforms = self.transforms(part.epoch)
+        # Workers read beyond the last epoch: what nobody uses has to fit the same memory.
+        transforms = self.transforms[min(part.epoch, len(self.transforms) - 1)]
         shape = transforms.evaluation_shape if self.seed is None else transforms.training_shape
         place = self.ring.place(part.number, len(part.rows), shape)
         images, labels = (each.numpy() for each in place)

@@ -6,7 +6,7 @@ All but the last arrow happen in the loader's workers, the last one on the devic
 plain numbers, so that final.pt can hold it and `predict` can repeat it.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Annotated, Literal, NamedTuple
@@ -199,6 +199,10 @@ class Transforms:
         return rows.view(pixels.shape).permute(0, 3, 1, 2)
 
 
+EpochTransforms = Sequence[Transforms]
+"""The transforms of each epoch: images may grow with the epochs."""
+
+
 def augmented(transforms: Transforms, config: ImageSettings) -> Transforms:
     """Return the transforms with the normalization and the changes by chance in the settings."""
     mean, deviation = transforms.mean, transforms.deviation
@@ -223,15 +227,6 @@ def _by_channel(values: tuple[float, ...], channels: int) -> tuple[float, ...]:
             f"--mean and --std: {len(values)} numbers for images of {plural(channels, 'channel')}"
         )
     return values if len(values) == channels else values * channels
-
-
-TransformsOfEpoch = Callable[[int], Transforms]
-"""The transforms of an epoch, by its number; picklable, since loader workers call it."""
-
-
-def training_shapes(transforms: TransformsOfEpoch, epochs: int) -> list[Shape]:
-    """Return the shape of an image in each epoch: images may grow."""
-    return [transforms(epoch).training_shape for epoch in range(epochs)]
 
 
 @cache

@@ -16,7 +16,7 @@ from rackrun.training.data.order import Part
 from rackrun.training.data.pool import SamplePool
 from rackrun.training.data.ring import Batch, Ring
 from rackrun.training.data.row_reader import RowReader
-from rackrun.training.data.transforms import Shape, TransformsOfEpoch
+from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Numbers, part_of
 
 VALIDATION = "val"
@@ -25,9 +25,7 @@ VALIDATION = "val"
 class Validation:
     """The validation samples of a rank, if there are any."""
 
-    def __init__(
-        self, loader: Loader, transforms: TransformsOfEpoch, sources: Sequence[Source]
-    ) -> None:
+    def __init__(self, loader: Loader, transforms: Transforms, sources: Sequence[Source]) -> None:
         split = loader.config.eval_split
         splits = {each.name for source in sources for each in source.manifest.splits}
         if split != VALIDATION and split not in splits:
@@ -54,10 +52,10 @@ class Validation:
             source.index(self._pool.split)  # read here, once: workers get it with this
         rows = part_of(loader.ranks, self._pool.size)
         parts = [
-            self._part(number, rows[first : first + size])
+            Part(number, 0, 0, np.array(rows[first : first + size], np.int32))
             for number, first in enumerate(range(0, len(rows), size))
         ]
-        ring = loader.ring(size, self._shape)
+        ring = loader.ring(size, self._transforms.evaluation_shape)
         return loader.batches(self._reader(ring), ring, parts)
 
     def grid(self, count: int, rows: Sequence[int] = ()) -> Batch | None:
@@ -66,19 +64,11 @@ class Validation:
             return None
         # A set: where there are fewer samples than are asked for, each comes once.
         rows = rows or sorted({self._pool.size * number // count for number in range(count)})
-        ring = Ring(0, len(rows), math.prod(self._shape))
-        return ring.batch(self._reader(ring).filled(self._part(0, rows)))
-
-    @property
-    def _shape(self) -> Shape:
-        return self._transforms(self._loader.config.epochs - 1).evaluation_shape
-
-    def _part(self, number: int, rows: Sequence[int]) -> Part:
-        # At full size, though images of the first epochs may be smaller.
-        return Part(number, self._loader.config.epochs - 1, 0, np.array(rows, np.int32))
+        ring = Ring(0, len(rows), math.prod(self._transforms.evaluation_shape))
+        return ring.batch(self._reader(ring).filled(Part(0, 0, 0, np.array(rows, np.int32))))
 
     def _reader(self, ring: Ring) -> RowReader:
-        return RowReader(self._pool, self._transforms, ring, self._loader.quarantine, seed=None)
+        return RowReader(self._pool, [self._transforms], ring, self._loader.quarantine, seed=None)
 
 
 def _splits_of(source: Source) -> set[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ from rackrun.training.data.loader import Loader
 from rackrun.training.data.plain import PlainValidation
 from rackrun.training.data.ring import Batch
 from rackrun.training.data.tars import NOT_VERIFIED, Labels
-from rackrun.training.data.transforms import Transforms
 from rackrun.training.data.validation import Validation
 from rackrun.training.device import set_up
 from rackrun.training.evaluation import ClassScore, Scores, Table
@@ -128,8 +126,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
             say(NOT_VERIFIED)
         plain = replace(config, eval_data=config.data)
         labels = Labels(tuple(trained.classes), trained.config.label_field)
-        transforms = partial(_of_every_epoch, trained.transforms)
-        return PlainValidation(Loader(plain, ranks), transforms, labels).batches()
+        return PlainValidation(Loader(plain, ranks), trained.transforms, labels).batches()
     source = open_source(config.data)
     data_classes = source.manifest.classes
     refuse_other_classes(trained, data_classes, config.data)
@@ -141,8 +138,7 @@ def open_split(config: Config, ranks: Ranks, trained: Trained) -> Iterator[Batch
         )
     if ranks.first and (remark := _other_conversion(trained, source.manifest, config.data)):
         say(remark)
-    transforms = partial(_of_every_epoch, trained.transforms)
-    batches = Validation(Loader(config, ranks), transforms, [source]).batches()
+    batches = Validation(Loader(config, ranks), trained.transforms, [source]).batches()
     if list(data_classes) == trained.classes:
         return batches
     numbers = torch.tensor([trained.classes.index(name) for name in data_classes])
@@ -159,10 +155,6 @@ def _other_conversion(trained: Trained, manifest: Manifest, data: str) -> str:
         f" trained on with {ours or 'unchanged ones'}; to evaluate it on images like those, convert"
         " with the same options"
     )
-
-
-def _of_every_epoch(transforms: Transforms, epoch: int) -> Transforms:  # sent to loader workers
-    return transforms
 
 
 def refuse_other_classes(trained: Trained, data_classes: Sequence[str], data: str) -> None:
