@@ -69,20 +69,12 @@ class Config(  # dataclasses collect the fields of the last base first, as --hel
                 f"--grad-accum-steps {self.grad_accum_steps} does not divide --batch-size"
                 f" {self.batch_size}"
             )
-        return problems + self._unbalanced()
-
-    @property
-    def unbalanceable(self) -> dict[str, str]:
-        """The options that need steps that are cut evenly, and why."""
-        obstacles = ((self.synthetic, "--synthetic", "the images of each rank are fixed"),)
-        return {option: why for obstacle, option, why in obstacles if obstacle}
-
-    def _unbalanced(self) -> list[str]:
-        return [
-            f"--balance auto and {option} exclude each other: {why}; type --balance even"
-            for option, why in self.unbalanceable.items()
-            if self.balance == "auto"
-        ]
+        if self.balance == "auto" and self.synthetic:
+            problems.append(
+                "--balance auto and --synthetic exclude each other: the images of each rank are"
+                " fixed; type --balance even"
+            )
+        return problems
 
 
 HEAD = Head(

@@ -10,7 +10,6 @@ waits for until they are looked at.
 """
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
@@ -28,8 +27,8 @@ Times = npt.NDArray[np.float64]
 Mark = float | torch.cuda.Event
 
 PARTS = ("data", "compute", "exchange")
+COMPUTE = PARTS.index("compute")
 MARKS = len(PARTS) + 1
-UNREAD_STEPS = 8  # that a GPU may be behind
 
 
 class StepTimes:
@@ -40,7 +39,6 @@ class StepTimes:
         self._marks: list[Mark] = []  # of the current step
         self._waits: list[list[Mark]] = []  # since `data_seconds`
         self._steps: list[list[Mark]] = []  # since `take`; between several ranks
-        self._newest = deque[list[Mark]](maxlen=UNREAD_STEPS)  # since `compute_nanoseconds`
         self._has_others = ranks.world > 1
         self._hooks: tuple[RemovableHandle, ...] = ()
         if self._has_others:
@@ -65,7 +63,6 @@ class StepTimes:
                 self._waits.append(self._marks)
                 if self._has_others:
                     self._steps.append(self._marks)  # complete once the optimizer begins
-                    self._newest.append(self._marks)
                 yield batch
                 break
             else:
@@ -75,17 +72,6 @@ class StepTimes:
         """Return how long this rank waited for data since the last call; waits for the device."""
         waits, self._waits = self._waits, []
         return sum(_between(*marks[:2]) for marks in waits)
-
-    def compute_nanoseconds(self) -> int:
-        """Return what forward and backward took in the steps that have ended since the last call.
-
-        The mean; 0 if none has, as where a GPU is behind.
-        """
-        seconds = []
-        while len(self._newest) > 1 and _is_over(self._newest[0]):
-            if len(marks := self._newest.popleft()) == MARKS:  # it had a part in the step
-                seconds.append(_between(*marks[1:3]))
-        return max(1, round(sum(seconds) / len(seconds) * 1e9)) if seconds else 0
 
     def __len__(self) -> int:
         """Return the steps that `take` would return."""
@@ -119,11 +105,6 @@ class StepTimes:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _is_over(marks: list[Mark]) -> bool:
-    # A GPU may be behind the host: reading the times of a step that it has not done would wait.
-    return isinstance(marks[-1], float) or marks[-1].query()  # type: ignore[no-untyped-call]
 
 
 def _between(first: Mark, last: Mark) -> float:

@@ -65,38 +65,31 @@ class StopRequests:
 class StepExchange:
     """The exchanges of all ranks, step by step."""
 
-    def __init__(
-        self, ranks: Ranks, pending: Callable[[], int], others: Callable[[], list[int]] = list
-    ) -> None:
-        """Exchange what `pending` returns: all ranks follow the strongest request.
-
-        `others` returns numbers that travel with it; all ranks learn the largest of each.
-        """
-        self._ranks, self._pending, self._others = ranks, pending, others
-        self.largest: list[int] = []
-        """The largest of the other numbers, by place; empty where none are due after the step."""
-        self._numbers: torch.Tensor | None = None  # under way
+    def __init__(self, ranks: Ranks, pending: Callable[[], int]) -> None:
+        """Exchange what `pending` returns: all ranks follow the strongest request."""
+        self._ranks, self._pending = ranks, pending
+        self._number: torch.Tensor | None = None  # under way
         self._steps_left = 0
-        self._agreed = 0
+        self._agreed = NOTHING
 
     def begin(self) -> None:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
-        self._agreed, self.largest = 0, []
-        if self._ranks.world > 1 and self._numbers is None:
-            self._numbers = torch.tensor([self._pending(), *self._others()])
-            self._work = dist.all_reduce(self._numbers, dist.ReduceOp.MAX, async_op=True)
+        self._agreed = NOTHING
+        if self._ranks.world > 1 and self._number is None:
+            self._number = torch.tensor(self._pending())
+            self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, async_op=True)
             self._steps_left = int(self._ranks.device.type == "cuda")
 
     def complete(self) -> None:
         """Wait until all that this step needs is here."""
-        if self._numbers is None:
+        if self._number is None:
             return
         if self._steps_left:
             self._steps_left -= 1
             return
         if self._work:
             self._work.wait()
-        (self._agreed, *self.largest), self._numbers = self._numbers.tolist(), None
+        self._agreed, self._number = int(self._number), None
 
     @property
     def request(self) -> int:

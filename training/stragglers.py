@@ -87,8 +87,11 @@ class Stragglers:
         self._ranks = ranks
         self._is_first_look = True
 
-    def waiting(self, times: StepTimes) -> Waiting | None:
-        """Return who waited for whom, after enough steps; a collective on all ranks."""
+    def look(self, times: StepTimes) -> Times | None:
+        """Return the times of all ranks after enough steps: (ranks, steps, parts), in seconds.
+
+        It is a collective on all ranks. Times are -1 of a step in which a rank had no part.
+        """
         if len(times) < (FIRST_STEPS if self._is_first_look else EVERY_STEPS):
             return None
         own = times.take()
@@ -97,11 +100,14 @@ class Stragglers:
             self._is_first_look = False
         nanoseconds = np.rint(own * 1e9).astype(np.int64)
         by_rank = self._ranks.all_gather(nanoseconds.ravel())
-        every = np.stack(by_rank).reshape(self._ranks.world, len(own), len(PARTS)) / 1e9
-        whole = (every >= 0).all(axis=(0, 2))
+        return np.stack(by_rank).reshape(self._ranks.world, len(own), len(PARTS)) / 1e9
+
+    def waiting(self, times: Times) -> Waiting | None:
+        """Return who waited for whom; a collective on all ranks."""
+        whole = (times >= 0).all(axis=(0, 2))
         if not whole.any():
             return None
-        found = straggler_in(every[:, whole])
+        found = straggler_in(times[:, whole])
         return replace(found, host=self._hosts[found.rank])
 
     @cached_property

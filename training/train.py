@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from rackrun.contract import phases
 from rackrun.errors import Problem, UserCodeError
-from rackrun.training.balance import begin_balance, remedy
+from rackrun.training.balance import begin_balance
 from rackrun.training.begin import begin
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
@@ -40,7 +40,7 @@ from rackrun.training.results import training_pictures, write_grid, write_result
 from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, due, refuse_scale
 from rackrun.training.setup import TrainingRun, started
-from rackrun.training.step_times import StepTimes
+from rackrun.training.step_times import COMPUTE, StepTimes, Times
 from rackrun.training.stop_requests import SAVE, StepExchange
 from rackrun.training.stragglers import Stragglers
 from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
@@ -102,7 +102,7 @@ class Trainer:
         self.run = run
         self.scores: Scores | None = None  # of the last evaluation
         self.compiled: set[object] = set()  # kinds of batches
-        self.stragglers = Stragglers(run.ranks)
+        self.stragglers, self.balance = Stragglers(run.ranks), begin_balance(run)
         has_none = not run.log.folder.first_batch.exists()
         self.shows_next_batch = has_none and run.ranks.first and not run.config.synthetic
 
@@ -138,12 +138,9 @@ class Trainer:
         # First: the clock of steps and DDP take the weights that train when they are made.
         state.freeze(stage.frozen, len(self.data.classes))
         self.times = StepTimes(state.model, state.optimizer, ranks)
-        self.balance = begin_balance(self.run, self.times) if config.balance == "auto" else None
         # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
         # after a step, so they agree on the strongest request during the steps.
-        self.exchange = StepExchange(
-            ranks, lambda: self.run.requests.pending, self.balance.sent if self.balance else list
-        )
+        self.exchange = StepExchange(ranks, lambda: self.run.requests.pending)
         self.sync = GradientSync(config, ranks, state)
         self.sync.require_join(self.steps.samples_in(self.schedule.epoch_steps - 1))
         with closing(self.times):
@@ -170,7 +167,6 @@ class Trainer:
                 # From here on, state.step is the number of steps that are done.
                 log.step(state.step)
                 self.checkpoints.report_ended()
-                self.cut_anew()
                 if schedule.logs(state.step, epoch_end):
                     self.log_interval()
                 request = self.exchange.request
@@ -180,15 +176,6 @@ class Trainer:
             if request := self.end_epoch():
                 return request
         return 0
-
-    def cut_anew(self) -> None:
-        """Cut later steps by the speeds of the ranks, if it is time (--balance auto)."""
-        if not self.balance:
-            return
-        if cut := self.balance.next_cut(self.state.step, self.exchange.largest):
-            self.steps.recut(cut)
-            self.checkpoints.images_by_rank = self.balance.counts
-            self.log.shares(cut.step, self.balance.counts)
 
     def compiling(self, kind: object) -> AbstractContextManager[None]:
         """Report the phase "compile" at the first batch of a kind, for which torch compiles.
@@ -265,9 +252,22 @@ class Trainer:
         lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
         scaling = state.take_scaling()
         log.interval(state.step, counts, lr, scaling)
-        if waiting := self.stragglers.waiting(self.times):
-            words = remedy(self.config, self.balance, waiting, state.step)
-            log.waits(state.step, replace(waiting, remedy=words))
+        if (times := self.stragglers.look(self.times)) is not None:
+            self.compare_ranks(times)
+
+    def compare_ranks(self, times: Times) -> None:
+        """Record who waited for whom in the last steps; give fast ranks more images."""
+        config, state, log, balance = self.config, self.state, self.log, self.balance
+        if balance and balance.recut(state.step, times[:, :, COMPUTE]):
+            self.checkpoints.images_by_rank = balance.counts
+            log.shares(self.steps.newest_cut.step, balance.counts)
+        if waiting := self.stragglers.waiting(times):
+            remedy = ""
+            if waiting.why == "compute" and balance:
+                remedy = balance.remedy(waiting.rank)
+            elif waiting.why == "compute" and config.balance == "even" and not config.synthetic:
+                remedy = "--balance auto gives it fewer images"
+            log.waits(state.step, replace(waiting, remedy=remedy))
 
     def end_epoch(self) -> int:
         """Evaluate and save if due; return the request that ends the stage early, or 0."""

@@ -180,7 +180,7 @@ class Steps:
 
         Of `lead` steps after the current one something may be read: they stay cut as they were.
         """
-        self.batch, self.lead = batch, lead
+        self.batch, self.world, self.lead = batch, world, lead
         self.per_epoch = -(-samples // batch)
         self._samples = samples
         self._cuts = [Cut.even(world)]  # the newest one last
@@ -192,6 +192,11 @@ class Steps:
     def cut(self, step: int) -> Cut:
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
+
+    @property
+    def newest_cut(self) -> Cut:
+        """The cut of all steps from some later one on."""
+        return self._cuts[-1]
 
     def recut(self, cut: Cut) -> None:
         """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
