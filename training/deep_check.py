@@ -9,6 +9,7 @@ Every part takes --seconds; with many hosts the rounds of the links share a minu
 it goes over NCCL.
 """
 
+import json
 import os
 import statistics
 import sys
@@ -18,7 +19,6 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -263,6 +263,4 @@ def slow(rates: Mapping[Any, float], name: Callable[[Any], str], unit: str) -> l
 
 
 def _all(ranks: Ranks, numbers: Sequence[float]) -> list[list[float]]:
-    # Ranks exchange whole numbers: to nine decimals.
-    whole = np.rint(np.array(numbers, dtype=np.float64) * 1e9).astype(np.int64)
-    return [[float(number) / 1e9 for number in row] for row in ranks.all_gather(whole)]
+    return [json.loads(row) for row in ranks.gather(json.dumps(list(numbers)).encode())]

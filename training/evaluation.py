@@ -68,10 +68,8 @@ class Table:
     def scores(self, ranks: Ranks) -> Scores:
         """Return the scores of all ranks' predictions; every rank has to ask."""
         own = self.rows()
-        # As whole numbers of the same bits, which ranks exchange.
-        parts = ranks.all_gather(np.ascontiguousarray(own).ravel().view(np.int64))
-        rows = np.concatenate(parts).view(np.float64).reshape(-1, COLUMNS)
-        skipped = sum(int(each[0]) for each in ranks.all_gather(np.array([self._skipped])))
+        rows = np.frombuffer(b"".join(ranks.gather(own.tobytes()))).reshape(-1, COLUMNS)
+        skipped = int(ranks.all_reduce_sum(torch.tensor(self._skipped)))
         scores = Scores(rows, skipped, self._classes)
         if unanswered := int((~scores.has_answer).sum()):
             scores.remark = self._unanswered(own[:, -1] == 0, unanswered, ranks)
@@ -80,8 +78,8 @@ class Table:
     def _unanswered(self, is_bad: NDArray[np.bool_], count: int, ranks: Ranks) -> str:
         numbers = np.flatnonzero(is_bad)[:MOST_NAMED] if self.keys else ()
         own = "\n".join(": ".join(self.keys[number]) for number in numbers)
-        parts = ranks.all_gather(np.frombuffer(own.encode(), np.uint8))
-        names = [name for part in parts for name in part.tobytes().decode().split("\n") if name]
+        parts = ranks.gather(own.encode())
+        names = [name for part in parts for name in part.decode().split("\n") if name]
         others = f" and {count - MOST_NAMED:,} more" if count > MOST_NAMED else ""
         shown = ", ".join(map(short, names[:MOST_NAMED])) + others
         return (

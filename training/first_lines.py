@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rackrun.commands import called
@@ -76,9 +75,8 @@ def _hosts(ranks: Ranks) -> list[dict[str, Any]]:
         "host": socket.gethostname(),
         "device": torch.cuda.get_device_name(ranks.device) if is_gpu else "CPU",
     }
-    sent = ranks.all_gather(np.frombuffer(json.dumps(rank_facts).encode(), dtype=np.uint8))
     hosts: dict[int, dict[str, Any]] = {}
-    for facts in (json.loads(numbers.tobytes()) for numbers in sent):
+    for facts in map(json.loads, ranks.gather(json.dumps(rank_facts).encode())):
         host = hosts.setdefault(facts["node"], {"name": facts["host"], "devices": []})
         host["devices"].append(facts["device"])
     return [hosts[node] for node in sorted(hosts)]

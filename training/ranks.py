@@ -5,8 +5,9 @@ strongest decides (see training.stop_requests), and buffers. All live on the CPU
 or are rare, so no step waits for a GPU.
 """
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from rackrun.errors import UsageError
 from rackrun.machine import core_count
 from rackrun.training.layers import BATCH_NORMS
 
@@ -153,21 +155,31 @@ class Ranks:
         if isinstance(gathered, torch.Tensor) and gathered.shape == shape:
             _fill(statistics, gathered[self.rank])
 
-    def all_gather(self, numbers: Numbers) -> list[Numbers]:
-        """Return, by rank, the numbers that it gives; each may give another amount."""
+    def gather(self, payload: bytes) -> list[bytes]:
+        """Return, by rank, the bytes that it gives."""
         if self.world == 1:
-            return [numbers]
+            return [payload]
         # Collectives take tensors of one shape: so all learn the sizes, and pad to the largest.
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world)]
-        dist.all_gather(sizes, torch.tensor([numbers.size]))
-        padded = torch.zeros(max(map(int, sizes)), dtype=torch.int64)
-        padded[: numbers.size] = torch.from_numpy(numbers.astype(np.int64))
-        parts = [torch.empty_like(padded) for _ in sizes]
-        dist.all_gather(parts, padded)
-        return [
-            part[: int(size)].numpy().astype(numbers.dtype)
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        dist.all_gather(sizes, torch.tensor([len(payload)]))
+        own = torch.zeros(max(map(int, sizes)), dtype=torch.uint8)
+        own[: len(payload)] = torch.from_numpy(np.frombuffer(bytearray(payload), np.uint8))
+        parts = [torch.empty_like(own) for _ in sizes]
+        dist.all_gather(parts, own)
+        return [part[:size].numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+
+    def on_first(self, make: Callable[[], Any]) -> Any:
+        """Return on all ranks what the first one makes, plain data; all raise its UsageError."""
+        answer = b""
+        if self.first:
+            try:
+                answer = json.dumps([make(), ""]).encode()
+            except UsageError as problem:
+                answer = json.dumps([None, str(problem)]).encode()
+        made, problem_text = json.loads(self.broadcast_bytes(answer))
+        if problem_text:
+            raise UsageError(problem_text)
+        return made
 
     def broadcast_bytes(self, payload: bytes | None, source: int = 0) -> bytes:
         """Give every rank the bytes that one of them has; what the others give is ignored."""

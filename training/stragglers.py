@@ -98,9 +98,8 @@ class Stragglers:
         if self._is_first_look:
             own = own[1:]
             self._is_first_look = False
-        nanoseconds = np.rint(own * 1e9).astype(np.int64)
-        by_rank = self._ranks.all_gather(nanoseconds.ravel())
-        return np.stack(by_rank).reshape(self._ranks.world, len(own), len(PARTS)) / 1e9
+        every = np.frombuffer(b"".join(self._ranks.gather(own.tobytes())))
+        return every.reshape(self._ranks.world, len(own), len(PARTS))
 
     def waiting(self, times: Times) -> Waiting | None:
         """Return who waited for whom; a collective on all ranks."""
@@ -112,8 +111,7 @@ class Stragglers:
 
     @cached_property
     def _hosts(self) -> list[str]:
-        name = np.frombuffer(socket.gethostname().encode(), np.uint8)
-        return [host_name.tobytes().decode() for host_name in self._ranks.all_gather(name)]
+        return [name.decode() for name in self._ranks.gather(socket.gethostname().encode())]
 
 
 def straggler_in(times: Times) -> Waiting:

@@ -16,14 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch.distributed as dist
 
 from rackrun.contract import variables
 from rackrun.contract.tasks import TASKS
 from rackrun.errors import Problem
 from rackrun.training.device import rank_device
-from rackrun.training.ranks import Numbers, Ranks
+from rackrun.training.ranks import Ranks
 from rackrun.training.settings.ranks import DeviceSettings
 
 ROOT = Path(__file__).parents[1]
@@ -67,7 +66,7 @@ def joined(config: DeviceSettings) -> Iterator[Ranks]:
         return
     dist.init_process_group(**_backend(ranks))
     # The first exchange: what is not equal now shows in no later one.
-    _check_fingerprints(ranks.all_gather(_fingerprint(config)))
+    _check_fingerprints(ranks.gather(_fingerprint(config)))
     yield ranks  # a rank that fails leaves at once: destroying the group could wait for the others
     dist.destroy_process_group()
 
@@ -82,26 +81,26 @@ def _backend(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def _fingerprint(config: DeviceSettings) -> Numbers:
+def _fingerprint(config: DeviceSettings) -> bytes:
     run = hashlib.sha256(os.environ.get(variables.RUN_ID, "").encode()).digest()
     same = sorted(item for item in vars(config).items() if item[0] not in OF_A_HOST)
     settings = hashlib.sha256(repr(same).encode()).digest()
-    return np.frombuffer(run + _code_digest() + settings, dtype=np.uint8)
+    return run + _code_digest() + settings
 
 
-def _check_fingerprints(by_rank: Sequence[Numbers]) -> None:
+def _check_fingerprints(by_rank: Sequence[bytes]) -> None:
     for rank, fingerprint in enumerate(by_rank):
-        if not np.array_equal(fingerprint[:32], by_rank[0][:32]):
+        if fingerprint[:32] != by_rank[0][:32]:
             raise WorldError(
                 f"rank {rank} belongs to another run than rank 0: two launches share a port;"
                 " type the same command again"
             )
-        if not np.array_equal(fingerprint[32:64], by_rank[0][32:64]):
+        if fingerprint[32:64] != by_rank[0][32:64]:
             raise UnlikeRanks(
                 f"the code of rank {rank} is not that of rank 0: copy the same code to every host,"
                 " as --sync does"
             )
-        if not np.array_equal(fingerprint[64:], by_rank[0][64:]):
+        if fingerprint[64:] != by_rank[0][64:]:
             raise UnlikeRanks(
                 f"the settings of rank {rank} are not those of rank 0: start every rank with the"
                 " same options"

@@ -8,7 +8,6 @@ from itertools import islice
 from pathlib import Path
 
 from rackrun.data_location import expanded
-from rackrun.errors import UsageError
 from rackrun.shards.class_names import named_classes
 from rackrun.training.data.batch_stream import BatchStream, until_empty
 from rackrun.training.data.interface import Data
@@ -53,19 +52,11 @@ class PlainData(Data):
 
 
 def _classes(config: DataSettings, ranks: Ranks) -> tuple[str, ...]:
-    """Return the classes, as the first rank knows them; UsageError on all ranks if it does not."""
+    # As the first rank knows them.
     if config.num_classes:
         return tuple(map(str, range(config.num_classes)))
-    answer = b""
-    if ranks.first:
-        try:
-            answer = json.dumps({"classes": named_classes(Path(config.classes))}).encode()
-        except UsageError as problem:
-            answer = json.dumps({"problem": str(problem)}).encode()
-    told = json.loads(ranks.broadcast_bytes(answer if ranks.first else None, 0))
-    if "problem" in told:
-        raise UsageError(told["problem"])
-    return tuple(told["classes"])
+    names = ranks.on_first(lambda: list(named_classes(Path(config.classes))))
+    return tuple(names)
 
 
 class PlainValidation:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from rackrun.data_location import are_plain_tars
@@ -105,8 +104,7 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
         csv_table = b""
         if with_rows:
             own = as_csv(lines(trained.classes, table))
-            parts = ranks.all_gather(np.frombuffer(own, np.uint8))
-            csv_table = b"".join([as_csv([COLUMNS]), *(part.tobytes() for part in parts)])
+            csv_table = b"".join([as_csv([COLUMNS]), *ranks.gather(own)])
         return Evaluation(scores, scores.by_class(trained.classes), csv_table, ranks.first)
 
 

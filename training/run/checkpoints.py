@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from rackrun.atomic import write_whole
@@ -143,7 +143,7 @@ class RunCheckpoints:
         kept = self._best_here(epoch) if self._thread else None
         # That of the best evaluation comes before any that is as accurate, with another loss.
         own = [kept["epoch"] == epoch, round(kept["accuracy"] * 1e9)] if kept else [0, -1]
-        offers = [each.tolist() for each in self._ranks.all_gather(np.array(own))]
+        offers = [json.loads(each) for each in self._ranks.gather(json.dumps(own).encode())]
         source = offers.index(max(offers))
         if source:
             payload = checkpoint.pack(kept) if kept and self._ranks.rank == source else None

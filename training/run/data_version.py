@@ -8,8 +8,8 @@ by that digest, whatever has been appended meanwhile.
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -68,24 +68,20 @@ def pinned(config: Config, earlier: Earlier | None, ranks: Ranks) -> tuple[Confi
     """
     if config.synthetic or not config.data or are_plain_tars(config.data):
         return config, []
-    payload = json.dumps(_chosen_of(config, earlier)).encode() if ranks.first else None
-    problem, choices = json.loads(ranks.broadcast_bytes(payload, 0))
-    if problem:
-        raise UsageError(problem)
+    choices = ranks.on_first(partial(_chosen_of, config, earlier))
     located = replace(config, data=SEPARATOR.join(location for location, _ in choices))
     return located, [remark for _, remark in choices if remark]
 
 
-def _chosen_of(config: Config, earlier: Earlier | None) -> tuple[str, list[LocationAndRemark]]:
-    # Plain data, which the first rank sends to the others: a problem, or what it has chosen.
+def _chosen_of(config: Config, earlier: Earlier | None) -> list[LocationAndRemark]:
     recorded = map(str, earlier.table("data_versions").values()) if earlier else ()
     locations = parts_of(config.data)
     try:
-        return "", [
+        return [
             chosen(location, digest)
             for location, digest in zip(locations, chain(recorded, repeat("")), strict=False)
         ]
-    except UsageError as problem:
-        return str(problem), []
+    except UsageError:
+        raise
     except Problem:  # which each rank meets, too, when it opens the data
-        return "", [(location, "") for location in locations]
+        return [(location, "") for location in locations]

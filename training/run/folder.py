@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,8 +25,7 @@ def own_folder(task: str, given: str, ranks: "Ranks") -> RunFolder:
     """
     if path := given or os.environ.get(variables.RUN_FOLDER):
         return RunFolder(Path(path))
-    made = new_run_folder(RUNS, task).path.name.encode() if ranks.first else b""
-    return RunFolder(RUNS / ranks.broadcast_bytes(made).decode())
+    return RunFolder(RUNS / ranks.on_first(lambda: new_run_folder(RUNS, task).path.name))
 
 
 def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
@@ -38,7 +38,7 @@ def writes_to(folder: RunFolder, ranks: "Ranks") -> bool:
         folder.make()
     if ranks.share_a_host:
         return ranks.writes
-    token = ranks.broadcast_bytes(secrets.token_hex(4).encode()).decode()
+    token = ranks.on_first(partial(secrets.token_hex, 4))
     mark = folder.checkpoints / f".{token}-{ranks.rank:08d}{PARTIAL}"
     if ranks.writes:
         with translated_os_errors(mark):

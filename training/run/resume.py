@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rackrun.contract.files import LATEST
 from rackrun.errors import Problem, SaveError, UsageError
 from rackrun.run_folder import RunFolder
@@ -95,7 +93,7 @@ def _newest(
     path, data = checkpoint or (None, None)
     name = f"{path.absolute().parent.parent.name}/{path.name}" if path else ""
     # Run folder and step, both with zeros in front: the greatest text is the newest.
-    offers = [bytes(offer) for offer in ranks.all_gather(np.frombuffer(name.encode(), np.uint8))]
+    offers = ranks.gather(name.encode())
     if not any(offers):
         if problem:
             raise problem
