@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
-
-import torch
 
 TOP5_CLASSES = 5  # with more classes than this, being among the first five counts for something
 
@@ -59,29 +56,3 @@ class Scaling(NamedTuple):
 
     scale: float
     skipped: int
-
-
-class Counter:
-    """Adds up on the device, so that no step waits for a number."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(2, dtype=torch.float64, device=device)  # whole up to 2^53
-        self._loss, self._right = self._sums.unbind()  # of the same memory
-        self._samples = self._skipped = 0
-
-    def add(
-        self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]], samples: int, skipped: int
-    ) -> None:
-        """Count a batch: in parts, the sums of loss and of right answers."""
-        for loss, right in parts:
-            self._loss.add_(loss)
-            self._right.add_(right)
-        self._samples += samples
-        self._skipped += skipped
-
-    def take(self) -> list[float]:
-        """Return loss, right answers, samples and skipped ones, and begin anew."""
-        sums = [*self._sums.tolist(), self._samples, self._skipped]  # waits for the device
-        self._sums.zero_()
-        self._samples = self._skipped = 0
-        return sums

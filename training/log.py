@@ -23,7 +23,7 @@ from rackrun.contract import phases, variables
 from rackrun.reports import Reporter, rank_number
 from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
-from rackrun.training.counts import TOP5_CLASSES, Counter, Counts, Scaling
+from rackrun.training.counts import TOP5_CLASSES, Counts, Scaling
 from rackrun.training.data.interface import Data
 from rackrun.training.data.ring import Batch
 from rackrun.training.divergence import check_finite
@@ -53,7 +53,6 @@ class Log:
     def __init__(self, config: Config, schedule: Schedule, ranks: Ranks, data: Data) -> None:
         self.launched = bool(os.environ.get(variables.REPORTS))
         """Whether a launcher takes the reports and shows them."""
-        self.sums = Counter(ranks.device)  # stays on the device: reading would wait for the step
         self._config, self._schedule, self._ranks = config, schedule, ranks
         self._classes = len(data.classes)
         self._judges = data.has_evaluation and not config.synthetic  # on noise it means nothing

@@ -102,6 +102,10 @@ class Trainer:
         self.run = run
         self.scores: Scores | None = None  # of the last evaluation
         self.compiled: set[object] = set()  # kinds of batches
+        # Since the last line of the log: the sums of losses and of right answers, which stay on the
+        # device, as to read them would wait for the step; and the numbers of samples.
+        self.sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
+        self.samples = self.skipped = 0
         self.stragglers, self.balance = Stragglers(run.ranks), begin_balance(run)
         has_none = not run.log.folder.first_batch.exists()
         self.shows_next_batch = has_none and run.ranks.first and not run.config.synthetic
@@ -199,8 +203,7 @@ class Trainer:
         # By the step, so that a run that resumes draws what it would have drawn.
         seed_step(config, self.ranks, state.step)
         share = self.ranks.world / self.steps.batch  # DDP divides by the world
-        # On the device: no step waits for a number.
-        sums: list[tuple[torch.Tensor, torch.Tensor]] = []
+        sums = torch.zeros_like(self.sums)
         for number, (images, labels) in enumerate(split(batch, parts), start=1):
             with self.sync.part(len(labels), is_last=number == parts):
                 mixed, targets = self.task.mix(config, images, labels, classes)
@@ -219,7 +222,8 @@ class Trainer:
                     raise not_finite(self.compute, state, batch, transforms.normalised)
                 torch.autograd.backward(state.scaler.scale(loss * share))
             # By the labels from before mixing: of a mixed image only one class counts as right.
-            sums.append((loss.detach(), (logits.detach().argmax(1) == labels).sum()))
+            right = (logits.detach().argmax(1) == labels).sum()
+            sums += torch.stack([loss.detach().double(), right.double()])
         # Also if it is skipped at times only: DDP would mix up what the ranks send.
         trained = (weight for group in state.optimizer.param_groups for weight in group["params"])
         if self.ranks.world > 1 and any(w.requires_grad and w.grad is None for w in trained):
@@ -232,7 +236,9 @@ class Trainer:
             clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
         with state.changing():
             state.advance()
-        self.log.sums.add(sums, len(batch.labels), batch.skipped)
+        self.sums += sums
+        self.samples += len(batch.labels)
+        self.skipped += batch.skipped
 
     def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
         """Write training images of the first step for the report."""
@@ -245,7 +251,10 @@ class Trainer:
         # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
         # the rank waits for the device, which is why `logs` is true only now and then.
         state, log, ranks = self.state, self.log, self.ranks
-        own = [*log.sums.take(), self.times.data_seconds() / ranks.world]
+        waited = self.times.data_seconds() / ranks.world
+        own = [*self.sums.tolist(), self.samples, self.skipped, waited]
+        self.sums.zero_()
+        self.samples = self.skipped = 0
         total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
         loss, right, samples, skipped, data_seconds = total
         counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
