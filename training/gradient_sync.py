@@ -59,7 +59,11 @@ class GradientSync:
 
     def require_join(self, last_samples: int) -> None:
         """Raise UsageError where an epoch ends with a step that not every rank can take part in."""
-        why = why_not_join(self._state.model)
+        why = ""
+        if any(isinstance(module, nn.SyncBatchNorm) for module in self._state.model.modules()):
+            why = "batch norms exchange their statistics (SyncBatchNorm)"
+        elif os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
+            why = "torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
         if why and last_samples < self._ranks.world:
             raise UsageError(
                 f"the last step of an epoch has {plural(last_samples, 'sample')} for"
@@ -136,15 +140,6 @@ def own_norms(model: nn.Module) -> list[nn.Module]:
     """Return the batch norms whose statistics are this rank's own."""
     norms = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     return [norm for norm in norms if not isinstance(norm, nn.SyncBatchNorm)]
-
-
-def why_not_join(model: nn.Module) -> str:
-    """Return what Join cannot serve; empty when it can."""
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        return "batch norms exchange their statistics (SyncBatchNorm)"
-    if os.environ.get("TORCH_DISTRIBUTED_DEBUG") == "DETAIL":
-        return "torch checks every collective (TORCH_DISTRIBUTED_DEBUG=DETAIL)"
-    return ""
 
 
 @contextmanager

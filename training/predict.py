@@ -96,12 +96,11 @@ class Prediction:
 
 
 def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
-    """Predict with weights of this task or of any; return the exit code."""
-    return show(parse(Predict, prog or called("predict"), with_weights_first(args)), task)
+    """Predict every image, then name those that could not be read; return the exit code.
 
-
-def show(given: Predict, task: str) -> int:
-    """Predict every image, then name those that could not be read; return the exit code."""
+    The weights are of this task, or of any.
+    """
+    given = parse(Predict, prog or called("predict"), with_weights_first(args))
     paths = image_paths(given.images)
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")

@@ -8,12 +8,13 @@ writes the number of the signal to a pipe at once (signal.set_wakeup_fd), which 
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Thread
 
 from rackrun.errors import SaveError
 from rackrun.terminal import say
+from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import STOP, StopRequests
 
 NOTICE_SECONDS = 1.5, 3.5  # at least, at most, to take the signal; the launcher kills after 5
@@ -21,18 +22,19 @@ _POLL_SECONDS = 0.05
 
 
 @contextmanager
-def saves_while_hung(
-    requests: StopRequests, save: Callable[[], object], step_seconds: Callable[[], float]
-) -> Iterator[None]:
+def saves_while_hung(run: TrainingRun) -> Iterator[None]:
     """At a SIGTERM that the main thread does not take, save and end this process with 143.
 
-    `step_seconds` returns what the last step took: within a backward no signal is taken either, and
-    the main thread gets the time for one.
+    Within a backward no signal is taken either: the main thread gets the time for a step. On a GPU,
+    steps that are counted here may not have been computed: nothing is saved.
     """
+    if run.ranks.world == 1 or run.ranks.device.type != "cpu":
+        yield
+        return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    thread = Thread(target=_watch, args=(reader, requests, save, step_seconds), daemon=True)
+    thread = Thread(target=_watch, args=(reader, run), daemon=True)
     thread.start()
     try:
         yield
@@ -43,21 +45,16 @@ def saves_while_hung(
         os.close(reader)
 
 
-def _watch(
-    reader: int,
-    requests: StopRequests,
-    save: Callable[[], object],
-    step_seconds: Callable[[], float],
-) -> None:
+def _watch(reader: int, run: TrainingRun) -> None:
     least, most = NOTICE_SECONDS
     while number := os.read(reader, 1):
-        seconds = min(max(least, 1.5 * step_seconds()), most)
-        if number[0] == signal.SIGTERM and not _is_taken(requests, seconds):
+        seconds = min(max(least, 1.5 * run.state.step_seconds), most)
+        if number[0] == signal.SIGTERM and not _is_taken(run.requests, seconds):
             try:
-                save()
+                run.checkpoints.keep_step(run.state)
             except SaveError as error:
                 say(str(error))
-            if not requests.ending:
+            if not run.requests.ending:
                 os._exit(STOP + signal.SIGTERM)
 
 

@@ -64,7 +64,7 @@ def train(run: TrainingRun) -> int:
                 # A signal while caches fill ends the run before a step is taken.
                 if run.config.prefetch and (request := prefetch(run)):
                     return request
-                with saved_by_a_thread(run):
+                with saves_while_hung(run):
                     return Trainer(run).train()
         except (RuntimeError, OSError) as error:
             if run.ranks.world == 1 or not is_of_exchange(error):
@@ -78,18 +78,6 @@ def train(run: TrainingRun) -> int:
             raise Problem(
                 f"an exchange with other ranks failed: {text_of_exchange(error)}"
             ) from error
-
-
-def saved_by_a_thread(run: TrainingRun) -> AbstractContextManager[None]:
-    """Return the context in which a lost rank keeps no other one from saving the last step."""
-    # On a GPU, steps that are counted here may not have been computed.
-    if run.ranks.world == 1 or run.ranks.device.type != "cpu":
-        return nullcontext()
-    return saves_while_hung(
-        run.requests,
-        lambda: run.checkpoints.keep_step(run.state),
-        lambda: run.state.step_seconds,
-    )
 
 
 class Trainer:
