@@ -11,7 +11,7 @@ from torchvision.models.vision_transformer import VisionTransformer, interpolate
 
 from rackrun.errors import SaveError
 from rackrun.training.models.named import torchvision_model
-from rackrun.training.models.weights import load_weights, resized_bias_tables
+from rackrun.training.models.weights import adapted, load_weights
 
 NO_NAMES = (
     "; the last layer (fc.weight, fc.bias) keeps its 2 rows: the file does not say of which classes"
@@ -139,7 +139,7 @@ def test_relative_biases_are_interpolated(tmp_path):
     assert torch.equal(model.state_dict()["features.1.0.attn.relative_position_index"], indices)
     assert float(table[0, 0, 0]) == pytest.approx(-1) == float(table[5, 0, 0])
     assert float(table[5, 5, 0]) == pytest.approx(0, abs=1e-6)
-    assert resized_bias_tables({name: torch.ones(50, 2)}, {name: torch.ones(9, 2)})[1] == ""
+    assert adapted({name: torch.ones(50, 2)}, {name: torch.ones(9, 2)})[1] == []
 
 
 def test_what_is_left_is_refused(tmp_path):

@@ -35,10 +35,12 @@ OLD_NAMES = (  # of torchvision's files -> of its models
     (re.compile(r"(encoder_layer_\d+\.mlp)\.linear_2\."), r"\1.3."),
 )
 EXTRA_HEADS = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception, for training alone
-POSITIONS = ("pos_embedding", "pos_embed")
-BIAS_TABLE = "relative_position_bias_table"
+GRIDS = {
+    **dict.fromkeys(("pos_embedding", "pos_embed"), "position embeddings"),
+    "relative_position_bias_table": "relative biases",
+}
+"""How names of tensors end that hold a row for each place of a grid, and what they are."""
 COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
-INTERPOLATED = "interpolated from {0} x {0} to {1} x {1}"
 
 
 def load_weights(
@@ -308,51 +310,31 @@ def _without_extra_heads(file_tensors: Tensors, model_tensors: Tensors) -> tuple
     return kept, "auxiliary heads left out" if len(kept) < len(file_tensors) else ""
 
 
-def _resized_positions(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
-    # Position embeddings of another image size: (1, tokens + side * side, width).
-    changed, note = {}, ""
-    for name, tensor in _of_other_shapes(file_tensors, model_tensors, POSITIONS):
-        model_shape = model_tensors[name].shape
-        file_side, model_side = math.isqrt(tensor.shape[1]), math.isqrt(model_shape[1])
-        tokens = tensor.shape[1] - file_side**2
-        if tensor.ndim == 3 and model_shape == (1, tokens + model_side**2, tensor.shape[2]):
-            grid = tensor[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
-            rows = _interpolated(grid, model_side).flatten(2).transpose(1, 2)
-            changed[name] = torch.cat([tensor[:, :tokens], rows], dim=1)
-            note = f"position embeddings {INTERPOLATED.format(file_side, model_side)}"
-    return file_tensors | changed, note
-
-
-def resized_bias_tables(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
-    """Interpolate tables of relative biases, (side * side, heads), to another window."""
-    changed, note = {}, ""
-    for name, tensor in _of_other_shapes(file_tensors, model_tensors, (BIAS_TABLE,)):
-        model_shape = model_tensors[name].shape
-        file_side, model_side = math.isqrt(tensor.shape[0]), math.isqrt(model_shape[0])
-        if model_shape == (model_side**2, *tensor.shape[1:]) and file_side**2 == tensor.shape[0]:
-            grid = tensor.T.reshape(1, -1, file_side, file_side)
-            changed[name] = _interpolated(grid, model_side).flatten(2)[0].T
-            note = f"relative biases {INTERPOLATED.format(file_side, model_side)}"
+def _resized_grids(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
+    # Position embeddings of another image size, (1, tokens + side * side, width), and tables of
+    # relative biases of another window, (side * side, heads).
+    changed, notes = {}, dict[str, str]()
+    for name, tensor in file_tensors.items():
+        kind = next((kind for end, kind in GRIDS.items() if name.endswith(end)), "")
+        ours = model_tensors.get(name, tensor)
+        if not kind or tensor.shape == ours.shape or not 2 <= tensor.ndim <= 3:
+            continue
+        rows = tensor.reshape(-1, *tensor.shape[-2:])  # (1, tokens + side * side, width)
+        file_side, model_side = math.isqrt(rows.shape[1]), math.isqrt(ours.shape[-2])
+        tokens = rows.shape[1] - file_side**2
+        shape = (*tensor.shape[:-2], tokens + model_side**2, rows.shape[2])
+        if len(rows) > 1 or ours.shape != shape:
+            continue
+        grid = rows[:, tokens:].transpose(1, 2).reshape(1, -1, file_side, file_side)
+        sides = (model_side, model_side)  # corners lie on corners
+        grid = interpolate(grid.float(), size=sides, mode="bicubic", align_corners=True)
+        resized = torch.cat([rows[:, :tokens], grid.flatten(2).transpose(1, 2)], dim=1)
+        changed[name] = resized.reshape(shape)
+        notes[kind] = (
+            f"{kind} interpolated from {file_side} x {file_side} to {model_side} x {model_side}"
+        )
     computed = {name: tensor for name, tensor in model_tensors.items() if name.endswith(COMPUTED)}
-    return file_tensors | changed | computed, note
-
-
-def _of_other_shapes(
-    file_tensors: Tensors, model_tensors: Tensors, ends: tuple[str, ...]
-) -> list[tuple[str, torch.Tensor]]:
-    return [
-        (name, tensor)
-        for name, tensor in file_tensors.items()
-        if name.endswith(ends)
-        and name in model_tensors
-        and tensor.ndim >= 2
-        and tensor.shape != model_tensors[name].shape
-    ]
-
-
-def _interpolated(grid: torch.Tensor, side: int) -> torch.Tensor:
-    # float (1, channels, H, W) -> (1, channels, side, side), corners on corners.
-    return interpolate(grid.float(), size=(side, side), mode="bicubic", align_corners=True)
+    return file_tensors | changed | computed, "; ".join(notes.values())
 
 
 def _counted(file_tensors: Tensors, model_tensors: Tensors) -> tuple[Tensors, str]:
@@ -369,7 +351,6 @@ STEPS: tuple[Step, ...] = (
     _in_place,
     _renamed,
     _without_extra_heads,
-    _resized_positions,
-    resized_bias_tables,
+    _resized_grids,
     _counted,
 )
