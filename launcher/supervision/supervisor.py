@@ -99,6 +99,8 @@ class Supervisor:
         self.interrupted = 0
         """The first signal that asked for the end."""
         self.interrupted_at = 0.0
+        self.expects_ctrl_c = False
+        """Another node told of a Ctrl-C that has not reached this one."""
         self.read_at = self.now
         """When the output was last seen to have a reader."""
         self.slow: tuple[int, str] | None = None
@@ -196,7 +198,11 @@ class Supervisor:
             case PeerFailed():
                 self.failures.add(event, self.shutdown.ordered)
             case PeerStops():
-                self.signals.add(event.signal)
+                # A scheduler sends one Ctrl-C to every node: the other's is ours, whichever of
+                # them is here first, and no second one.
+                if not self.signals.ask_for_end:
+                    self.expects_ctrl_c = event.signal == signal.SIGINT
+                    self.signals.add(event.signal)
             case PeerHangLimit():
                 assert self.peers is not None  # who else would send it
                 self.peers.take_hang_limit(event)
@@ -224,8 +230,14 @@ class Supervisor:
             elif number == signal.SIGINT or (
                 number == STOP_SIGNAL and self.now - self.interrupted_at > _REPEAT_SECONDS
             ):  # TERM comes from whatever ends a machine or a job, to each process and repeatedly
-                self.output.note("killing every process of the run")
-                self.shutdown.force(self.now)
+                self._force(number)
+
+    def _force(self, number: int) -> None:
+        if number == signal.SIGINT and self.expects_ctrl_c:
+            self.expects_ctrl_c = False
+            return
+        self.output.note("killing every process of the run")
+        self.shutdown.force(self.now)
 
     def _interrupt(self, number: int, line: str) -> None:
         self.interrupted, self.interrupted_at = number, self.now

@@ -71,6 +71,21 @@ def test_a_signal_to_every_process_does_no_harm(nodes):
     assert not nodes.left()
 
 
+SAVE_SLOWLY = SAVE.replace('print("saved"', 'time.sleep(1); print("saved"')
+
+
+def test_a_ctrl_c_that_every_node_gets_leaves_time_to_save(nodes):
+    """Each launcher hears of it from the scheduler and from the other one: that is no second."""
+    processes = nodes.start_all(2, *python(SAVE_SLOWLY))
+    ready(nodes, 2)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    endings = ends(processes)
+    assert [ended[0] for ended in endings] == [130, 130], endings
+    assert all("saved" in out for _, out, _ in endings), endings
+    assert not nodes.left()
+
+
 @pytest.mark.parametrize("phase, code", [("save", 0), ("train", 75)])
 def test_nodes_wait_for_a_rank_of_another_node(nodes, phase, code):
     """While one saves, those who wait for it do not hang; while all train, they do."""
