@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 from torch.nn.functional import conv2d
-from torchvision.transforms import v2
 
 from rackrun.errors import UsageError
 from rackrun.imagenet.recipes import ImageNet
@@ -83,10 +82,12 @@ def mixed(
     and float32 (B, classes). With both kinds switched on, each step draws one. What is drawn comes
     from the CPU's generator: no step waits for a number from the device.
     """
+    if not (config.mixup or config.cutmix):
+        return images, labels
+    from torchvision.transforms import v2  # 90 MB, which loader workers do without
+
     kinds = ((v2.MixUp, config.mixup), (v2.CutMix, config.cutmix))
     chosen = [kind(alpha=alpha, num_classes=classes) for kind, alpha in kinds if alpha]
-    if not chosen:
-        return images, labels
     mixed_images, targets = v2.RandomChoice(chosen)(images.float(), labels)
     return mixed_images, targets
 
