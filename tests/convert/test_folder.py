@@ -184,7 +184,7 @@ def test_what_is_excluded_is_left_out_and_counted(tmp_path, convert):
     """By name or by path, files and folders; a folder without rights is not entered."""
     files = classes(4, "a", "b", "drafts") | {"a/old/x.jpg": drawn("x"), "b/y_copy.jpg": drawn("y")}
     source = write(tmp_path / "set", files)
-    patterns = [word for each in ("drafts", "a/old", "*_copy.jpg") for word in ("--exclude", each)]
+    patterns = [word for each in ("drafts", "old", "b/*_copy.jpg") for word in ("--exclude", each)]
     out = convert("folder", source, *patterns)
     assert manifest_of(out).classes == ("a", "b") and len(every_sample(out)) == 8
     assert manifest_of(out).report["excluded"] == 3
