@@ -25,6 +25,7 @@ from rackrun.training import checkpoint
 from rackrun.training.data.ring import Batch
 from rackrun.training.evaluation import Table
 from rackrun.training.judge.command import main
+from rackrun.training.judge.evaluation import Evaluation
 from rackrun.training.ranks import Ranks
 from rackrun.training.trained import load_of_any_task
 from tests.lab import warm
@@ -128,6 +129,32 @@ def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp
     assert [row["label"] for row in rows] == [names[label] for label in labels]
     assert [row["prediction"] for row in rows] == [names[best] for best in outputs.argmax(1)]
     assert {row["shard"] for row in rows} == {"shapes-val-000000.tar", "shapes-val-000001.tar"}
+
+
+def test_a_table_computed_on_paper():
+    """Four answers of two classes: each number below was computed by hand."""
+    shares = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [0.5, 0.5]], dtype=torch.float64)
+    table = Table(2)
+    labels = torch.tensor([0, 1, 1, 0])
+    table.add(shares[:3].log(), Batch(torch.empty(3), labels[:3]))
+    table.add(shares[3:].log(), Batch(torch.empty(1), labels[3:], left_out=("a", "b")))
+    evaluations = table.scores(Ranks(0, 1, 0, 1, CPU))
+    assert evaluations.confusion.tolist() == [[2, 0], [1, 1]]
+    assert (evaluations.counts.samples, evaluations.counts.top1, evaluations.counts.skipped) == (
+        4,
+        3,
+        2,
+    )
+    assert evaluations.counts.loss == pytest.approx(-math.log(0.9 * 0.1 * 0.6 * 0.5), rel=1e-6)
+    assert [(each.samples, each.accuracy) for each in evaluations.bins if each.samples] == [
+        (1, 1.0),  # 0.5
+        (1, 1.0),  # 0.6 = 9/15, which closes its bin
+        (2, 0.5),  # 0.9 twice, right once
+    ]
+    assert evaluations.bins[8].samples == 1
+    assert evaluations.calibration_error == pytest.approx((0.5 + 0.4 + 2 * 0.4) / 4)
+    whole = Evaluation(evaluations, evaluations.by_class(["a", "b"]), b"", first=True)
+    assert whole.mistakes(5) == [(1, "b", "a")]
 
 
 def test_the_highest_losses_come_first_with_their_rows():
