@@ -1,5 +1,6 @@
 """Results come back: the run's files and no others, within a time limit."""
 
+import contextlib
 import json
 import os
 import signal
@@ -8,8 +9,9 @@ import sys
 import pytest
 
 from rackrun.errors import Problem
-from rackrun.launcher.files.download import fetch_results
+from rackrun.launcher.files.download import MOST_BYTES, fetch_results
 from rackrun.launcher.remote import service
+from rackrun.launcher.transport.rpc import RpcClient
 from tests.fuzz.targets_launcher import Recorded
 from tests.lab.hosts import Lab, children, command_line
 from tests.lab.waiting import until
@@ -116,6 +118,29 @@ def test_a_file_that_became_shorter_while_it_was_read_is_not_kept(tmp_path):
     host = Recorded(shorter + replies(b'{"size": 1}') + b"b" + replies(b"{}", b"{}"))
     assert "a.txt: became shorter" in str(fetch_results(host, host_plan(tmp_path), "", tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["b.txt"]
+
+
+def test_a_host_says_which_file_was_cut_while_it_was_sent(tmp_path):
+    """Its size is announced by then: the rest is filled up, so that others can follow."""
+    with (tmp_path / "a.bin").open("wb") as file:
+        file.truncate(1 << 26)
+    transport = TrackedTransport()
+    with contextlib.closing(RpcClient(transport, "")) as client:
+        client.order("send", folder=str(tmp_path), paths=["a.bin"])
+        assert client.reply() == {"size": 1 << 26}
+        os.truncate(tmp_path / "a.bin", 0)
+        assert sum(map(len, client.receive(1 << 26))) == 1 << 26
+        assert client.reply() == {"error": "became shorter while it was read"}
+    transport.wait_for_end()
+
+
+def test_a_host_sends_no_more_than_it_has_listed(tmp_path):
+    """Beyond what logs may grow meanwhile, a disk would fill up."""
+    much = MOST_BYTES * 2
+    host = Recorded(replies(b'{"files": {"a.txt": 3}}', b'{"size": %d}' % much) + b"abc")
+    with pytest.raises(Problem, match="have grown since they were listed, a.txt for example"):
+        fetch_results(host, host_plan(tmp_path), "", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_good_run_stays_good_whatever_its_host_says_of_results(start_lab):

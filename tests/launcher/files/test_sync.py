@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -350,6 +351,17 @@ def test_links_of_a_host_are_not_written_through(tmp_path, trap):
         assert not (remote / "a").is_symlink()
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"a": "not ours"}
     assert not list(remote.glob(".rackrun-incoming-*"))
+
+
+def test_what_a_host_left_that_went_down_in_a_copy_goes_after_a_day(tmp_path):
+    """Not before: another copy may be on its way."""
+    remote = tmp_path / "there"
+    for name, age in (("old", 90_000), ("new", 60)):
+        folder = remote / f".rackrun-incoming-{name}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age,) * 2)
+    brought(remote, {"a": "new"})
+    assert {path.name for path in remote.iterdir()} == {"a", ".rackrun-files", folder.name}
 
 
 def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path):
