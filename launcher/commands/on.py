@@ -86,6 +86,8 @@ def there(args: Sequence[str]) -> int:
         raise UsageError(f"--on {host}: not a host name")
     ours = without_option(without_option(ours, "--on"), "--ssh-config")
     words = [*ours, *args[end:]]
+    if not words:
+        raise UsageError(f"--on {host}: name the command to run there, such as ssh or ps")
     ssh = ["ssh", *(("-F", config) if config else ())]
     is_launch = not any(word in MANAGES for word in words[:2])
     if is_launch and words[0].rpartition("run-")[2] not in LAUNCHES:

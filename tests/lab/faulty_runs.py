@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -345,6 +346,10 @@ class DetachedRun(Run):
         if kind == "controller":
             return [pid for path in self.runs.glob("2*/events.jsonl") for pid in writers_of(path)]
         return super().processes(kind)
+
+    def unwhole(self, outcome: Outcome) -> Iterator[str]:
+        """Yield the same; the code of an `attach` that is interrupted is not that of the run."""
+        yield from super().unwhole(replace(outcome, code=-2) if outcome.code == 130 else outcome)
 
 
 class NodeRun(Run):

@@ -18,6 +18,7 @@ TWICE = {f"runs/2026010{day}-000000-night/plan.json": "{}" for day in (1, 2)}
 
 # fmt: off
 ROWS = [
+    Refusal("rackrun --on gpu01", 64, ("--on gpu01", "such as ssh")),
     # Which run.
     *(
         Refusal(f"./run-ssh {verb}", 64, (f"{verb}: which run?", f"./run-ssh {verb} RUN"))
