@@ -61,7 +61,7 @@ def output_of_ranks(world: int, *args: object) -> str:
 def exact_ranks(data: Path, runs: Sequence[Path], **options: Any) -> list[warm.Python]:
     """Start training of tests/lab/exact_task.py: a rank on a host of its own for each run folder.
 
-    Of options that are lists, each rank gets its own.
+    It works in the folder above. Of options that are lists, each rank gets its own.
     """
     task = ("-m", "rackrun.training", warm.ROOT / "tests" / "lab" / "exact_task.py")
     world = {
@@ -78,6 +78,7 @@ def exact_ranks(data: Path, runs: Sequence[Path], **options: Any) -> list[warm.P
         ranks.append(
             warm.Python(
                 *(*task, *words),
+                cwd=run.parent,
                 env={**os.environ, **world, "RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

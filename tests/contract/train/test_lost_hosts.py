@@ -1,7 +1,11 @@
 """A host is lost: the run goes on without it, and with it once it is back, or with another one."""
 
 import json
+import os
+import random
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
@@ -116,6 +120,64 @@ def test_a_host_that_is_added_to_the_file_replaces_a_lost_one(hosts_with_disks):
         "node3": True,
     }
     assert "node3" in (run / "hosts.json").read_text()
+
+
+LOSSES = 30
+NOTICED_SECONDS = 1.0  # a lease is longer: by its end the others wait in a collective
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_after_thirty_random_losses_three_epochs_are_exact(tmp_path):
+    """Up to three ranks, each with a disk of its own. At random moments one is killed, or stopped,
+    and the launcher's signal reaches the others: these go on, or all do. No step is missing, and
+    each loss costs one at most; the weights are those of a run to which nothing happened."""
+    chance, data = random.Random(11), drawn_shards(tmp_path, 400)
+    disks = [tmp_path / f"disk-{number}" / "run" for number in range(3)]
+    for disk in disks:
+        disk.parent.mkdir()
+    options = {**TASK, "epochs": 3, "seconds": "0.02,0.02,0.02", "earlier_attempts": "run"}
+    present = disks
+    for number in range(LOSSES):
+        before = [noted_on(disk) for disk in present]
+        ranks = exact_ranks(data, present, **options)
+        until(
+            lambda: all(map(int.__gt__, map(noted_on, present), before)),  # noqa: B023
+            f"attempt {number} trains",
+            SECONDS,
+        )
+        time.sleep(chance.uniform(0.0, 0.3))
+        lost = chance.choice(ranks)
+        os.kill(lost.pid, chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP)))
+        time.sleep(NOTICED_SECONDS)
+        left = [rank for rank in ranks if rank is not lost]
+        for rank in left:
+            rank.terminate()
+        assert all(codes(left))
+        lost.kill()
+        codes([lost])
+        survivors = [disk for disk, rank in zip(present, ranks, strict=True) if rank is not lost]
+        present = chance.choice((chance.sample(disks, 3), survivors if len(left) > 1 else disks))
+    assert set(codes(exact_ranks(data, present, **options))) == {0}
+    exact_epochs(*(disk for disk in disks if disk != present[0]), present[0])
+    steps = [json.loads(line)["step"] for disk in disks for line in lines(disk, "rank-0")]
+    assert len(steps) <= len(set(steps)) + LOSSES
+    calm = tmp_path / "calm"
+    assert codes(exact_ranks(data, [calm, calm], **{**TASK, "epochs": 3})) == [0, 0]
+    ours, theirs = weights(present[0]), weights(calm)
+    assert all((ours[name] - theirs[name]).abs().max() < 1e-6 for name in theirs)
+
+
+def lines(run: Path, rank: str = "rank-*") -> list[str]:
+    """Return the lines about steps that ranks have begun, in a run folder."""
+    return [
+        line for path in run.glob(f"rows/{rank}.jsonl") for line in path.read_text().splitlines()
+    ]
+
+
+def noted_on(run: Path) -> int:
+    """Return how many steps ranks have begun there."""
+    return sum(line.endswith("}") for line in lines(run))
 
 
 def written(lab: NetLab) -> Path:
