@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rackrun.convert import imagenet
 from rackrun.convert.imagenet import ImagenetPart, listing
+from rackrun.errors import DataError
 from tests.lab.data import SmallImageNet, tar
 from tests.lab.run import write
 
@@ -87,6 +89,18 @@ def test_a_part_is_converted_when_it_is_asked_for(small_imagenet, tmp_path):
     few = converted(source, ImagenetPart(limit=2))
     assert len(few) == 2 * 4 + 2 * 4
     assert "n01440764_0" in few and "n01440764_5" not in few
+
+
+def test_the_full_set_is_known_by_its_counts(small_imagenet, tmp_path, monkeypatch):
+    """With the right counts in all, a class with an image too few still shows."""
+    monkeypatch.setattr(imagenet, "OFFICIAL", {"train": 31, "val": 12})
+    monkeypatch.setattr(imagenet, "OFFICIAL_CLASSES", 4)
+    monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 10), "val": range(3, 4)})
+    source = small_imagenet.archives(tmp_path)
+    assert len(converted(source, ImagenetPart())) == 43
+    monkeypatch.setattr(imagenet, "OFFICIAL_PER_CLASS", {"train": range(7, 9), "val": range(3, 4)})
+    with pytest.raises(DataError, match="--subset"):
+        converted(source, ImagenetPart())
 
 
 def test_a_tar_with_a_hostile_name_gives_no_way_out(small_imagenet, tmp_path):
