@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from rackrun import __version__
-from tests.lab import warm
 
 ROOT = Path(__file__).parents[2]
 LIGHT = """
@@ -107,20 +106,13 @@ def test_it_trains(rackrun):
 
 
 def test_sync_brings_the_installed_code(rackrun, lab):
-    """A host that has none gets the same packages and an environment that finds them.
+    """A host that has none gets the same packages, and an environment that finds them.
 
-    Its environment has what the lock asks for already, so nothing is downloaded.
+    Its own Python has a torch, so that nothing is downloaded.
     """
     remote = lab.folder / "there"
-    python = environment(remote / ".rackrun" / ".venv")
-    python.with_name("python3").unlink()
-    python.rename(python.with_name("python3"))
-    python.write_text(
-        '#!/bin/sh\ncase "$1 $2" in -*torch.distributed.run*)\n'
-        f'exec {warm.interpreter()} "$@";; esac\nexec "${{0}}3" "$@"\n'
-    )
-    python.chmod(0o755)
     hosts = lab.ready(1).write_hosts(f"workdir={remote}")
+    (lab.hosts[0].folder / ".bashrc").write_text(f"export PYTHON={sys.executable}\n")
     args = ("ssh", "--ssh-config", lab.config, "--sync", hosts, "--", "python", "-c")
     ended = rackrun(*args, "import rackrun.training as training; print(training.__file__)")
     assert ended.returncode == 0, ended.stderr
