@@ -104,10 +104,6 @@ class Compute:
             return (self.logits(model, normalise, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         inputs = normalise(images).contiguous(memory_format=layout)
-        if self.compile:
-            # For batches of any size: else the smaller last one is compiled again. torch documents
-            # this function ("Dynamic Shapes") and has no other name for it.
-            torch._dynamo.maybe_mark_dynamic(inputs, 0)
         try:
             with self.autocast():
                 logits = require_tensor(model(inputs))
