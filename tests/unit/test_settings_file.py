@@ -147,6 +147,7 @@ RESUMED = """launch = "ssh"
 [launcher]
 hosts = "rack.txt"
 wait = true
+auto-resume = true
 [catdog]
 data = "shards"
 epochs = 90
