@@ -27,12 +27,13 @@ def test_what_is_sent_to_hosts_needs_nothing_but_the_standard_library():
     assert needed <= sent | sys.stdlib_module_names
 
 
-def test_a_shell_reads_a_line_in_three_places_only():
+def test_a_shell_reads_a_line_in_four_places_only():
     shells = {name for name, text in TEXTS.items() if SHELL.search(text)}
     assert shells == {
         "launcher/transport/ssh/connect.py",  # ProxyCommand, a line of ssh_config
         "launcher/run/hosts.py",  # setup=, a line of the host file
         "launcher/remote/upload.py",  # what makes the environment: a constant
+        "launcher/commands/on.py",  # what starts rackrun on another machine: a constant
     }
 
 
