@@ -40,22 +40,24 @@ def training(node: int, rank: int, **fields: object) -> Report:
 
 
 class Stage:
-    """A board on a terminal of our own, fed with events."""
+    """A board on a terminal of our own, fed with events, half a second before each look."""
 
     def __init__(self, plan: Plan, columns: int, lines: int) -> None:
         self.terminal = Terminal(columns, lines)
-        self.run = RunState(plan, time.monotonic())
+        self.now = time.monotonic()
+        self.run = RunState(plan, self.now)
         stream = os.fdopen(os.dup(self.terminal.theirs), "w")
         self.board = Dashboard(Console(file=stream, force_terminal=True, highlight=False))
         self.lines: dict[int, str] = {}
 
     def play(self, *events: Event) -> str:
+        self.now += 0.5
         for event in events:
-            self.run.take(event, time.monotonic())
+            self.run.take(event, self.now)
             if isinstance(event, Output):
                 self.lines[event.node] = event.data.decode().strip()
         folder = RunFolder(Path("/x"))
-        self.board.draw(view(self.run, "catdog", folder, time.monotonic() + 1, self.lines))
+        self.board.draw(view(self.run, "catdog", folder, self.now, self.lines))
         return self.terminal.text()
 
 

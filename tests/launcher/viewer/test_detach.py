@@ -16,6 +16,13 @@ for number in range(int(sys.argv[1])):
     time.sleep(float(sys.argv[2]))
 """
 
+EACH_SECOND = """\
+import time
+while True:
+    time.sleep(-time.time() % 1)  # all ranks at once, whenever each of them has started
+    print("here", flush=True)
+"""
+
 
 def counting(lines, pause):
     return ("--", sys.executable, "-c", COUNT, str(lines), str(pause))
@@ -46,7 +53,7 @@ def test_a_run_outlives_what_started_it_and_every_viewer_sees_all_of_it(detached
 
 def test_a_viewer_on_a_terminal_draws_the_dashboard_and_ctrl_c_ends_only_that(detached):
     """A row for every host; the terminal is left as it was, and the run goes on."""
-    detached.detach(detached.hosts, "--", sys.executable, "-c", WAIT)
+    detached.detach(detached.hosts, "--", sys.executable, "-c", EACH_SECOND)
     terminal = Terminal()
     attached = detached.start("attach", env={"TERM": "xterm"}, **terminal.streams)
     for text in ("3 ranks on 3 hosts", "127.0.0.4", "● running", "0-2 x3 │ here"):
