@@ -179,10 +179,8 @@ def fetch_returned(transport: Transport, plan: HostPlan, run_id: str, folder: Pa
     """Copy what a function returned on the ranks of this host, and no others, into a folder."""
     folder.mkdir(exist_ok=True)
     ranks = range(plan.first_rank, plan.first_rank + plan.processes)
-    source, only = (
-        replace(plan, folder=f"{plan.folder}/{RETURNED}"),
-        [f"rank-{n}.json" for n in ranks],
-    )
+    source = replace(plan, folder=f"{plan.folder}/{RETURNED}")
+    only = [f"rank-{rank}.json" for rank in ranks]
     fetch_results(transport, source, run_id, folder, (), only=only)
 
 
