@@ -81,6 +81,12 @@ def find_run(text: str | os.PathLike[str], runs: Path = RUNS) -> Run | None:
     return matching[0] if matching else None
 
 
+def runs_going_on(runs: Path = RUNS) -> list[Run]:
+    """Return the runs in a folder that have not ended, the newest first."""
+    here = (_in_folder(folder) for folder in folders_in(runs))
+    return [run for run in here if run.id and not run.is_over]
+
+
 def run_folder(text: str | os.PathLike[str], runs: Path = RUNS) -> Path:
     """Return the folder of the run that is meant; any text that means no run as a path."""
     run = find_run(text, runs)

@@ -19,7 +19,7 @@ from rackrun.launcher.viewer.logs import LogsOptions, logs
 from rackrun.launcher.viewer.reach import plan_of
 from rackrun.launcher.viewer.status import StatusOptions, status
 from rackrun.launcher.viewer.stop import StopOptions, stop
-from rackrun.runs import NAME, Run, find_run, unknown_run
+from rackrun.runs import NAME, Run, find_run, runs_going_on, unknown_run
 
 
 def main(args: Sequence[str]) -> int:
@@ -29,9 +29,7 @@ def main(args: Sequence[str]) -> int:
     options = parse(settings, called(verb), args, renamed=SPELLINGS)
     if not options.run and verb == "status":  # without a run, `status` is the list of all
         return ps(PsOptions(json=options.json))
-    if not options.run:
-        raise UsageError(f"{verb}: which run? type: {called(verb)} RUN; {called('ps')} lists all")
-    run = find_run(options.run)
+    run = find_run(options.run) if options.run else _only_running(verb)
     if run is None and not NAME.fullmatch(options.run):
         hint = f"type its ID or its name; {called('ps')} lists all"
         raise UsageError(f"{options.run!r} is not the name of a run: {hint}")
@@ -40,9 +38,18 @@ def main(args: Sequence[str]) -> int:
     plan_of(run.folder)  # refuses the folder of no run
     if not run.id:  # which would mean every run of this account
         raise UsageError(f"{run.folder.plan}: has no run ID")
-    if not options.run.startswith(run.id):
+    if not options.run or not options.run.startswith(run.id):
         say(str(run))
     return work(run, options)
+
+
+def _only_running(verb: str) -> Run:
+    running = runs_going_on()
+    if len(running) == 1:
+        return running[0]
+    count = f"{len(running)} are running" if running else "none is running"
+    hint = f"type: {called(verb)} RUN; {called('ps')} lists all"
+    raise UsageError(f"{verb}: which run? {count}; {hint}")
 
 
 Verb = tuple[type[Any], Callable[[Run, Any], int]]

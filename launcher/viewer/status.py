@@ -32,7 +32,7 @@ class StatusOptions(OnOptions):
     )
 
     run: Positional[str] = ""
-    """The run: ID, start of an ID, name, folder, or latest."""
+    """The run: ID, start of an ID, name, folder, or latest (default: list all)."""
     json: bool = False
     """Print the result as JSON."""
 

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -47,7 +47,7 @@ class StopOptions(ReachOptions):
         ("{prog} --force 3fa8", "kill every process at once"),
     )
 
-    run: Positional[str] = ""
+    run: Positional[str] = field(kw_only=True)  # never guessed
     """The run: ID, start of an ID, name, folder, or latest."""
     force: bool = False
     """Kill every process at once, without a checkpoint."""
