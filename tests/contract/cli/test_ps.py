@@ -91,6 +91,19 @@ def test_of_several_runs_of_a_name_the_one_that_goes_on_is_meant(runs, cli):
     assert json.loads(status.out)["run"] == ID["live"], status
 
 
+def test_without_a_run_the_only_one_that_is_running_is_meant(runs, cli):
+    write(runs, {f"{folder_of('live')}/logs/gpu01/1/rank-0.out": "here\n"})
+    assert "none is running" in cli("rackrun logs").err
+    with supervised(runs / folder_of("live")):
+        shown = cli("rackrun logs")
+        stopped = cli("rackrun stop")
+        with supervised(runs / folder_of("killed")):
+            unclear = cli("rackrun logs")
+    assert (shown.code, shown.out, "a1a1a1a1 (live)" in shown.err) == (0, "here\n", True), shown
+    assert (stopped.code, "RUN: missing" in stopped.err) == (64, True), stopped
+    assert (unclear.code, "2 are running" in unclear.err) == (64, True), unclear
+
+
 def test_a_run_below_a_folder_whose_name_is_not_utf_8_ends_well(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()

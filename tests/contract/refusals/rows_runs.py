@@ -22,8 +22,9 @@ ROWS = [
     # Which run.
     *(
         Refusal(f"./run-ssh {verb}", 64, (f"{verb}: which run?", f"./run-ssh {verb} RUN"))
-        for verb in ("attach", "logs", "stop")
+        for verb in ("attach", "logs")
     ),
+    Refusal("./run-ssh stop", 64, ("RUN: missing", "./run-ssh stop --help"), RUN),
     *(
         Refusal(f"./run-ssh {verb} 0123abcd", 64, ("0123abcd", "add --on"))
         for verb in ("attach", "logs", "status", "stop")
