@@ -32,7 +32,7 @@ class AttachOptions(OnOptions):
     )
 
     run: Positional[str] = ""
-    """The run: ID, start of an ID, name, folder, or latest (default: the only one that is running)."""
+    """The run: ID, start of an ID, name, folder, or latest (default: the only running one)."""
     plain: bool = False
     """Print plain lines instead of the dashboard."""
 

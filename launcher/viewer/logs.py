@@ -38,7 +38,7 @@ class LogsOptions(OnOptions):
     )
 
     run: Positional[str] = ""
-    """The run: ID, start of an ID, name, folder, or latest (default: the only one that is running)."""
+    """The run: ID, start of an ID, name, folder, or latest (default: the only running one)."""
     host: tuple[str, ...] = ()
     """Print only the ranks of this host; repeatable."""
     rank: tuple[int, ...] = ()
