@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from msgspec import structs
+
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Excerpt, Misshapen, Real, Whole, at_most, between, parsed_file
 
@@ -71,6 +73,14 @@ def plan_in(folder: RunFolder) -> RunPlan | None:
     with suppress(OSError, Misshapen):
         return parsed_file(folder.plan, RunPlan, MOST_BYTES)
     return None
+
+
+def with_all_nodes(plan: RunPlan, folder: RunFolder) -> RunPlan:
+    """Return the plan of a run with the hosts of all nodes, each of which has written its own."""
+    others = [plan_in(node) for node in folder.of_nodes()[1:]]
+    of_run = [other for other in others if other and other.run_id == plan.run_id]
+    hosts = (*plan.hosts, *(host for other in of_run for host in other.hosts))
+    return structs.replace(plan, hosts=hosts)
 
 
 def end_in(folder: RunFolder) -> RunEnd | None:

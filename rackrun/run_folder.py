@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
@@ -47,6 +47,7 @@ SUPERVISOR_FILES = frozenset({"plan.json", "result.json", "usage.jsonl", "logs",
 """What the supervisor of a run writes."""
 
 _NODE_SUFFIX = re.compile(r"-node\d+(?=\.)")
+_NODE_PLAN = re.compile(r"plan-node([1-9][0-9]{0,5})\.json")
 
 
 class _File:
@@ -119,6 +120,12 @@ class RunFolder:
         """Return the file for one stream of one rank, or of a host's torchrun."""
         source = "torchrun" if rank is None else f"rank-{rank}"
         return self.logs / file_name(host) / str(self.attempt) / f"{source}.{stream}"
+
+    def of_nodes(self) -> list[RunFolder]:
+        """Return the files of every node whose launcher writes here, the first node's first."""
+        names = [_NODE_PLAN.fullmatch(path.name) for path in self.path.glob("plan-node*.json")]
+        nodes = sorted(int(match[1]) for match in names if match)
+        return [self, *(replace(self, node=node) for node in nodes)]
 
     def checkpoint(self, step: int) -> Path:
         """Return the checkpoint that was written after this many steps."""

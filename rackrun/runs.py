@@ -42,7 +42,7 @@ class Run:
     @property
     def is_over(self) -> bool:
         """Return True if its folder shows that it has ended."""
-        return self.folder.result.exists() or not is_supervised(self.folder)
+        return is_over(self.folder)
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.id else self.name
@@ -147,6 +147,11 @@ def start_of(folder: Path) -> float:
         with suppress(ValueError, OverflowError):
             return time.mktime(time.strptime(match["start"], "%Y%m%d-%H%M%S"))
     return folder.stat().st_mtime
+
+
+def is_over(folder: RunFolder) -> bool:
+    """Return True for a run that has its result, or that nothing supervises."""
+    return folder.result.exists() or not is_supervised(folder)
 
 
 def is_supervised(folder: RunFolder) -> bool:

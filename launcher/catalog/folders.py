@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from rackrun.launcher.run.job import TASK_MODULE
-from rackrun.run_files import MOST_BYTES, end_in, plan_in
+from rackrun.run_files import MOST_BYTES, end_in, plan_in, with_all_nodes
 from rackrun.run_folder import RunFolder
 from rackrun.runs import folders_in, is_supervised, name_of, start_of
 from rackrun.shapes import Excerpt, Misshapen, between, parsed, parsed_file
@@ -61,7 +61,7 @@ def _run_in(path: Path) -> ListedRun | None:
         run=plan.run_id,
         name=name_of(path.name),
         task=_task_of(plan.hosts[0].command),
-        hosts=tuple(host.name for host in plan.hosts),
+        hosts=tuple(host.name for host in with_all_nodes(plan, folder).hosts),
         state=ending.verdict if ending else goes_on,
         exit_code=ending.exit_code if ending else None,
         step=step if isinstance(step, int) else _last_step(folder),

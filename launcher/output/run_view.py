@@ -195,8 +195,9 @@ def _slowed_by(run: RunState, host: HostState) -> str:
 
 def machines(plan: Plan) -> str:
     """Return ranks and hosts, how many ranks each host has, and the models of the GPUs."""
-    where = f"{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts), 'host')}"
     counts = [host.processes for host in plan.hosts]
+    part = "" if sum(counts) == plan.world_size else f"{sum(counts)} of "  # one node of several
+    where = f"{part}{plural(plan.world_size, 'rank')} on {plural(len(plan.hosts), 'host')}"
     least, most = min(counts), max(counts)
     each = f"{least} each" if least == most else f"{least} to {most} each"
     models = dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model)

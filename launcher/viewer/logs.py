@@ -17,9 +17,9 @@ from rackrun.errors import UsageError
 from rackrun.launcher.output.merge import readable
 from rackrun.launcher.run.settings import OnOptions
 from rackrun.launcher.viewer.reach import plan_of
-from rackrun.run_files import RunPlan
+from rackrun.run_files import RunPlan, with_all_nodes
 from rackrun.run_folder import RunFolder, file_name
-from rackrun.runs import Run, is_supervised
+from rackrun.runs import Run, is_over
 from rackrun.signals import interruptible
 from rackrun.terminal import discard
 
@@ -49,7 +49,7 @@ class LogsOptions(OnOptions):
 
 def logs(run: Run, options: LogsOptions) -> int:
     """Print the output of the ranks; return the exit code."""
-    plan = plan_of(run.folder)
+    plan = with_all_nodes(plan_of(run.folder), run.folder)
     _refuse_unknown(plan, options)
     with interruptible():
         try:
@@ -76,14 +76,14 @@ def _print(folder: RunFolder, plan: RunPlan, options: LogsOptions) -> None:
     read: dict[Path, int] = {}  # bytes of each log
     while True:
         # asked before the logs are read: what is written in between is read in the next round
-        is_over = folder.result.exists() or not is_supervised(folder)
+        everything = is_over(folder)
         for log in _logs(folder, options):
             where = f"{log.host}:" if has_hosts else ""
             prefix = f"{where}{log.rank} | " if has_ranks or has_hosts else ""
-            for line in _new_lines(log.path, read, everything=is_over):
+            for line in _new_lines(log.path, read, everything):
                 sys.stdout.write(f"{prefix}{readable(line)}\n")
         sys.stdout.flush()
-        if is_over or not options.follow:
+        if everything or not options.follow:
             return
         time.sleep(LOOK_SECONDS)
 

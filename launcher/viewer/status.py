@@ -14,9 +14,9 @@ from rackrun.launcher.output.console import progress_words
 from rackrun.launcher.output.run_view import read_view
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.settings import OnOptions
-from rackrun.launcher.viewer.reach import plan_of
-from rackrun.run_files import end_in
-from rackrun.runs import SHORT_ID, Run
+from rackrun.run_files import RunPlan, end_in, plan_in
+from rackrun.run_folder import RunFolder
+from rackrun.runs import SHORT_ID, Run, is_over
 from rackrun.tables import table
 from rackrun.terminal import one_line
 from rackrun.units import duration, plural
@@ -46,27 +46,31 @@ def status(run: Run, options: StatusOptions) -> int:
 
 def report_of(run: Run) -> dict[str, Any]:
     """Return all that is known, as `--json` prints it."""
-    is_over, ending = run.is_over, end_in(run.folder)
-    view = None if is_over else read_view(run.folder)
-    if view:
-        hosts = [{"name": h.name, "state": h.state, "step": h.step or None} for h in view.hosts]
-    else:
-        ends = ending.hosts if ending else {}
-        otherwise = "not verified" if is_over else "starting"
-        names = dict.fromkeys([*ends, *(host.name for host in plan_of(run.folder).hosts)])
-        hosts = [{"name": name, "state": ends.get(name, otherwise), "step": None} for name in names]
+    ended, ending = run.is_over, end_in(run.folder)
+    view = None if ended else read_view(run.folder)
     return {
         "run": run.id,
         "name": run.name,
-        "supervised": not is_over,
+        "supervised": not ended,
         "exit_code": ending.exit_code if ending else None,
         "verdict": ending.verdict if ending else "",
         "cause": ending.cause if ending else "",
         "folder": str(run.folder.path),
         "seconds": ending.seconds if ending else view.seconds if view else None,
         "progress": list(progress_words(view)) if view else [],
-        "hosts": hosts,
+        "hosts": [host for node in run.folder.of_nodes() for host in _hosts_of(node)],
     }
+
+
+def _hosts_of(node: RunFolder) -> list[dict[str, Any]]:
+    ended = is_over(node)
+    if not ended and (view := read_view(node)):
+        return [{"name": h.name, "state": h.state, "step": h.step or None} for h in view.hosts]
+    ending, plan = end_in(node), plan_in(node) or RunPlan()
+    ends = ending.hosts if ending else {}
+    otherwise = "not verified" if ended else "starting"
+    names = dict.fromkeys([*ends, *(host.name for host in plan.hosts)])
+    return [{"name": name, "state": ends.get(name, otherwise), "step": None} for name in names]
 
 
 def describe(report: dict[str, Any]) -> str:

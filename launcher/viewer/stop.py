@@ -26,7 +26,7 @@ from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.launcher.viewer.reach import ReachedHost, look_for, reached
 from rackrun.run_files import end_in
 from rackrun.run_folder import RunFolder
-from rackrun.runs import Run, is_supervised
+from rackrun.runs import Run, is_over
 from rackrun.terminal import one_line
 from rackrun.units import plural
 
@@ -68,7 +68,7 @@ def _end_launcher(run: Run, now: bool) -> bool:
     was_running = _signal_launcher(run.folder, STOP_SIGNAL)
     if was_running:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
-    elif not _is_alive(run.folder):
+    elif is_over(run.folder):
         say("the run has already ended")
     elif now:
         return False  # --force ends the agents themselves, which needs no launcher
@@ -81,11 +81,6 @@ def _end_launcher(run: Run, now: bool) -> bool:
     if ending := end_in(run.folder):
         say(last_line(ending))
     return was_running
-
-
-def _is_alive(folder: RunFolder) -> bool:
-    """Return True until the run has a result, or its launcher is gone."""
-    return not folder.result.exists() and is_supervised(folder)
 
 
 def _signal_launcher(folder: RunFolder, number: signal.Signals) -> bool:
@@ -116,7 +111,7 @@ def _lock_holder(locked: Path) -> int:
 def _wait_for_end(folder: RunFolder, now: bool) -> None:
     seconds = NOW_SECONDS if now else SUPERVISOR_SECONDS + _checkpoint_seconds(folder)
     deadline = time.monotonic() + seconds
-    while _is_alive(folder):
+    while not is_over(folder):
         time.sleep(LOOK_SECONDS)
         is_late = time.monotonic() > deadline
         if is_late:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
-from rackrun.run_files import LARGEST, RunEnd, RunPlan
+from rackrun.run_files import LARGEST, RunEnd, RunPlan, with_all_nodes
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import LINE_BYTES, MOST_USAGE_BYTES, HostUsage, usage_line
 from rackrun.run_report.grids import (
@@ -141,7 +141,7 @@ def read(folder: Path) -> Story:
         predictions=read_predictions(files.predictions),
         hardest=read_predictions(files.hardest),
         first_batch=read_training_images(files.first_batch),
-        plan=_document(files.plan, RunPlan, "the plan of a run"),
+        plan=with_all_nodes(_document(files.plan, RunPlan, "the plan of a run"), files),
         end=end,
         usage=usage,
         parts=_parts(lines, end.seconds),
@@ -176,7 +176,8 @@ def _uneven(shares: list[Line]) -> list[Line]:
 
 def read_usage(folder: Path) -> list[HostUsage]:
     """Return what hosts used over time."""
-    return list(_lines(RunFolder(folder).usage, usage_line, "usage"))
+    nodes = RunFolder(folder).of_nodes()
+    return [line for node in nodes for line in _lines(node.usage, usage_line, "usage")]
 
 
 def _lines(path: Path, decoded: Callable[[str], T], kind: str) -> Iterator[T]:
