@@ -73,6 +73,21 @@ def test_names_of_hosts_move_no_cursor(tmp_path, cli):
     assert (result.code, len(result.out.splitlines()), "\x1b" in result.out) == (0, 4, False)
 
 
+def test_all_nodes_of_a_run_that_was_started_node_by_node_are_named(tmp_path, cli):
+    folder = folder_of("job")
+    for node, name in enumerate(("n1", "n2")):
+        suffix = f"-node{node}" if node else ""
+        ending = {"verdict": "failed", "exit_code": 75, "hosts": {name: ("clean", "lost")[node]}}
+        files = {f"{folder}/plan{suffix}.json": plan("a1" * 16, name)}
+        files |= {f"{folder}/result{suffix}.json": json.dumps(ending)}
+        write(tmp_path, files | {f"{folder}/logs/{name}/1/rank-{node}.out": f"rank {node}\n"})
+    (listed,) = json.loads(cli("rackrun ps --json").out)
+    states = json.loads(cli("rackrun status job --json").out)["hosts"]
+    assert listed["hosts"] == ["n1", "n2"]
+    assert {host["name"]: host["state"] for host in states} == {"n1": "clean", "n2": "lost"}
+    assert cli("rackrun logs job --host n2").out == "n2:1 | rank 1\n"
+
+
 @pytest.mark.parametrize(
     "typed", ["done", "b2b2b2", "b2" * 16, folder_of("done"), folder_of("done")[5:], "latest"]
 )
