@@ -120,7 +120,7 @@ def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:
     alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
     try:
         with ended_by_a_signal():
-            alerts.wait()
+            alerts.wait(output.note)
     except KeyboardInterrupt:
         alerts.abandon()
         output.note("--on-event: not waiting for the command")

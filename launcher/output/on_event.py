@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -23,10 +23,11 @@ from typing import Literal, TypeAlias
 from rackrun.contract import variables
 from rackrun.launcher.run.result import Result, as_plain
 from rackrun.terminal import one_line
+from rackrun.units import plural
 
 EventName: TypeAlias = Literal["stall", "lost", "restart", "end"]
 
-LIMIT_SECONDS = 60.0  # for one event
+LIMIT_SECONDS = 60.0  # for one event; and once the run has ended, for all that are left
 _SHOWN_BYTES = 4096  # of its output: the last line of it explains a failure
 
 
@@ -40,7 +41,7 @@ class EventCommand:
         self._threads: list[threading.Thread] = []
         self._problems = queue.SimpleQueue[str]()
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_abandoned = False
+        self._abandoned: set[threading.Thread] = set()
 
     def send(
         self,
@@ -74,14 +75,28 @@ class EventCommand:
         while not self._problems.empty():
             yield self._problems.get()
 
-    def wait(self) -> None:
-        """Wait until the command has been run for all events."""
-        for thread in self._threads:
-            thread.join()
+    def wait(self, say: Callable[[str], None]) -> None:
+        """Wait until the command has run for all events, at most as long as it may take for one.
 
-    def abandon(self) -> None:
-        """End the command, and run it for no further event."""
-        self._is_abandoned = True
+        Half of that time is for the last event, if others are left.
+        """
+        if not self._threads:
+            return
+        *earlier, last = self._threads
+        began, seconds = time.monotonic(), self._limit_seconds
+        if any(thread.is_alive() for thread in earlier):
+            self._limit_seconds = seconds / 2
+        if _alive_at(began + seconds / 20, [last]):  # not for one that takes no time
+            say(f"waiting up to {seconds:g} s for --on-event {self._args[0]}; Ctrl-C ends the wait")
+        if late := _alive_at(began + seconds / 2, earlier):
+            self.abandon(late)
+            dropped = f"{plural(len(late), 'event')} before the end dropped"
+            self._problems.put(f"--on-event {self._args[0]}: too slow; {dropped}")
+        last.join()
+
+    def abandon(self, threads: Sequence[threading.Thread] = ()) -> None:
+        """End the command for some events, or for all: it is not run for them any more."""
+        self._abandoned.update(threads or self._threads)
         if self._process is not None:
             _end(self._process)
 
@@ -93,6 +108,10 @@ class EventCommand:
         problem = "" if self._is_abandoned else self._run(event, content)
         if problem and not self._is_abandoned:
             self._problems.put(f"--on-event {self._args[0]}, {event}: {problem}")
+
+    @property
+    def _is_abandoned(self) -> bool:
+        return threading.current_thread() in self._abandoned
 
     def _run(self, event: EventName, content: bytes) -> str:
         """Run the command for an event; return what went wrong, "" if nothing did."""
@@ -117,7 +136,7 @@ class EventCommand:
                 code = process.wait(self._limit_seconds)
             except subprocess.TimeoutExpired:
                 _end(process)
-                return f"ended after {self._limit_seconds:.0f} s without a result"
+                return f"ended after {self._limit_seconds:g} s without a result"
             finally:
                 self._process = None
             output.seek(max(0, output.seek(0, os.SEEK_END) - _SHOWN_BYTES))
@@ -125,6 +144,13 @@ class EventCommand:
         last = next((line for line in reversed(lines) if line.strip()), "")
         shown = f"exit code {code}: {one_line(last)}" if last else f"exit code {code}"
         return shown if code else ""
+
+
+def _alive_at(moment: float, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
+    """Wait until threads have ended, until a moment at most; return those that have not."""
+    for thread in threads:
+        thread.join(max(0.0, moment - time.monotonic()))
+    return [thread for thread in threads if thread.is_alive()]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
