@@ -277,9 +277,9 @@ class Lab:
         out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 
-    def ready(self, count: int, command: tuple[str, ...] = ()) -> "Lab":
-        """Start `count` sshd, such as `APART`, wait until they answer, and make them known."""
-        started = [self.start(command=command) for _ in range(count)]
+    def ready(self, count: int, **options: Any) -> "Lab":
+        """Start `count` sshd, as `start` does, wait until they answer, and make them known."""
+        started = [self.start(**options) for _ in range(count)]
         for host in started:
             wait_for_banner(host.address, host.port)
         # Else the process that answered may count as one that was there before a test's run.

@@ -64,26 +64,6 @@ def project(lab: Lab) -> Path:
     return folder
 
 
-def project_of(lab: Lab) -> Path:
-    return lab.folder / "project"
-
-
-@pytest.fixture
-def account() -> Iterator[Lab]:
-    """Yield a lab with an account of its own, which may read what its sshd has to."""
-    need("root")
-    folder = Path(tempfile.mkdtemp(prefix="rackrun-accounts-"))
-    folder.chmod(0o755)
-    lab = Lab(folder)
-    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
-    root("usermod", "--password", "*", user())  # neither a password nor locked
-    yield lab
-    lab.stop()
-    until(lambda: user() not in users(), "no process of the account is left", 20)
-    root("userdel", user())
-    shutil.rmtree(folder)
-
-
 @pytest.fixture
 def passable() -> Iterator[Lab]:
     """Yield a lab in a folder that other accounts can enter; pytest closes its own to them."""
@@ -94,6 +74,17 @@ def passable() -> Iterator[Lab]:
     yield lab
     lab.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def account(passable: Lab) -> Iterator[Lab]:
+    """Yield such a lab with an account of its own, which may read what its sshd has to."""
+    root("useradd", "--no-create-home", "--home-dir", "/", "--shell", "/bin/bash", user())
+    root("usermod", "--password", "*", user())  # neither a password nor locked
+    yield passable
+    passable.stop()
+    until(lambda: user() not in users(), "no process of the account is left", 20)
+    root("userdel", user())
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ WORKS = [
     "check {hosts}",
     "ssh {hosts} -- true",
     "ssh --dry-run {hosts} catdog --data shards",
+    "local --help",
     "local catdog --help",
     "ps",
     "report runs/latest",

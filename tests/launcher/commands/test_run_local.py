@@ -6,36 +6,23 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.lab import warm
+from tests.lab.run import run
 from tests.lab.warm import ROOT
-
-
-def local(*args: str, cwd: Path = ROOT, **variables: str) -> "subprocess.CompletedProcess[str]":
-    return warm.run(
-        *("-m", "rackrun", "./run-local", *args),
-        start=warm.Launcher,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-    )
 
 
 def test_a_command_of_ones_own_runs_under_torchrun(tmp_path):
     """Two ranks of `-- python -c …`: output on stdout, our words on stderr, the folder complete."""
     code = "import os; print('rank', os.environ['RANK'], os.environ['FROM_ME'])"
-    ended = local(
-        *("--python", str(warm.interpreter()), "--nproc", "2", "--env", "FROM_ME=a b"),
-        *("--name", "mine", "--", "python", "-c", code),
-        cwd=tmp_path,
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert sorted(ended.stdout.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
+    options = ["--nproc", "2", "--env", "FROM_ME=a b", "--name", "mine"]
+    ended = run(["./run-local", *options, "--", "python", "-c", code], tmp_path)
+    assert ended.code == 0, ended
+    assert sorted(ended.out.splitlines()) == ["0 | rank 0 a b", "1 | rank 1 a b"]
     (folder,) = (tmp_path / "runs").glob("2*")
-    run = json.loads((folder / "plan.json").read_text())["run_id"]
-    first = ended.stderr.splitlines()[0]
+    run_id = json.loads((folder / "plan.json").read_text())["run_id"]
+    first = ended.err.splitlines()[0]
     assert first.startswith("rackrun: 2 ranks on 1 host")
-    assert first.endswith(f"; run {run[:8]}, runs/{folder.name}")
+    assert first.endswith(f"; run {run_id[:8]}, runs/{folder.name}")
     assert folder.name.endswith("-mine")
     assert {"plan.json", "result.json", "usage.jsonl", "logs"} <= {
         path.name for path in folder.iterdir()
@@ -47,14 +34,13 @@ def test_a_command_of_ones_own_runs_under_torchrun(tmp_path):
 
 def test_a_dry_run_is_what_runs(tmp_path):
     """Text and JSON of --dry-run name what a real run then writes as its plan; nothing is made."""
-    python = ("--python", str(warm.interpreter()))
-    args = (*python, "--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')")
-    dry = json.loads(local("--dry-run", "--json", *args, cwd=tmp_path).stdout)
+    args = ["--nproc", "2", "--env", "A='x y'", "--", "python", "-c", "print('$HOME')"]
+    dry = json.loads(run(["./run-local", "--dry-run", "--json", *args], tmp_path).out)
     assert not (tmp_path / "runs").exists()
-    text = local("--dry-run", *args, cwd=tmp_path).stdout
+    text = run(["./run-local", "--dry-run", *args], tmp_path).out
     assert "torchrun: " in text
     assert "print('\"'\"'$HOME'\"'\"')" in text
-    assert local(*args, cwd=tmp_path).returncode == 0
+    assert run(["./run-local", *args], tmp_path).code == 0
     (folder,) = (tmp_path / "runs").glob("2*")
     real = json.loads((folder / "plan.json").read_text())
 
@@ -64,15 +50,6 @@ def test_a_dry_run_is_what_runs(tmp_path):
     aligned = json.dumps(dry).replace(dry["run_id"], real["run_id"]).replace(port(dry), port(real))
     aligned = aligned.replace(Path(dry["hosts"][0]["folder"]).name, folder.name)
     assert json.loads(aligned) == real
-
-
-@pytest.mark.parametrize("args", [("--help",), ("catdog", "--help")])
-def test_help_imports_no_torch(args):
-    """Help of the launcher and of a task starts without what only ranks need."""
-    ended = local(*args, PYTHONPROFILEIMPORTTIME="1")
-    assert ended.returncode == 0
-    assert "usage: " in ended.stdout
-    assert " torch\n" not in ended.stderr
 
 
 def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):

@@ -1,23 +1,12 @@
 """Run folders are their owner's alone, here and on hosts, and nothing else of a run stays."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.lab import warm
-from tests.lab.hosts import ROOT
+from tests.lab.run import run
 
 WRITES = "import os; open(os.environ['RACKRUN_RUN_FOLDER'] + '/final.pt', 'w').write('x')"
-
-
-def local(*args: str, cwd: Path, **environment: str) -> str:
-    """Run `./run-local`; return its output when it exits with 0."""
-    command = ("-m", "rackrun", "./run-local", "--python", str(warm.interpreter()), *args)
-    more = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    done = warm.run(*command, start=warm.Launcher, cwd=cwd, env=more)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
 
 
 def readable(folder: Path) -> list[str]:
@@ -38,7 +27,8 @@ def test_runs_are_private_unless_shared(passable):
     lab, local_folder = passable.ready(1), passable.folder / "here"
     for folder in (local_folder, lab.folder / "there"):
         folder.mkdir()
-    local("--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
+    rank = ["--env", "KEY=hunter2", "--", "python", "-c", WRITES]
+    assert run(["./run-local", *rank], local_folder).code == 0
     hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}/there"))
     args = (hosts, "--", sys.executable, "-c", WRITES)
     assert lab.result_of("--env", "KEY=hunter2", *args)[0] == 0
@@ -46,7 +36,7 @@ def test_runs_are_private_unless_shared(passable):
     for runs in folders:
         assert readable(runs) == []
         assert [oct(run.stat().st_mode & 0o777) for run in runs.glob("2*")] == ["0o700"]
-    local("--share", "--env", "KEY=hunter2", "--", "python", "-c", WRITES, cwd=local_folder)
+    assert run(["./run-local", "--share", *rank], local_folder).code == 0
     assert lab.result_of("--share", *args)[0] == 0
     for runs in folders:
         assert "final.pt" in readable(runs)
@@ -60,5 +50,6 @@ def test_torchrun_leaves_nothing_in_the_folder_for_temporary_files(tmp_path):
     """Its files for errors of ranks go with the agent's own; good runs and bad ones."""
     remote = tmp_path / "tmp"
     remote.mkdir()
-    local("--nproc", "2", "--", "true", cwd=tmp_path, TMPDIR=str(remote))
+    ended = run("./run-local --nproc 2 -- true", tmp_path, env={"TMPDIR": str(remote)})
+    assert ended.code == 0, ended
     assert [path.name for path in remote.rglob("*")] == []

@@ -23,7 +23,7 @@ from rackrun.launcher.transport.rpc import RpcClient
 from tests.lab.hosts import ROOT, Lab, children, command_line
 from tests.lab.waiting import until
 from tests.lab.wheels import only_here, uv_here
-from tests.launcher.conftest import project, project_of
+from tests.launcher.conftest import project
 from tests.launcher.fake_host import TrackedTransport
 
 
@@ -32,7 +32,7 @@ def launch(lab: Lab, *args: str, named: bool = True, **more: Any) -> tuple[int, 
     python = f"python={lab.cheap_python()}" if named else ""
     hosts = str(lab.write_hosts(*[f"{python} workdir={lab.folder}/there-{n}" for n in (1, 2)]))
     return lab.result_of(
-        *args, hosts, "--", sys.executable, "train.py", cwd=project_of(lab), **more
+        *args, hosts, "--", sys.executable, "train.py", cwd=lab.folder / "project", **more
     )
 
 
@@ -173,9 +173,8 @@ def test_an_installation_ends_with_the_launcher_that_wanted_it(start_lab):
 def test_code_does_not_go_into_a_home_directory(start_lab):
     """A careless workdir=~ is refused before a file is written."""
     lab = start_lab(1)
-    project(lab)
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir=~"))
-    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=project_of(lab))
+    args = ("--sync", lab.cheap_hosts("workdir=~"), "--", "true")
+    code, _, err = lab.result_of(*args, cwd=project(lab))
     assert code == 78
     assert "cannot hold the code" in err
 

@@ -2,21 +2,8 @@
 
 import pytest
 
-from tests.lab.hosts import Lab, Sshd, root, user, wait_for_banner
-from tests.launcher.conftest import TMPFS, project, project_of
-
-
-def said_as(lab: Lab, host: Sshd) -> tuple[int, str]:
-    """Launch as that account; return exit code and messages."""
-    wait_for_banner(host.address, host.port)
-    lab.trust()
-    hosts = lab.folder / "hosts.txt"
-    hosts.write_text(f"{user()}@{host.address}:{host.port}\n")
-    code, _, err = lab.result_of(str(hosts), "--", "true")
-    assert "Traceback" not in err
-    assert not (lab.folder / "runs").exists()
-    return code, err
-
+from tests.lab.hosts import root, user
+from tests.launcher.conftest import TMPFS, project
 
 ACCOUNTS = {  # what is done to an account: code, and what is said
     "locked": (("usermod", "--lock"), 77, "or the account is disabled; type: ssh-copy-id"),
@@ -40,9 +27,12 @@ def test_what_is_wrong_with_an_account_is_named(account, how):
     is started, and nothing prompts for a new password."""
     change, expected, says = ACCOUNTS[how]
     root(*change, user())
-    host = account.start(pam="yes" if "password" in how else "no")
-    code, err = said_as(account, host)
-    assert (code, says in err) == (expected, True), err
+    (host,) = account.ready(1, pam="yes" if "password" in how else "no").hosts
+    hosts = account.folder / "hosts.txt"
+    hosts.write_text(f"{user()}@{host.address}:{host.port}\n")
+    code, _, err = account.result_of(str(hosts), "--", "true")
+    assert (code, says in err, "Traceback" in err) == (expected, True, False), err
+    assert not (account.folder / "runs").exists()
     assert code != 77 or f"login as {user()} at {host.address} port {host.port} refused" in err
 
 
@@ -69,7 +59,7 @@ def test_a_start_up_file_that_ends_the_shell_is_named(start_lab, line):
     """The host is named, with the shell's message if there is one; nothing was started."""
     lab = start_lab(2)
     (lab.hosts[1].folder / ".bashrc").write_text(f"{line}\n")
-    code, _, err = lab.result_of(str(lab.write_hosts(f"python={lab.cheap_python()}")), "--", "true")
+    code, _, err = lab.result_of(lab.cheap_hosts(), "--", "true")
     assert code == 69
     assert "Traceback" not in err
     assert "127.0.0.3: reachable: " in err and RC[line] in err
@@ -82,8 +72,7 @@ def test_a_start_up_file_that_talks_does_no_harm(start_lab):
     lab = start_lab(1)
     exchange = "echo welcome; echo welcome >&2; printf 'rackrun program\\n\\0\\nrackrun'\n"
     (lab.hosts[0].folder / ".bashrc").write_text(exchange)
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()}"))
-    code, out, err = lab.result_of(hosts, "--", "echo", "through")
+    code, out, err = lab.result_of(lab.cheap_hosts(), "--", "echo", "through")
     assert (code, out) == (0, "through\n"), err
 
 
@@ -104,8 +93,7 @@ def test_a_home_that_takes_nothing_is_named(start_lab, mounted, options):
     home = lab.folder / "home"
     home.mkdir()
     mounted(home, *TMPFS, options)
-    python = lab.cheap_python()
-    hosts = str(lab.write_hosts(f"python={python}", f"python={python} workdir={home}"))
+    hosts = lab.cheap_hosts("", f"workdir={home}")
     code, _, err = lab.result_of(hosts, "--", "true")
     assert code == 78
     assert "Traceback" not in err
@@ -116,14 +104,15 @@ def test_a_home_that_takes_nothing_is_named(start_lab, mounted, options):
 def test_code_that_does_not_fit_is_named(start_lab, mounted):
     """--sync to a full disk: which host, which file, and why; what was there before stays."""
     lab = start_lab(1)
-    (project(lab) / "big").write_bytes(bytes(1 << 20))
+    source = project(lab)
+    (source / "big").write_bytes(bytes(1 << 20))
     home = lab.folder / "home"
     home.mkdir()
     mounted(home, *TMPFS, "size=100k")
     (home / "there").mkdir()
     (home / "there" / "mine").write_text("a file of the host")
-    hosts = str(lab.write_hosts(f"python={lab.cheap_python()} workdir={home}/there"))
-    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=project_of(lab))
+    hosts = lab.cheap_hosts(f"workdir={home}/there")
+    code, _, err = lab.result_of("--sync", hosts, "--", "true", cwd=source)
     assert code == 78
     assert "Traceback" not in err
     line = next(line for line in err.splitlines() if line.startswith("error"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import Sshd, wait_for_banner
+from tests.lab.hosts import Sshd
 from tests.lab.needs import need
 from tests.lab.network import port
 from tests.lab.waiting import until
@@ -41,11 +41,8 @@ def comes_in(host: Sshd) -> socket.socket:
 @pytest.mark.parametrize("free_again", [True, False])
 def test_a_host_that_takes_no_more_logins_is_asked_twice(start_lab, free_again):
     """MaxStartups 1, and a login in progress: one more attempt, then it is named, with 69."""
-    lab = start_lab(0)
-    crowded = lab.start(extra="MaxStartups 1\n")
-    wait_for_banner(crowded.address, crowded.port)
-    lab.trust()
-    hosts = lab.cheap_hosts()
+    lab = start_lab(1, extra="MaxStartups 1\n")
+    (crowded,), hosts = lab.hosts, lab.cheap_hosts()
     with comes_in(crowded) as somebody:
         dropped = "past MaxStartups"
         before = crowded.log.count(dropped)

@@ -12,7 +12,7 @@ from rackrun.launcher.preflight import gpus as judge
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.remote import gpus as remote
 from tests.lab import warm
-from tests.lab.hosts import ROOT, Lab, wait_for_banner
+from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
 from tests.lab.simulated_gpus import DEVICES, HEALTHY, OLDER, program, with_path
 
@@ -56,9 +56,7 @@ def with_gpus(folder: Path) -> tuple[str, ...]:
 def host_with_gpus(lab: Lab, smi: str) -> None:
     """Start a host with two GPUs, and a program in place of nvidia-smi."""
     path = program(lab.folder / "bin/nvidia-smi", smi)
-    host = lab.start(command=with_gpus(lab.folder), extra=with_path(path.parent))
-    wait_for_banner(host.address, host.port)
-    lab.trust()
+    lab.ready(1, command=with_gpus(lab.folder), extra=with_path(path.parent))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Hosts with little shared memory, or little that may be locked: named before ranks die of it."""
 
-from tests.lab.hosts import wait_for_banner
-
 LITTLE = """\
 mount -t tmpfs -o size=64m none /dev/shm
 mount -t tmpfs none /sys/class
@@ -12,10 +10,7 @@ exec "$@"
 
 
 def test_little_shared_and_locked_memory_is_named_and_stops_no_run(start_lab):
-    lab = start_lab(0)
-    host = lab.start(command=("unshare", "--mount", "sh", "-c", LITTLE, "sh"))
-    wait_for_banner(host.address, host.port)
-    lab.trust()
+    lab = start_lab(1, command=("unshare", "--mount", "sh", "-c", LITTLE, "sh"))
     hosts = lab.write_hosts(f"python={lab.cheap_python()} workdir={lab.folder}")
     code, out, _ = lab.result_of("--check", str(hosts))
     shown = " ".join(out.split())

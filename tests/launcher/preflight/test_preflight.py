@@ -6,12 +6,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
-from typing import Any
 
 import pytest
 
@@ -19,6 +14,7 @@ from rackrun.launcher.output.screen import wants_lines
 from tests.lab.data import write_tiny
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
+from tests.lab.servers import served
 
 
 @pytest.mark.parametrize(
@@ -40,29 +36,9 @@ def test_variables_ask_for_plain_lines(environment, lines):
 # -- real hosts ---------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def shard_server(tmp_path) -> Iterator[str]:
-    """Yield a server of a data set that sends no ranges, which the ranks need."""
-    folder = tmp_path / "served"
-    write_tiny(folder, shards=1)
-
-    class Handler(SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    serve = partial(Handler, directory=str(folder))
-    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-def rows_of(text: str) -> dict[tuple[str, str], dict[str, str]]:
-    return {(row["check"], row["host"]): row for row in json.loads(text)}
-
-
-def test_every_difference_between_real_hosts_is_in_the_json(start_lab, shard_server):
-    """Another torch, no interpreter, other code, no workdir, a host that is down: each is named."""
+def test_every_difference_between_real_hosts_is_in_the_json(start_lab, tmp_path):
+    """Another torch, no interpreter, other code, no workdir, a host that is down, a server that
+    sends no ranges, which the ranks need: each is named."""
     lab = start_lab(6)
     good, torch = lab.cheap_python("2.0"), lab.cheap_python("2.1", "python-2.1")
     for name in ("same", "edited"):
@@ -80,10 +56,11 @@ def test_every_difference_between_real_hosts_is_in_the_json(start_lab, shard_ser
         f"python={good} workdir={lab.folder}/none",
         f"python={good}",
     )
-    args = ("--check", "--json", str(hosts), "catdog", "--data", shard_server)
-    code, out, err = lab.result_of(*args, cwd=lab.folder / "same")
+    with served(write_tiny(tmp_path / "served", shards=1).folder) as (address, _):
+        args = ("--check", "--json", str(hosts), "catdog", "--data", address)
+        code, out, err = lab.result_of(*args, cwd=lab.folder / "same")
     assert (code, err) == (69, "")
-    rows = rows_of(out)
+    rows = {(row["check"], row["host"]): row for row in json.loads(out)}
     host = [f"127.0.0.{number}" for number in range(2, 8)]
     assert rows["torch", host[0]]["level"] == "ok"
     assert rows["torch", host[1]]["problem"] == f"differs from {host[0]}: 2.0"
@@ -126,7 +103,7 @@ def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(tmp_path, script,
     """Neither a check nor a launch takes such a host, and no --wait is advised."""
     need("root")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp
-        lab = Lab(Path(folder)).ready(1, (*IN_A_TMP, script, "sh"))
+        lab = Lab(Path(folder)).ready(1, command=(*IN_A_TMP, script, "sh"))
         try:
             hosts = str(lab.write_hosts("workdir=/"))
             for verb in ((), ("--check",)):

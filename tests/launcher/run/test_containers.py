@@ -5,16 +5,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.lab import warm
 from tests.lab.detached import writers_of
-from tests.lab.hosts import ROOT, Lab, root, user, wait_for_banner
+from tests.lab.hosts import Lab, root, user
+from tests.lab.refusal import Refusal
+from tests.lab.run import run
 from tests.lab.servers import BORROWED, docker, rank_image
 from tests.lab.waiting import until
 
@@ -193,29 +193,16 @@ def hosts_of(lab: Lab, image: str) -> tuple[str, ...]:
     root("usermod", "--groups", grp.getgrgid(socket.stat().st_gid).gr_name, user())
     if "rackrun-docker-" in socket.parent.name:
         socket.parent.chmod(0o711)  # the daemon of these tests
-    for host in (lab.start(), lab.start()):
-        wait_for_banner(host.address, host.port)
+    for host in lab.ready(2).hosts:
         (host.folder / ".bashrc").write_text(f"export DOCKER_HOST='unix://{socket}'\n")
         (host.folder / "work").mkdir()
         shutil.chown(host.folder / "work", user())
-    lab.trust()
     settings = f"python={lab.cheap_python()} workdir=work"
     lines = [f"{user()}@{host.address}:{host.port} {settings}\n" for host in lab.hosts]
     (lab.folder / "hosts.txt").write_text("".join(lines))
     folders = [*BORROWED, str(lab.folder)]
     volumes = [arg for folder in folders for arg in ("--volume", f"{folder}:{folder}:ro")]
     return ("--image", image, *volumes, *SHORT, str(lab.folder / "hosts.txt"))
-
-
-def local(folder: Path, *args: str) -> "subprocess.Popen[str]":
-    """Start `./run-local` in a folder."""
-    return warm.Launcher(
-        *("-m", "rackrun", "./run-local", *args),
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
 
 
 def borrowing(image: str) -> tuple[str, ...]:
@@ -234,26 +221,20 @@ def test_a_container_on_this_machine(image, tmp_path):
         "sys.exit(9 * rank)\n"
     )
     args = (*borrowing(image), "--nproc", "2", "--", sys.executable, "-c", code)
-    ended = local(tmp_path, *args)
-    out, err = ended.communicate(timeout=120)
-    assert ended.returncode == 9, err
-    assert "contained True" in out
-    assert "rank 1 on localhost: exit code 9" in err
+    ended = run(["./run-local", *args], tmp_path)
+    assert ended.code == 9, ended
+    assert "contained True" in ended.out
+    assert "rank 1 on localhost: exit code 9" in ended.err
     (folder,) = (tmp_path / "runs").glob("2*")
     assert (folder / "logs" / "localhost" / "1" / "rank-0.out").read_text() == "contained True\n"
-    shown = local(tmp_path, "--dry-run", *args)
-    out, err = shown.communicate(timeout=60)
-    assert shown.returncode == 0, err
-    assert "container: docker run --rm --interactive" in out
-    assert "--network host --ipc host" in out
+    shown = run(["./run-local", "--dry-run", *args], tmp_path)
+    assert shown.code == 0, shown
+    assert "container: docker run --rm --interactive" in shown.out
+    assert "--network host --ipc host" in shown.out
     assert containers() == []
 
 
 def test_an_image_that_this_machine_has_not_is_named(image, tmp_path):
     """./run-local --image: 78 and what to type, before anything is made."""
-    process = local(tmp_path, "--image", "no/such:image", "--", "true")
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 78
-    assert err.startswith("error: localhost: image: there is no image no/such:image")
-    assert len(err.splitlines()) == 1
-    assert not list(tmp_path.iterdir())
+    refusal = Refusal("./run-local --image no/such:image -- true", 78, "no image no/such:image")
+    refusal.check(tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.ssh import ConnectSettings, Network
-from tests.lab.hosts import BUSY, Lab, Sshd, wait_for_banner, with_signal
+from tests.lab.hosts import BUSY, Lab, Sshd, with_signal
 
 ONE_SECOND = {
     f"{step}_seconds": 1.0 for step in ("connect", "banner", "handshake", "login", "channel")
@@ -83,11 +83,9 @@ class Mute:
 @pytest.mark.security("SSH-8")
 def test_a_login_that_stalls_is_named_with_the_step_and_in_time(start_lab):
     """SSH-8: after the banner, in the key exchange, and while a key is judged: 69 for all three."""
-    lab = start_lab(1)
-    server = lab.hosts[0]
-    slow = lab.start(extra=JUDGES_NO_KEY)
-    wait_for_banner(slow.address, slow.port)
-    lab.trust()
+    start_lab(1)
+    lab = start_lab(1, extra=JUDGES_NO_KEY)
+    server, slow = lab.hosts
     mutes = [Mute(server, packets) for packets in (0, 1)]
     began = time.monotonic()
     with network(lab) as net, pytest.raises(HostUnreachable) as caught:
@@ -132,11 +130,8 @@ def test_a_host_that_lets_us_in_and_opens_no_channel_is_named(start_lab):
 
 def test_a_gateway_that_runs_no_programs_is_no_host_for_ranks(start_lab):
     """MaxSessions 0, as on bastions: named with sshd's message; it is no host to train on."""
-    lab = start_lab(0)
-    bastion = lab.start(extra="MaxSessions 0\n")
-    wait_for_banner(bastion.address, bastion.port)
-    lab.trust()
-    code, _, err = lab.result_of(str(lab.write_hosts(f"python={lab.cheap_python()}")), "--", "true")
+    lab = start_lab(1, extra="MaxSessions 0\n")
+    code, _, err = lab.result_of(lab.cheap_hosts(), "--", "true")
     assert code == 69
     assert "127.0.0.2 port" in err
     assert "accepted the login, but starts no program: " in err

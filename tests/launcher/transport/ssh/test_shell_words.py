@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.hosts import wait_for_banner
 from tests.launcher.conftest import PIECES, hostile
 
 SHELLS = {  # what sshd is told, and what the account's own start-up file says
@@ -36,12 +35,10 @@ LONG = [pytest.param(shell, marks=pytest.mark.long) for shell in ("bash", "dash"
 @pytest.mark.security("SSH-4")
 def test_a_thousand_hostile_words_and_values_arrive_as_they_are(start_lab, shell, tmp_path):
     """SSH-4: 1,000 words, 1,000 values, paths: equal byte for byte, and no shell has read them."""
-    lab = start_lab(0)
     config, start_up = SHELLS[shell]
-    host = lab.start(extra=config)
+    lab = start_lab(1, extra=config)
+    (host,) = lab.hosts
     (host.folder / ".bashrc").write_text(start_up)
-    wait_for_banner(host.address, host.port)
-    lab.trust()
     canary = tmp_path / "canary"
     pieces = [*PIECES, f"$(touch {canary})", f"`touch {canary}`", f"\n touch {canary};"]
     args, values = hostile(1000, 1, pieces), hostile(1000, 2, pieces)
@@ -68,14 +65,10 @@ def where_shells_start() -> Path:
 
 
 @pytest.mark.security("SSH-4")
-def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab):
+def test_what_sshd_is_asked_to_run_is_the_same_for_every_run(start_lab, tmp_path):
     """SSH-4, SSH-6: no word, variable or secret of a run is in a command that sshd was given."""
-    lab = start_lab(0)
-    asked = lab.folder / "asked"
-    command = '"$SSH_ORIGINAL_COMMAND"'
-    host = lab.start(extra=f"ForceCommand echo {command} >> {asked}; eval {command}\n")
-    wait_for_banner(host.address, host.port)
-    lab.trust()
+    asked, command = tmp_path / "asked", '"$SSH_ORIGINAL_COMMAND"'
+    lab = start_lab(1, extra=f"ForceCommand echo {command} >> {asked}; eval {command}\n")
     commands = []
     for args in (("--", "true"), ("--secret", "TOKEN", "--env", "A=hello", "--", "echo", "you")):
         *options, _ = args[: args.index("--") + 1]

@@ -20,14 +20,7 @@ from rackrun.launcher.errors import AccessRefused, HostUnreachable
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.ssh import ConnectSettings, Machine, Network, openssh
-from tests.lab.hosts import (
-    Lab,
-    children,
-    command_line,
-    make_key,
-    sshd_path,
-    wait_for_banner,
-)
+from tests.lab.hosts import Lab, children, command_line, make_key, sshd_path
 from tests.lab.waiting import until
 
 Labs = Callable[[int], Lab]
@@ -158,16 +151,13 @@ def test_without_an_accepted_key_one_attempt_is_made_and_no_question_asked(start
 
 
 def test_a_host_that_wants_two_keys_lets_us_in(start_lab, network):
-    lab = start_lab(0)
     ours = f"Match user {getpass.getuser()}\n  AuthenticationMethods publickey,publickey\n"
-    host = lab.start(extra=ours)
-    wait_for_banner(host.address, host.port)
-    lab.trust()
+    lab = start_lab(1, extra=ours)
     other = make_key(lab.folder / "other")
     with (lab.folder / "authorized_keys").open("a") as file:
         file.write(Path(f"{other}.pub").read_text())
     lab.configure(f"IdentityFile {lab.key}", f"IdentityFile {other}")
-    assert len(network(lab).connect([host.host])) == 1
+    assert len(network(lab).connect([lab.hosts[0].host])) == 1
 
 
 @pytest.mark.security("SSH-2")
@@ -312,13 +302,10 @@ def test_a_rank_that_cannot_start_is_named_and_files_are_many(start_lab):
 
 def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab, network):
     """What it accepts is named, and the setting that is missing there: no ssh-copy-id helps."""
-    lab = start_lab(0)
     only = "Match all\n  PubkeyAuthentication no\n  PasswordAuthentication yes\n"
-    host = lab.start(extra=only)
-    wait_for_banner(host.address, host.port)
-    lab.trust()
+    lab = start_lab(1, extra=only)
     with pytest.raises(AccessRefused) as caught:
-        network(lab).connect([host.host])
+        network(lab).connect([lab.hosts[0].host])
     message = str(caught.value)
     assert "accepts no keys, only: password; a launch logs in with keys" in message
     assert "set PubkeyAuthentication yes in the sshd_config there" in message
@@ -327,15 +314,12 @@ def test_a_host_that_takes_passwords_only_is_not_sent_a_key(start_lab, network):
 
 def test_a_host_that_has_enough_of_our_keys_is_quoted(start_lab, network):
     """SSH-2: sshd ends the login after MaxAuthTries; that is a refusal, with its message."""
-    lab = start_lab(0)
-    server = lab.start(extra="MaxAuthTries 2\n")
-    wait_for_banner(server.address, server.port)
-    lab.trust()
+    lab = start_lab(1, extra="MaxAuthTries 2\n")
     keys = [make_key(lab.folder / f"key{number}") for number in range(4)]
     (lab.folder / "authorized_keys").write_text("")
     lab.configure(*(f"IdentityFile {key}" for key in keys))
     with pytest.raises(AccessRefused, match="refused .*Too many .*: IdentitiesOnly yes, Identity"):
-        network(lab).connect([server.host])
+        network(lab).connect([lab.hosts[0].host])
 
 
 HOSTILE_BANNERS = {
@@ -370,9 +354,6 @@ def greet(door: socket.socket, banner: bytes) -> None:
 @pytest.mark.security("SSH-3")
 def test_a_server_with_only_weak_algorithms_is_refused(start_lab, network, weak):
     """SSH-3: CBC and MD5 are not negotiated, though the library would offer them."""
-    lab = start_lab(1)
-    server = lab.start(extra=weak + "\n")
-    wait_for_banner(server.address, server.port)
-    lab.trust()
+    lab = start_lab(1, extra=weak + "\n")
     with pytest.raises(AccessRefused, match="no safe algorithm"):
-        network(lab).connect([server.host])
+        network(lab).connect([lab.hosts[0].host])
