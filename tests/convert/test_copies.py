@@ -12,8 +12,9 @@ import pytest
 from rackrun.convert.__main__ import main
 from rackrun.convert.packing.copies import SplitRows, copies
 from rackrun.errors import DataError
-from rackrun.shards.index import Manifest, Shard
+from rackrun.shards.index import Shard
 from rackrun.shards.writer import BLOCK
+from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, write_tar
 from tests.lab.run import write
 
@@ -63,7 +64,7 @@ def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys
     printed = capsys.readouterr()
     assert "shards are already there" in printed.err
     assert "kept: 1 exact copies of images in another split: val/pine/leak.jpg (" in printed.out
-    report = Manifest.parse((out / "dataset.json").read_bytes(), "").report
+    report = manifest_of(out).report
     assert report == {"copy": 1, "leak": 1, "two classes": 1}
     main(["summary", str(out)])
     assert "kept: 1 exact copies of images in another class" in capsys.readouterr().out
@@ -73,7 +74,7 @@ def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
     """Nobody can mend it, and its accuracy is compared with others' as it is."""
     files = {f"{kind}.{n}.jpg": drawn(kind) for kind in ("cat", "dog") for n in range(9)}
     out = convert("catdog", write(tmp_path / "set", files))
-    assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"copy": 14, "leak": 2}
+    assert manifest_of(out).report == {"copy": 14, "leak": 2}
 
 
 def test_copies_in_tars_of_others(tmp_path, capsys):

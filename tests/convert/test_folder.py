@@ -8,14 +8,10 @@ import pytest
 from PIL import Image
 
 from rackrun.convert.__main__ import main
-from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
+from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, every_sample, everything, rotated, tar, textured, write_zip
 from tests.lab.run import write
-
-
-def manifest_of(folder: Path) -> Manifest:
-    return Manifest.parse((folder / "dataset.json").read_bytes(), "")
 
 
 def classes(count: int, *names: str) -> dict[str, bytes]:

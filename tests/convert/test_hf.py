@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from rackrun.errors import DataError, MissingPackage, UsageError
-from rackrun.shards.index import Manifest
+from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
@@ -37,10 +37,6 @@ def saved(folder: Path, data: Any) -> Path:
     """Return a folder that save_to_disk has made."""
     data.save_to_disk(folder)
     return folder
-
-
-def manifest_of(out: Path) -> Manifest:
-    return Manifest.parse((out / "dataset.json").read_bytes(), "")
 
 
 def test_splits_become_splits_and_bytes_stay(tmp_path, convert, capsys):

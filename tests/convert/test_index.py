@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
 from rackrun.shards.http_source import HttpSource
-from rackrun.shards.index import Manifest
+from tests.convert.conftest import manifest_of
 from tests.lab.data import (
     as_hugging_face,
     by_name,
@@ -25,6 +24,7 @@ from tests.lab.data import (
     tars_in,
     write_tar,
 )
+from tests.lab.servers import open_folder
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):
     before = tars_in(tmp_path)
     main(["index", str(tmp_path), "--workers", "1"])
     assert tars_in(tmp_path) == before
-    manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(tmp_path)
     assert [split.name for split in manifest.splits] == ["train", "val"]
     samples = every_sample(tmp_path)
     assert [sample.label for sample in samples] == list(labels.values())
@@ -85,7 +85,7 @@ def test_tars_in_folders_that_are_only_read(tmp_path):
     """With --out index and manifest lie apart, with links to the tars; classes are names."""
     labels = by_name(tmp_path / "tars")
     main(["index", str(tmp_path / "tars"), "--out", str(tmp_path / "out"), "--name", "trees"])
-    manifest = Manifest.parse((tmp_path / "out" / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(tmp_path / "out")
     assert manifest.classes == ("oak tree", "pine")
     assert [split.name for split in manifest.splits] == ["test", "train"]
     assert (tmp_path / "out" / "trees-test-000000.tar").is_symlink()
@@ -98,12 +98,10 @@ def test_tars_in_folders_that_are_only_read(tmp_path):
 
 @pytest.fixture
 def served() -> Iterator[Path]:
-    """Yield a folder outside pytest's own, which root's nginx may not enter."""
-    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
-    top.chmod(0o755)
-    (top / "tars").mkdir()
-    yield top / "tars"
-    shutil.rmtree(top)
+    """Yield a folder that nginx may read."""
+    with open_folder() as top:
+        (top / "tars").mkdir()
+        yield top / "tars"
 
 
 def test_indexed_tars_can_be_served_under_their_own_names(served, tmp_path):
@@ -156,7 +154,7 @@ def test_val_percent_holds_out_whole_tars(tmp_path, capsys):
         main(["index", str(folder), "--val-percent", "15", "--workers", "1"])
     assert tars_in(tmp_path) == before
     assert "2 of 10 tars with 4 of 20 images are held out as val" in capsys.readouterr().err
-    first, second = (Manifest.parse((each / "dataset.json").read_bytes(), "") for each in folders)
+    first, second = (manifest_of(each) for each in folders)
     assert [(split.name, split.samples) for split in first.splits] == [("train", 16), ("val", 4)]
     assert first.splits == second.splits
     main(["verify", str(folders[0]), "--workers", "1"])
@@ -171,5 +169,5 @@ def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):
     left_out = [("b.jpg", IMAGE), ("c.jpg", IMAGE), ("d.cls", b"0")]
     write_tar(tmp_path / "set-train-0.tar", [*GOOD, *left_out])
     main(["index", str(tmp_path), "--workers", "1", "--allow-left-out", "3"])
-    manifest = Manifest.parse((tmp_path / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(tmp_path)
     assert manifest.report == {"no image": 1, "unlabelled": 2}

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from rackrun.shards.images import FORMATS
-from rackrun.shards.index import Manifest, brace_name
-from tests.convert.conftest import Convert
+from rackrun.shards.index import brace_name
+from tests.convert.conftest import Convert, manifest_of
 from tests.lab import warm
 from tests.lab.data import drawn, every_sample, kaggle, textured, write_zip
 
@@ -59,7 +59,7 @@ def expected(folder: Path) -> Expected:
 
 def test_stock_webdataset_reads_them_by_their_brace_name(folder):
     """webdataset's own pipeline finds every sample, its label and its image, and decodes it."""
-    manifest = Manifest.parse((folder / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(folder)
     urls = [str(folder / brace_name(split)) for split in manifest.splits]
     completed = warm.run("-c", STOCK, *urls)
     assert completed.returncode == 0, completed.stderr
@@ -85,7 +85,7 @@ def test_gnu_tar_lists_and_unpacks_them(folder, tmp_path):
 
 def test_the_index_gives_every_image_without_the_tar(folder):
     """numpy maps the index; each row's bytes are an image of the size that it says."""
-    for split in Manifest.parse((folder / "dataset.json").read_bytes(), "").splits:
+    for split in manifest_of(folder).splits:
         rows = np.load(folder / split.index, mmap_mode="r")
         assert isinstance(rows, np.memmap)
         for row in rows:

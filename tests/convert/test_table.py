@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from rackrun.errors import DataError, MissingPackage
-from rackrun.shards.index import Manifest
+from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
@@ -28,7 +28,7 @@ def as_parquet(folder: Path, rows: list[tuple[str, ...]]) -> Path:
 def test_rows_become_samples(tmp_path, convert):
     """Images, labels and splits are those of the Parquet file."""
     out = convert("csv", as_parquet(write(tmp_path, FILES), ROWS))
-    manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(out)
     assert (manifest.dataset, manifest.classes) == ("trees", ("fir", "oak"))
     assert [(each.name, each.samples) for each in manifest.splits] == [
         *(("test", 4), ("train", 4), ("val", 4))
@@ -55,7 +55,7 @@ def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):
     with pytest.raises(DataError, match=f"{says}.*--allow-left-out 2"):
         convert("csv", folder / "trees.csv")
     out = convert("csv", folder / "trees.csv", "--allow-left-out", 2)
-    assert Manifest.parse((out / "dataset.json").read_bytes(), "").report == {"missing": 2}
+    assert manifest_of(out).report == {"missing": 2}
     assert len(every_sample(out)) == 12
 
 
@@ -65,7 +65,7 @@ def test_rows_of_one_group_stay_on_one_side(tmp_path, convert):
     rows = [f"img/{n}.jpg,{('oak', 'fir')[n % 2]},patient{n // 3}\n" for n in range(12)]
     (folder / "trees.csv").write_text("path,label,patient\n" + "".join(rows))
     out = convert("csv", folder / "trees.csv", "--group-column", "patient", "--val-percent", 25)
-    manifest = Manifest.parse((out / "dataset.json").read_bytes(), "")
+    manifest = manifest_of(out)
     assert [(each.name, each.samples) for each in manifest.splits] == [("train", 9), ("val", 3)]
     val = {int(each.key[4:]) // 3 for each in every_sample(out)[9:]}
     assert len(val) == 1

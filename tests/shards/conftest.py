@@ -1,11 +1,9 @@
 """A small shard folder, a real nginx in front of it, and a proxy that spoils its answers."""
 
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -48,10 +46,8 @@ def large() -> Iterator[Tiny]:
 
 
 def _tiny(**sizes: int) -> Iterator[Tiny]:
-    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
-    top.chmod(0o755)
-    yield write_tiny(top / "shards", **sizes)
-    shutil.rmtree(top)
+    with open_folder() as top:
+        yield write_tiny(top / "shards", **sizes)
 
 
 @pytest.fixture(scope="session")

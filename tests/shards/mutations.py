@@ -6,8 +6,6 @@ the rest  seeded: kinds in turn, places and bytes at random
 
 import contextlib
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import NamedTuple
 from rackrun.nginx.serve import serving
 from rackrun.nginx.site import Site
 from tests.lab.data import Tiny, write_tiny
-from tests.lab.servers import Answer, Fault, Proxy
+from tests.lab.servers import Answer, Fault, Proxy, open_folder
 
 CUTS = 64  # mutations that cut a shard
 TOTAL = 500
@@ -59,21 +57,17 @@ class Lab:
 @contextlib.contextmanager
 def lab() -> Iterator[Lab]:
     """Yield a lab for the block."""
-    top = Path(tempfile.mkdtemp(prefix="rackrun-test-"))
-    top.chmod(0o755)
-    tiny = write_tiny(top / "shards")
-    paths = sorted(tiny.folder.glob("*.tar"))
-    for path in paths:
-        path.chmod(0o644)
-    try:
+    with open_folder() as top:
+        tiny = write_tiny(top / "shards")
+        paths = sorted(tiny.folder.glob("*.tar"))
+        for path in paths:
+            path.chmod(0o644)
         with serving(Site(tiny.folder, port=0, native=True)) as server:
             proxy = Proxy((server.site.address, server.site.port))
             try:
                 yield Lab(tiny, proxy, {path: path.read_bytes() for path in paths})
             finally:
                 proxy.stop()
-    finally:
-        shutil.rmtree(top)
 
 
 def corpus() -> list[Mutation]:
