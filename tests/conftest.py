@@ -71,7 +71,8 @@ NEEDS = {
     **{"daemon": pytest.mark.docker, "slurm": pytest.mark.slurm},
 }
 
-SERVE = {"serving", "serving_with", "serving_tls", "nginx_of"}  # a file that imports one: nginx
+# A file that imports one of these needs nginx.
+SERVE = {"access_log", "serving", "serving_with", "serving_tls", "nginx_of"}
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -15,7 +15,7 @@ ENVIRONMENT = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OMP_NUM_THR
 SMALL = (
     "--image-size", "32", "--batch-size", "16", "--optimizer", "adamw", "--lr-schedule", "cosine",
     "--warmup-epochs", "1", "--crop-area", "0.5",
-    "--workers", "1", "--device", "cpu", "--no-tensorboard",
+    "--workers", "0", "--device", "cpu", "--no-tensorboard",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_twenty_classes_from_archives_to_predictions(tmp_path):
     command("convert", "imagenet", str(raw), str(tmp_path / "shards"), "--subset", "--shards", "4")
     with serving(Site(tmp_path / "shards", port=0, native=True)) as server:
         first, second = tmp_path / "first", tmp_path / "second"
-        options = (*MODEL, "--lr", "0.01", "--epochs", "8", "--data", server.url)
+        options = (*MODEL, "--lr", "0.01", "--epochs", "4", "--data", server.url)
         stopped_after_an_epoch(first, *options)
         log = tmp_path / "second.log"
         training = two_ranks(log, *options, "--run-folder", str(second), "--resume", str(first))
