@@ -1,4 +1,4 @@
-"""Transfer learning as docs/guides/fine-tune.md shows it, small: DenseNet-121 on cats and dogs."""
+"""Transfer learning as docs/guides/fine-tune.md shows it, with small models, on cats and dogs."""
 
 import hashlib
 import json
@@ -24,20 +24,17 @@ from tests.lab.servers import served
 from tests.training.conftest import same_weights, settings
 
 ROOT = Path(__file__).parents[2]
-PUBLISHED = re.compile(r"(denselayer\d+\.(?:norm|conv))([12])\.")
+MODEL = "shufflenet_v2_x0_5"
 
 
 def published(folder: Path) -> tuple[str, dict[str, torch.Tensor]]:
-    """Write weights in DenseNet's old layout; return the name, and the weights by new names."""
+    """Write weights of a model; return the name of the file, and the weights."""
     torch.manual_seed(5)
-    state = models.densenet121().state_dict()
-    weights = {name: tensor for name, tensor in state.items() if not name.endswith("_tracked")}
+    weights = models.get_model(MODEL).state_dict()
     folder.mkdir()
-    torch.save(
-        {PUBLISHED.sub(r"\1.\2.", name): tensor for name, tensor in weights.items()}, folder / "w"
-    )
+    torch.save(weights, folder / "w")
     digest = hashlib.sha256((folder / "w").read_bytes()).hexdigest()
-    name = f"densenet121-{digest[:8]}.pth"
+    name = f"{MODEL}-{digest[:8]}.pth"
     (folder / "w").rename(folder / name)
     return name, weights
 
@@ -60,7 +57,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path):
     with served(tmp_path / "www") as (address, asked):
         weights_url = f"{address}/{name}"
         args = [
-            *("--data", data / "shards", "--model", "densenet121", "--weights", weights_url),
+            *("--data", data / "shards", "--model", MODEL, "--weights", weights_url),
             *("--image-size", 32, "--batch-size", 7, "--epochs", 12, "--head-epochs", 1),
             *("--head-lr", 1e-2, "--lr", 2e-3, "--plateau-epochs", 1, "--patience", 2),
             *("--precision", "bf16", "--device", "cpu", "--workers", 0, "--keep-checkpoints", 99),
@@ -73,7 +70,7 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path):
         outputs = "".join(rank.communicate()[0] for rank in job)
     assert [rank.returncode for rank in job] == [0, 0], outputs
     assert asked == [f"/{name}"]
-    assert f"checkpoints/{name}; earlier names; the last layer (classifier.weight" in outputs
+    assert f"checkpoints/{name}; the last layer (fc.weight, fc.bias) has 2 classes" in outputs
     ended = re.search(r"ends after epoch (\d+): 2 evaluations without a better one", outputs)
     assert ended and 3 <= int(ended[1]) < 12, outputs
 
@@ -86,9 +83,10 @@ def test_published_weights_are_tuned_on_two_ranks(tmp_path):
     assert all(torch.equal(final["model"][name], best["model"][name]) for name in final["model"])
     assert list(folder.tensorboard.glob("events.*"))
 
+    body = [name for name in weights if not name.startswith("fc.") and "tracked" not in name]
     steps = [checkpoint.read(path)["state"] for path in checkpoint.steps_in(folder.checkpoints)]
     for state, tuned in ((steps[0]["model"], False), (steps[-1]["model"], True)):
-        kept = [torch.equal(state[name], weights[name]) for name in weights if "features" in name]
+        kept = [torch.equal(state[name], weights[name]) for name in body]
         assert not any(kept) if tuned else all(kept)
     Image.new("RGB", (80, 60), "orange").save(tmp_path / "cat.png")
     named = warm.run(
