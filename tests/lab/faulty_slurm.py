@@ -131,9 +131,11 @@ class SlurmRun:
 
     def next_launch(self) -> Iterator[str]:
         """Submit another job; yield what is wrong with it."""
-        again = self.lab.ended(self.submit("true"))
+        job = self.submit("true")
+        again = self.lab.ended(job)
         if again["ExitCode"] != "0:0":
-            yield f"the next job: {again['JobState']} {again['ExitCode']}"
+            said = (self.folder / f"slurm-{job}.out").read_text()
+            yield f"the next job: {again['JobState']} {again['ExitCode']}: {said}"
 
 
 def scratch_folders(runs: Path) -> Iterator[str]:
