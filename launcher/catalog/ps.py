@@ -15,7 +15,7 @@ from rackrun.commandline.conditions import Condition
 from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
-from rackrun.launcher.catalog.folders import ListedRun, runs_in
+from rackrun.launcher.catalog.listed_runs import ListedRun, runs_in
 from rackrun.launcher.catalog.rack import RackOptions, rack
 from rackrun.launcher.output.console import short_path
 from rackrun.launcher.run.host_names import grouped

@@ -154,7 +154,7 @@ def shards(
     environment names the files that identify them to a server.
     """
     there = ["env", f"--chdir={workdir}", *(f"{name}={file}" for name, file in environment.items())]
-    asked = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.check", data]
+    asked = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.preflight", data]
     asked += ["--every-shard"] * every_shard
     seconds = SHARDS_SECONDS * (1 + 2 * every_shard)
     try:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rackrun.commands import called, program
 from rackrun.errors import Problem, UsageError
-from rackrun.launcher.catalog.folders import runs_in
+from rackrun.launcher.catalog.listed_runs import runs_in
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.output.console import say, short_path
 from rackrun.launcher.run.hosts import Host

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rackrun.errors import UsageError
-from rackrun.launcher.remote.agent.torchrun import environment
+from rackrun.launcher.remote.agent.torchrun_process import environment
 from rackrun.launcher.run.job import Command, Job, TaskWork
 from rackrun.launcher.run.plan import PlannedHost, make_plan
 from rackrun.launcher.run.settings import Options

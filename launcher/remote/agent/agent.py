@@ -33,7 +33,7 @@ from rackrun.launcher.remote.agent.ranks import LocalRanks
 from rackrun.launcher.remote.agent.reachability import Reachability
 from rackrun.launcher.remote.agent.reports import Reports
 from rackrun.launcher.remote.agent.shutdown import HostShutdown, sweep
-from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.agent.torchrun_process import Torchrun
 from rackrun.launcher.remote.files import explained, identities_in, remove_folder, write_new
 from rackrun.launcher.remote.locks import HELD, lock, release
 from rackrun.launcher.remote.processes import (

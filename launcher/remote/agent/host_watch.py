@@ -8,7 +8,7 @@ from typing import Any
 from rackrun.launcher.remote.agent.frames import USAGE_SECONDS, Launcher
 from rackrun.launcher.remote.agent.ranks import LocalRanks
 from rackrun.launcher.remote.agent.reports import Reports
-from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.agent.torchrun_process import Torchrun
 from rackrun.launcher.remote.agent.usage import UsageMeter
 from rackrun.launcher.remote.processes import processor_ticks, state_of
 

@@ -14,7 +14,7 @@ import time
 from rackrun.contract import variables
 from rackrun.launcher.remote.agent.frames import Launcher
 from rackrun.launcher.remote.agent.ranks import LocalRanks
-from rackrun.launcher.remote.agent.torchrun import Torchrun
+from rackrun.launcher.remote.agent.torchrun_process import Torchrun
 from rackrun.launcher.remote.files import identities_in, is_own_folder, is_scratch, remove_folder
 from rackrun.launcher.remote.processes import (
     KILL_SECONDS,

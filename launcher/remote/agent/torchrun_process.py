@@ -1,4 +1,7 @@
-"""torchrun on this host: started, watched until its rendezvous, and its end reported."""
+"""The torchrun process of this host: started, watched until its rendezvous, its end reported.
+
+Its command line comes from the plan (launcher/run/plan.py).
+"""
 
 from __future__ import annotations
 

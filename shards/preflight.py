@@ -1,11 +1,10 @@
 """Check that the ranks of this machine can read a data set: the preflight runs it on each host.
 
-    python -m rackrun.shards.check DATA [--every-shard]
+    python -m rackrun.shards.preflight DATA [--every-shard]
 
-Of tars without an index, the first one is opened, or each.
-
-Prints its name and its splits as JSON; a Problem where the manifest or a shard cannot be read. A
-byte of the first shard is read, or of each.
+It reads the manifest and a byte of the first shard, or of every shard; of tars without an index,
+the first block. It prints the data set's name and splits as JSON, and raises a Problem for what
+cannot be read. Digests are compared where whole shards are read (shards/source.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The runs of a folder of run folders, read from the files that every run leaves there."""
+"""The runs that `ps` lists: those in a folder of run folders, read from the files of each run."""
 
 from __future__ import annotations
 
