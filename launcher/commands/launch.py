@@ -31,10 +31,10 @@ from rackrun.launcher.lifecycle.data_preparation import (
 )
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.serving import served
-from rackrun.launcher.lifecycle.starter import controlled, may_leave
+from rackrun.launcher.lifecycle.starter import may_outlive_starter, run_in_controller
 from rackrun.launcher.lifecycle.task_check import check_task_options, refuse_absent_data
-from rackrun.launcher.output.run_output import Show
-from rackrun.launcher.output.screen import shown_here
+from rackrun.launcher.output.run_output import StartReader
+from rackrun.launcher.output.run_printer import printed_here
 from rackrun.launcher.preflight.checks import check_allowed
 from rackrun.launcher.run.job import Work
 from rackrun.launcher.run.result import Result
@@ -87,7 +87,7 @@ class LaunchMethod(ABC):
     def begin(self, work: Work | None) -> int:
         """Launch, or show what would run; return the exit code."""
         spec = self.spec_of(work or self.default_work)
-        return self.show(spec) if self.options.dry_run else self.start(spec)
+        return self.print_plan(spec) if self.options.dry_run else self.start(spec)
 
     # -- from the command line, and from Python
 
@@ -111,7 +111,7 @@ class LaunchMethod(ABC):
         if work is None:
             raise UsageError('nothing to run; for example: launch("catdog", "--epochs", "2")')
         method = cls(from_names(cls.settings, values))
-        return method.run(method.spec_of(work), shown_here(method.options.plain))
+        return method.run(method.spec_of(work), printed_here(method.options.plain))
 
     # -- what all methods do
 
@@ -128,23 +128,23 @@ class LaunchMethod(ABC):
         with checking as needs_of_task, self.on_hosts(spec) as on_hosts:
             yield on_hosts.with_needs(refuse_shared(spec.work, needs_of_task()))
 
-    def run(self, spec: LaunchSpec, show: Show) -> Result:
+    def run(self, spec: LaunchSpec, start_reader: StartReader) -> Result:
         """Launch, and return the result."""
         with self.prepared(spec) as ready:
             make(spec.work, ready.work)
             with served(ready.work, ready.options.serving, ready.addresses) as work:
-                return Launch(self.with_code(replace(ready, work=work), False), show).run()
+                return Launch(self.with_code(replace(ready, work=work), False), start_reader).run()
 
     def start(self, spec: LaunchSpec) -> int:
         """Launch, in a controller where a person may leave it; return the exit code."""
-        if may_leave(os.environ):
-            return controlled(partial(self.exit_code, spec), spec.options.plain)
-        return self.exit_code(spec, shown_here(spec.options.plain))
+        if may_outlive_starter(os.environ):
+            return run_in_controller(partial(self.run_for_exit_code, spec), spec.options.plain)
+        return self.run_for_exit_code(spec, printed_here(spec.options.plain))
 
-    def exit_code(self, spec: LaunchSpec, show: Show) -> int:
+    def run_for_exit_code(self, spec: LaunchSpec, start_reader: StartReader) -> int:
         """Launch, and return the exit code."""
         try:
-            return self.run(spec, show).exit_code
+            return self.run(spec, start_reader).exit_code
         except NotMade as problem:  # the program that was to make the data has said why
             return problem.exit_code
 
@@ -159,7 +159,7 @@ class LaunchMethod(ABC):
             with served(ready.work, ready.options.serving, ready.addresses) as work:
                 yield self.with_code(replace(ready, work=work), True)
 
-    def show(self, spec: LaunchSpec) -> int:
+    def print_plan(self, spec: LaunchSpec) -> int:
         """Print what would run; return 0."""
         with self.planned(spec) as ready:
             return show_plan(ready, spec.options.json)

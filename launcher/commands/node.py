@@ -31,7 +31,7 @@ from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
-from rackrun.launcher.output.screen import shown_here
+from rackrun.launcher.output.run_printer import printed_here
 from rackrun.launcher.preflight.checks import OF_MACHINE
 from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
@@ -143,11 +143,10 @@ def _launch_node(placement: Placement, work: Work, options: NodeOptions) -> Resu
             )
         job = job_for(placement, spec, meeting.agreement)
         join_run_folder(job.folder.path, options.share)
-        show = shown_here(options.plain)
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # while it lasts, the run handles it itself
         several = placement.nodes.value > 1
         peers = servers.enter_context(Peers(placement.node.value, meeting)) if several else None
-        result = run(job, plan, spec.reached, show, peers=peers)
+        result = run(job, plan, spec.reached, printed_here(options.plain), peers)
         # When the first node has ended, a scheduler ends the others: their exit code stays. A
         # handler would not do: Python takes its handlers away some time before it has ended.
         for number in (signal.SIGTERM, signal.SIGHUP):

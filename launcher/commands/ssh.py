@@ -21,9 +21,9 @@ from rackrun.launcher.commands.upload import with_code, with_planned_code
 from rackrun.launcher.lifecycle.attempts import Launch
 from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
-from rackrun.launcher.lifecycle.starter import controlled, is_bound
+from rackrun.launcher.lifecycle.starter import ends_with_starter, run_in_controller
 from rackrun.launcher.output.console import say
-from rackrun.launcher.output.screen import shown_here
+from rackrun.launcher.output.run_printer import printed_here
 from rackrun.launcher.run.job import Command, Work
 from rackrun.launcher.run.kept_hosts import hosts_text
 from rackrun.launcher.run.result import Result
@@ -78,7 +78,7 @@ class SshLaunch(LaunchMethod):
             refuse_ineffective_wait(spec.work, options)
         if options.dry_run or not options.detach:
             return super().begin(work)
-        if is_bound(os.environ):
+        if ends_with_starter(os.environ):
             raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
         if is_forwarded(os.environ):
             say(
@@ -91,7 +91,9 @@ class SshLaunch(LaunchMethod):
                 " loginctl enable-linger"
             )
         seconds = options.detach_seconds if isinstance(spec.work, Command) else None
-        return controlled(partial(self.exit_code, spec), options.plain, True, seconds)
+        return run_in_controller(
+            partial(self.run_for_exit_code, spec), options.plain, True, seconds
+        )
 
     @contextmanager
     def on_hosts(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
@@ -115,7 +117,7 @@ class SshLaunch(LaunchMethod):
         if exit_code or not self.options.deep:
             return exit_code
         measured = self.with_code(replace(deep_check(spec), pending={}), False)
-        return Launch(measured, shown_here(self.options.plain)).run().exit_code
+        return Launch(measured, printed_here(self.options.plain)).run().exit_code
 
 
 class CheckLaunch(SshLaunch):

@@ -25,7 +25,7 @@ from rackrun.launcher.lifecycle.session import close_run, supervise
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
-from rackrun.launcher.output.run_output import RunOutput, Show
+from rackrun.launcher.output.run_output import RunOutput, StartReader
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
 from rackrun.launcher.run.job import Job, TaskWork
 from rackrun.launcher.run.plan import HostPlan, Plan
@@ -57,13 +57,13 @@ class Attempt:
 class Launch:
     """The attempts of one launch: what they share, and how the newest ended."""
 
-    def __init__(self, spec: LaunchSpec, show: Show) -> None:
+    def __init__(self, spec: LaunchSpec, start_reader: StartReader) -> None:
         """Take the spec of all attempts, whose probes hold the hosts for the first one.
 
-        `show` starts a reader of the run.
+        `start_reader` is called when the run has a plan.
         """
         self.spec = spec
-        self._show = show
+        self._start_reader = start_reader
         self._newest: Attempt | None = None
         self._stack = ExitStack()
         self._lost_hosts = LostHosts(spec)
@@ -149,7 +149,7 @@ class Launch:
             plan = plan_for(job, cluster)
             before, attempt = self.result, Attempt(job, plan, transports[: len(active)])
             if self._output is None:
-                self._output = self._stack.enter_context(RunOutput(job, self._show))
+                self._output = self._stack.enter_context(RunOutput(job, self._start_reader))
             self._newest, output = attempt, self._output
             result = self._supervised(attempt, cluster, state)
             state = state.with_returned(self._lost_hosts.fit())

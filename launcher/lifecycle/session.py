@@ -11,7 +11,7 @@ from rackrun.errors import Problem
 from rackrun.launcher.output.console import last_line, start_line
 from rackrun.launcher.output.log_files import write_result, write_run_page
 from rackrun.launcher.output.on_event import EventCommand
-from rackrun.launcher.output.run_output import RunOutput, Show
+from rackrun.launcher.output.run_output import RunOutput, StartReader
 from rackrun.launcher.preflight.gpus import suspects
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
 from rackrun.launcher.run.job import Job
@@ -97,13 +97,13 @@ def run(
     job: Job,
     plan: Plan,
     transports: Sequence[Transport],
-    show: Show,
+    start_reader: StartReader,
     peers: Peers | None = None,
 ) -> Result:
     """Run a plan once from end to end; once the ranks have ended, no signal changes how."""
     alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
-    with signals.installed(), RunOutput(job, show) as output:
+    with signals.installed(), RunOutput(job, start_reader) as output:
         result = supervise(job, plan, transports, output, alerts, signals, peers).after(None)
         output.note(write_result(job.folder, result))
         output.write_result(result)

@@ -29,9 +29,9 @@ from types import FrameType
 
 from rackrun.commands import called
 from rackrun.launcher.output.console import NOTE, say, write_all
-from rackrun.launcher.output.run_output import Show
+from rackrun.launcher.output.run_output import StartReader
+from rackrun.launcher.output.run_printer import LOOK_SECONDS, RunPrinter
 from rackrun.launcher.output.run_view import read_view
-from rackrun.launcher.output.screen import LOOK_SECONDS, Screen
 from rackrun.launcher.run.job import Job
 from rackrun.run_folder import RunFolder
 from rackrun.runs import SHORT_ID
@@ -41,14 +41,14 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGTSTP, signal.SIGUSR1, sign
 LEAVE, UNREAD = b"leave\n", b"unread\n"
 
 
-def is_bound(environment: Mapping[str, str]) -> bool:
+def ends_with_starter(environment: Mapping[str, str]) -> bool:
     """Return True where a run always ends with what started it."""
     return os.getpid() == 1 or "SLURM_STEP_ID" in environment
 
 
-def may_leave(environment: Mapping[str, str]) -> bool:
+def may_outlive_starter(environment: Mapping[str, str]) -> bool:
     """Return True where a run outlives what started it: on a person's terminal."""
-    if is_bound(environment):
+    if ends_with_starter(environment):
         return False
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
@@ -57,41 +57,41 @@ def may_leave(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def controlled(
-    work: Callable[[Show], int],
+def run_in_controller(
+    launch: Callable[[StartReader], int],
     plain: bool,
     detach: bool = False,
     detach_seconds: float | None = None,
 ) -> int:
-    """Do `work` in a controller; return its exit code, 0 once it is left, or 128 + a signal.
+    """Fork, and launch in the controller; return its exit code, 0 if it is left, or 128 + a signal.
 
     `detach`: leave it once every rank has taken its first step or, where seconds are given, has run
     for so long. A fork has the options, variables and secrets already. It must come before any
     thread.
     """
-    orders, starter = os.pipe()
-    news, controller = os.pipe()
+    orders_reader, orders_writer = os.pipe()
+    news_reader, news_writer = os.pipe()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if pid == 0:
-        os.close(starter)
-        os.close(news)
-        return work(Controller(orders, controller, detach).show)
-    os.close(orders)
-    os.close(controller)
-    return _Starter(pid, starter, news, plain).wait(detach, detach_seconds)
+        os.close(orders_writer)
+        os.close(news_reader)
+        return launch(Controller(orders_reader, news_writer, detach).show_in_starter)
+    os.close(orders_reader)
+    os.close(news_writer)
+    return _Starter(pid, orders_writer, news_reader, plain).wait(detach, detach_seconds)
 
 
 class _Left(BaseException):
-    """What started the run leaves it; its exit code."""
+    """Raised to leave the run; its argument is the exit code of the starter."""
 
 
 class _Starter:
     """The process that was typed: it shows the run, and passes on what it is asked."""
 
-    def __init__(self, controller: int, orders: int, news: int, plain: bool) -> None:
-        self._controller = controller
+    def __init__(self, controller_pid: int, orders: int, news: int, plain: bool) -> None:
+        self._controller_pid = controller_pid
         self._orders = orders
         self._news = news
         self._plain = plain
@@ -111,10 +111,10 @@ class _Starter:
                         return 0
                 elif begun:
                     _, folder = json.loads(begun)
-                    screen = Screen(RunFolder(Path(folder)), self._plain)
-                    screen.follow(partial(self._is_over, screen))
+                    printer = RunPrinter(RunFolder(Path(folder)), self._plain)
+                    printer.follow(partial(self._wait_for_end, printer))
                 news.read()  # until the controller has ended
-            _, status = os.waitpid(self._controller, 0)
+            _, status = os.waitpid(self._controller_pid, 0)
         except _Left as left:
             return int(left.args[0])
         finally:
@@ -127,8 +127,8 @@ class _Starter:
         say("the controller of the run was killed; hosts end the run on their own")
         return 128 - code
 
-    def _is_over(self, screen: Screen) -> bool:
-        if screen.closed and not self._is_unread:
+    def _wait_for_end(self, printer: RunPrinter) -> bool:
+        if printer.closed and not self._is_unread:
             self._is_unread = True
             self._send(UNREAD)
         # nothing comes but the end: the controller has closed its pipe
@@ -138,25 +138,25 @@ class _Starter:
         """Return True once the run is on its way, and is left; False when it has ended before."""
         self._detached = run
         write_all(1, f"{run}\n".encode())
-        screen = Screen(RunFolder(Path(folder)), plain=True)
+        printer = RunPrinter(RunFolder(Path(folder)), plain=True)
         running_since = float("inf")
         if seconds != 0:
             what = "taken its first step" if seconds is None else f"run for {seconds:g} s"
             say(f"waiting until every rank has {what}; Ctrl-C leaves the run running")
         while True:
-            is_over = seconds != 0 and self._is_over(screen)
-            lines = b"".join(screen.new_lines(everything=is_over)).splitlines(keepends=True)
+            is_over = seconds != 0 and self._wait_for_end(printer)
+            lines = b"".join(printer.new_lines(everything=is_over)).splitlines(keepends=True)
             write_all(2, b"".join(line for line in lines if line.startswith(NOTE.encode())))
             if is_over:
                 say(f"its output: {called('logs')} {run}")
                 return False
-            view, now = read_view(screen.folder), time.monotonic()
+            view, now = read_view(printer.folder), time.monotonic()
             all_run = view is not None and view.all_running
             running_since = min(running_since, now) if all_run else float("inf")
             has_run = seconds is not None and now - running_since >= seconds
             if seconds == 0 or has_run or (view is not None and view.all_have_stepped):
                 if seconds != 0:
-                    say(f"detached; {see_and_end(run)}")
+                    say(f"detached; {how_to_see_and_end(run)}")
                 self._send(LEAVE)
                 return True
 
@@ -164,13 +164,13 @@ class _Starter:
         if not self._detached or number not in (signal.SIGINT, signal.SIGTERM):
             self._send(f"{number}\n".encode())
             return
-        say(f"not waiting any longer; the run continues; {see_and_end(self._detached)}")
+        say(f"not waiting any longer; the run continues; {how_to_see_and_end(self._detached)}")
         self._leave(number, frame)
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
         self._send(LEAVE)
         if number == signal.SIGHUP:
-            nobody_reads()
+            discard_output()
         raise _Left(128 + number)
 
     def _send(self, order: bytes) -> None:
@@ -202,8 +202,8 @@ class Controller:
         self._main = threading.main_thread().ident or 0
         threading.Thread(target=self._obey, daemon=True).start()
 
-    def show(self, job: Job) -> Controller:
-        """Have the starter show a run; if it is to be detached, its end ends only that."""
+    def show_in_starter(self, job: Job) -> Controller:
+        """Tell the starter which run to show; with --detach, the run may now outlive it."""
         self._is_detached = self._may_detach
         begun = json.dumps([job.run_id[:SHORT_ID], str(job.folder.path)])
         with suppress(BrokenPipeError):
@@ -218,7 +218,7 @@ class Controller:
             while line := orders.readline():
                 if line == LEAVE:
                     self.closed = False
-                    nobody_reads()
+                    discard_output()
                     return
                 if line == UNREAD:
                     self.closed = True
@@ -228,12 +228,12 @@ class Controller:
                     self._main, PASSED_ON_INT if number == signal.SIGINT else number
                 )
         if self._is_detached:
-            nobody_reads()
+            discard_output()
         else:
             signal.pthread_kill(self._main, signal.SIGTERM)
 
 
-def nobody_reads() -> None:
+def discard_output() -> None:
     """Print nothing to a terminal or pipe from now on: that it has no reader ends nothing."""
     null = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
@@ -242,6 +242,6 @@ def nobody_reads() -> None:
     os.close(null)
 
 
-def see_and_end(run: str) -> str:
+def how_to_see_and_end(run: str) -> str:
     """Return what to type to see a run, and to end it."""
     return f"to see it: {called('attach')} {run}; to end it: {called('stop')} {run}"

@@ -53,21 +53,21 @@ class Reader(Protocol):
         """Wait until all is read; unless patiently, only while the reader makes progress."""
 
 
-Show: TypeAlias = Callable[[Job], Reader]
+StartReader: TypeAlias = Callable[[Job], Reader]
 """Starts a reader of a run, from its first line on."""
 
 
 class RunOutput(AbstractContextManager["RunOutput"]):
     """The output of a run through all its attempts; its context ends once all is read."""
 
-    def __init__(self, job: Job, show: Show) -> None:
-        """Create the files; `show` is called once there is a plan."""
+    def __init__(self, job: Job, start_reader: StartReader) -> None:
+        """Create the files; `start_reader` is called once there is a plan."""
         self.folder = job.folder
         self.events = EventLog(job.folder.events)
         self._usage = UsageLog(job.folder.usage)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = os.open(job.folder.output, flags, 0o600)
-        self._show = show
+        self._start_reader = start_reader
         self._reader: Reader | None = None
         self._is_done = False
         self._refused = False
@@ -93,9 +93,9 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         self._state_at = 0.0
         self.events.begin(job.folder.attempt, plan)
         if self._reader is None:
-            self._reader = self._show(job)
+            self._reader = self._start_reader(job)
 
-    def show(self, event: Event) -> None:
+    def take(self, event: Event) -> None:
         """Take an event; the traceback of a rank that failed is left for the end."""
         if isinstance(event, Output):
             self.logs.record(event)

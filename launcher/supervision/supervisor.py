@@ -182,7 +182,7 @@ class Supervisor:
             case Lost() if self.run.host(event.node).over:
                 return  # known already: the launcher has closed that channel itself
         self.run.take(event, self.now)
-        self.output.show(event)
+        self.output.take(event)
         self.failures.take(event, self.shutdown.ordered)
         if isinstance(event, Lost):
             self._alert("lost", event.reason, event.node)

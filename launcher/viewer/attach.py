@@ -12,10 +12,10 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost
-from rackrun.launcher.lifecycle.starter import see_and_end
+from rackrun.launcher.lifecycle.starter import how_to_see_and_end
 from rackrun.launcher.output.console import say
 from rackrun.launcher.output.event_log import exit_code_in
-from rackrun.launcher.output.screen import LOOK_SECONDS, Screen
+from rackrun.launcher.output.run_printer import LOOK_SECONDS, RunPrinter
 from rackrun.launcher.run.settings import OnOptions
 from rackrun.run_folder import RunFolder
 from rackrun.runs import SHORT_ID, Run, is_supervised
@@ -42,14 +42,14 @@ def attach(run: Run, options: AttachOptions) -> int:
     if not run.folder.output.exists():
         hint = f"its output: {called('logs')} {run.id[:SHORT_ID]}"
         raise UsageError(f"{run} has nothing here that could be shown again; {hint}")
-    screen = Screen(run.folder, options.plain)
+    printer = RunPrinter(run.folder, options.plain)
     with interruptible():
         try:
-            screen.follow(partial(_is_over, run.folder, screen))
+            printer.follow(partial(_wait_for_end, run.folder, printer))
         except KeyboardInterrupt as interrupt:
-            say(f"detached, the run continues; {see_and_end(run.id[:SHORT_ID])}")
+            say(f"detached, the run continues; {how_to_see_and_end(run.id[:SHORT_ID])}")
             return int(interrupt.args[0]) if interrupt.args else 0
-    if screen.closed:
+    if printer.closed:
         return 128 + signal.SIGPIPE
     code = exit_code_in(run.folder.events)
     if code is None:
@@ -59,8 +59,8 @@ def attach(run: Run, options: AttachOptions) -> int:
     return code
 
 
-def _is_over(folder: RunFolder, screen: Screen) -> bool:
-    if screen.closed or exit_code_in(folder.events) is not None or not is_supervised(folder):
+def _wait_for_end(folder: RunFolder, printer: RunPrinter) -> bool:
+    if printer.closed or exit_code_in(folder.events) is not None or not is_supervised(folder):
         return True
     time.sleep(LOOK_SECONDS)
     return False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rackrun.launcher.output.screen import wants_lines
+from rackrun.launcher.output.run_printer import wants_lines
 from tests.lab.data import write_tiny
 from tests.lab.hosts import ROOT, Lab
 from tests.lab.needs import need
