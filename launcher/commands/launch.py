@@ -21,11 +21,11 @@ from rackrun.errors import UsageError
 from rackrun.launcher.commands.parse import from_names, read, refuse_shared
 from rackrun.launcher.commands.show import show_plan
 from rackrun.launcher.commands.work import work_of
-from rackrun.launcher.lifecycle.attempts import Launch
+from rackrun.launcher.lifecycle.attempts import Attempts
 from rackrun.launcher.lifecycle.data_preparation import (
     NotMade,
     is_to_make,
-    make,
+    make_data,
     say_what_is_made,
     with_shards,
 )
@@ -65,8 +65,12 @@ class LaunchMethod(ABC):
     def on_hosts(self, spec: LaunchSpec) -> AbstractContextManager[LaunchSpec]:
         """Yield the launch on its hosts for as long as they can be reached."""
 
-    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
-        """Return the launch with the code of its hosts; bring it there, unless it is planned."""
+    def bring_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Bring code and environment to the hosts; return the launch with that code."""
+        return spec
+
+    def plan_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Return the launch with the code that `bring_code` would bring."""
         return spec
 
     def spec_of(self, work: Work) -> LaunchSpec:
@@ -75,7 +79,7 @@ class LaunchMethod(ABC):
         return LaunchSpec(work, self.options, settings=settings)
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def words_before_task(self) -> tuple[str, ...]:
         """The command, and what stands between it and a task."""
         return (self.name,)
 
@@ -84,7 +88,7 @@ class LaunchMethod(ABC):
         """The groups of hosts on which runs of a sweep are side by side."""
         return [""]
 
-    def begin(self, work: Work | None) -> int:
+    def carry_out(self, work: Work | None) -> int:
         """Launch, or show what would run; return the exit code."""
         spec = self.spec_of(work or self.default_work)
         return self.print_plan(spec) if self.options.dry_run else self.start(spec)
@@ -102,7 +106,7 @@ class LaunchMethod(ABC):
             groups = method.sweep_groups
             return sweep(cls.name, line.words, line.work, line.options, groups)
         with line.naming_the_file():
-            return method.begin(line.work)
+            return method.carry_out(line.work)
 
     @classmethod
     def launch(cls, args: Sequence[str], values: Mapping[str, object]) -> Result:
@@ -124,16 +128,16 @@ class LaunchMethod(ABC):
         if is_visible and not is_to_make(typed, spec.work):
             refuse_absent_data(spec.work, spec.options.runs)
         folder = spec.planned_folder if is_visible else None
-        checking = check_task_options(spec.work, *self.called, folder=folder)
-        with checking as needs_of_task, self.on_hosts(spec) as on_hosts:
-            yield on_hosts.with_needs(refuse_shared(spec.work, needs_of_task()))
+        checking = check_task_options(spec.work, *self.words_before_task, folder=folder)
+        with checking as needs_of_task, self.on_hosts(spec) as reached:
+            yield reached.with_needs(refuse_shared(spec.work, needs_of_task()))
 
     def run(self, spec: LaunchSpec, start_reader: StartReader) -> Result:
         """Launch, and return the result."""
         with self.prepared(spec) as ready:
-            make(spec.work, ready.work)
+            make_data(spec.work, ready.work)
             with served(ready.work, ready.options.serving, ready.addresses) as work:
-                return Launch(self.with_code(replace(ready, work=work), False), start_reader).run()
+                return Attempts(self.bring_code(replace(ready, work=work)), start_reader).run()
 
     def start(self, spec: LaunchSpec) -> int:
         """Launch, in a controller where a person may leave it; return the exit code."""
@@ -157,7 +161,7 @@ class LaunchMethod(ABC):
                 pending = {**ready.pending, "shards": "made at the start"}
                 ready = replace(ready, pending=pending)
             with served(ready.work, ready.options.serving, ready.addresses) as work:
-                yield self.with_code(replace(ready, work=work), True)
+                yield self.plan_code(replace(ready, work=work))
 
     def print_plan(self, spec: LaunchSpec) -> int:
         """Print what would run; return 0."""

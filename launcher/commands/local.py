@@ -80,14 +80,19 @@ class LocalLaunch(LaunchMethod):
             addresses=[LOOPBACK],
         )
 
-    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
+    def bring_code(self, spec: LaunchSpec) -> LaunchSpec:
         """Return the launch with the code of a container; fill the environment of a project."""
         if self.options.image:
             return replace(spec, code=code_here(self.options.runs))
-        python = project_interpreter(spec.work, self.options.python)
-        if python and not is_planned:
+        if python := project_interpreter(spec.work, self.options.python):
             fill_environment(python)
-        if not (python and is_planned):
+        return spec
+
+    def plan_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Return the launch with the code of a container; a project's environment is pending."""
+        if self.options.image:
+            return replace(spec, code=code_here(self.options.runs))
+        if not project_interpreter(spec.work, self.options.python):
             return spec
         filled = dict.fromkeys(("python", "torch", "packages"), "uv sync fills the environment")
         return replace(spec, pending={**spec.pending, **filled})

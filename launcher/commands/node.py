@@ -25,9 +25,9 @@ from rackrun.launcher.commands.node_agreement import job_for, meet, processes
 from rackrun.launcher.commands.parse import read, refuse_shared
 from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions
 from rackrun.launcher.errors import HostLost
+from rackrun.launcher.lifecycle.attempt import run
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import planned_host, preflight
-from rackrun.launcher.lifecycle.session import run
 from rackrun.launcher.lifecycle.task_check import check_task_options
 from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say

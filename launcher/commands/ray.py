@@ -50,9 +50,11 @@ class RayLaunch(LaunchMethod):
             addresses = [host.name for host in hosts]
             yield replace(spec, hosts=hosts, transports=transports, addresses=addresses)
 
-    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
-        """Return the launch with the code that hosts must have."""
+    def bring_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Return the launch with the code that hosts must have already."""
         return replace(spec, code=code_here(self.options.runs))
+
+    plan_code = bring_code
 
 
 main = RayLaunch.main

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rackrun.launcher.transport.ssh import Machine, Network
 
 
-def listed(options: SshOptions) -> tuple[Host, ...]:
+def listed_hosts(options: SshOptions) -> tuple[Host, ...]:
     """Return the hosts that the options name."""
     if options.slurm:
         from rackrun.launcher.schedulers.slurm import allocated
@@ -58,14 +58,14 @@ def with_visible_gpus(host: Host, environment: tuple[tuple[str, str], ...]) -> H
 
 @contextmanager
 def on_hosts(
-    spec: LaunchSpec, options: SshOptions, with_code: Callable[[LaunchSpec], LaunchSpec]
+    spec: LaunchSpec, options: SshOptions, bring_code: Callable[[LaunchSpec], LaunchSpec]
 ) -> Iterator[LaunchSpec]:
     """Yield the launch on the hosts that the options name, reached; close the network afterwards.
 
-    Only with --check, some of them may not be reached. `with_code` brings the code to hosts that
+    Only with --check, some of them may not be reached. `bring_code` brings the code to hosts that
     are added later.
     """
-    spec = replace(spec, hosts=listed(options))
+    spec = replace(spec, hosts=listed_hosts(options))
     spec.restart_state.active()  # refuses spares that do not fit before a host is asked
     from rackrun.launcher.transport.ssh import open_network  # Fabric, which imports for a while
 
@@ -78,54 +78,54 @@ def on_hosts(
             options.gpu_memory,
         )
         if options.check:
-            yield _reached(spec, network.try_each(spec.hosts))
+            yield _with_transports(spec, network.try_each(spec.hosts))
             return
-        if need.is_all:  # otherwise other hosts of the list are not the run's
-            anew = partial(listed_anew, options, network, with_code)
-            spec = replace(spec, listed_anew=anew)
-        if need.is_all and not need.spares:
-            yield _reached(spec, network.connect(spec.hosts))
+        if need.wants_all:  # otherwise other hosts of the list are not the run's
+            adding = partial(with_added_hosts, options, network, bring_code)
+            spec = replace(spec, with_added_hosts=adding)
+        if need.wants_all and not need.spares:
+            yield _with_transports(spec, network.connect(spec.hosts))
         else:
-            yield chosen(spec, network, need)
+            yield with_chosen_hosts(spec, network, need)
 
 
-def listed_anew(
+def with_added_hosts(
     options: SshOptions,
     network: Network,
-    with_code: Callable[[LaunchSpec], LaunchSpec],
+    bring_code: Callable[[LaunchSpec], LaunchSpec],
     spec: LaunchSpec,
 ) -> tuple[LaunchSpec, Sequence[Host]]:
     """Return the launch with the hosts that were added to its list, and the list as it is now."""
-    hosts, known = listed(options), {host.label for host in spec.hosts}
+    hosts, known = listed_hosts(options), {host.label for host in spec.hosts}
     added = [host for host in hosts if host.label not in known]
     if not added:
         return spec, hosts
     machines = network.connect(added)
     if options.sync:
-        with_code(replace(spec, hosts=added, transports=machines))
+        bring_code(replace(spec, hosts=added, transports=machines))
     everything = (*spec.hosts, *added)
     text = hosts_text(everything, options.ssh_config)
     transports = (*spec.transports, *machines)
     return replace(spec, hosts=everything, transports=transports, hosts_file=text), hosts
 
 
-def chosen(spec: LaunchSpec, network: Network, need: Need) -> LaunchSpec:
+def with_chosen_hosts(spec: LaunchSpec, network: Network, need: Need) -> LaunchSpec:
     """Return the launch on those hosts, and the GPUs of those, that are free and fit.
 
     Its probes end with the network.
     """
     hosts, transports = spec.hosts, network.try_each(spec.hosts)
-    taken = _taken(spec, transports, need, network)
+    taken = _take_hosts(spec, transports, need, network)
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
     picked = tuple(facts.host for facts in taken.hosts)
     machines = all_or_raise(machine_of[host.label] for host in picked)
     # when the whole list was asked for, each drained host that is left out uses up a spare
     spares = spec.options.spares - (0 if need.hosts else len(hosts) - len(picked))
     options = replace(spec.options, spares=max(0, spares))
-    return _reached(replace(spec, hosts=picked, options=options, probed=taken), machines)
+    return _with_transports(replace(spec, hosts=picked, options=options, probed=taken), machines)
 
 
-def _reached(spec: LaunchSpec, transports: Sequence[Machine | Problem]) -> LaunchSpec:
+def _with_transports(spec: LaunchSpec, transports: Sequence[Machine | Problem]) -> LaunchSpec:
     """Return the launch with the ways to its hosts; a host behind a gateway has no address."""
     addresses = [
         host.address or transport.address
@@ -138,23 +138,23 @@ def _reached(spec: LaunchSpec, transports: Sequence[Machine | Problem]) -> Launc
 HOLD_TRIES = 5
 
 
-def _taken(
+def _take_hosts(
     spec: LaunchSpec, transports: list[Machine | Problem], need: Need, network: Network
 ) -> ClusterFacts:
-    # The facts of the hosts that the launch takes, which their probes have locked. Hosts lost while
-    # it waits are connected again, and replaced in `transports`. Code and data are checked later,
-    # as they may be copied first.
+    # Waits until enough hosts are free, has their probes lock them, and returns their facts. Hosts
+    # lost while it waits are connected again, and replaced in `transports`. Code and data are
+    # checked later, as they may be copied first.
     hosts, options = spec.hosts, spec.options
-    needs = replace(spec, chooses=True, needs=TaskNeeds())
+    requirements = replace(spec, chooses=True, needs=TaskNeeds())
     cluster, shown, tries = NO_FACTS, "", 0
     try:
         while True:
-            earlier, cluster = cluster, gather_facts(hosts, transports, needs, cluster)
+            earlier, cluster = cluster, gather_facts(hosts, transports, requirements, cluster)
             earlier.close(besides=cluster)
             rows = examine(cluster, CHECKS)
             pick = need.pick(cluster, rows)
             taken = cluster.of(pick.hosts)
-            if not pick.missing and (need.is_all or taken.hold()):
+            if not pick.missing and (need.wants_all or taken.hold()):
                 cluster.close(besides=taken)
                 return taken
             tries += not pick.missing

@@ -14,11 +14,11 @@ from pathlib import Path
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.launch import LaunchMethod
-from rackrun.launcher.commands.reach import listed, on_hosts
+from rackrun.launcher.commands.reach import listed_hosts, on_hosts
 from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
 from rackrun.launcher.commands.show import check, deep_check
-from rackrun.launcher.commands.upload import with_code, with_planned_code
-from rackrun.launcher.lifecycle.attempts import Launch
+from rackrun.launcher.commands.upload import bring_code, plan_code
+from rackrun.launcher.lifecycle.attempts import Attempts
 from rackrun.launcher.lifecycle.data_preparation import demo_for_hosts
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.starter import ends_with_starter, run_in_controller
@@ -44,7 +44,7 @@ class SshLaunch(LaunchMethod):
         return Command(()) if self.options.check else demo_for_hosts()
 
     @property
-    def called(self) -> tuple[str, ...]:
+    def words_before_task(self) -> tuple[str, ...]:
         """The command, and the host file."""
         return ("ssh", str(self.options.hosts))
 
@@ -53,7 +53,7 @@ class SshLaunch(LaunchMethod):
         """The groups of hosts on which runs of a sweep are side by side."""
         from rackrun.launcher.search.sweep import groups_of  # with numpy
 
-        return groups_of(listed(self.options), self.options.sweep_hosts)
+        return groups_of(listed_hosts(self.options), self.options.sweep_hosts)
 
     def spec_of(self, work: Work) -> LaunchSpec:
         """Return the launch, whose hosts and code are not known yet."""
@@ -68,7 +68,7 @@ class SshLaunch(LaunchMethod):
             values = {**others, "host_list": ",".join(map(str, hosts))}
         return super().launch(args, values)
 
-    def begin(self, work: Work | None) -> int:
+    def carry_out(self, work: Work | None) -> int:
         """Check, plan or launch as the options demand; return the exit code."""
         options, spec = self.options, self.spec_of(work or self.default_work)
         if options.check:
@@ -77,7 +77,7 @@ class SshLaunch(LaunchMethod):
         if options.detach:
             refuse_ineffective_wait(spec.work, options)
         if options.dry_run or not options.detach:
-            return super().begin(work)
+            return super().carry_out(work)
         if ends_with_starter(os.environ):
             raise UsageError("--detach: process 1 and Slurm steps end with their run; leave it out")
         if is_forwarded(os.environ):
@@ -98,26 +98,28 @@ class SshLaunch(LaunchMethod):
     @contextmanager
     def on_hosts(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
         """Yield the launch on the hosts, reached over SSH."""
-        with on_hosts(spec, self.options, partial(with_code, options=self.options)) as reached:
+        with on_hosts(spec, self.options, partial(bring_code, options=self.options)) as reached:
             passed = {name for name, _ in spec.environment}
             if kept := not_passed_on(os.environ, passed):
                 hint = f"type --env {kept[0]}, or --secret for a token"
                 say(f"set here but not on the hosts: {first_few(kept, 3)}; to pass one on, {hint}")
             yield reached
 
-    def with_code(self, spec: LaunchSpec, is_planned: bool) -> LaunchSpec:
-        """Bring the code to the hosts, which `stop` finds in the run folder."""
-        if is_planned:
-            return with_planned_code(spec, self.options)
+    def bring_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Bring the code to the hosts; note the hosts for `stop`, which reads the run folder."""
         hosts_file = hosts_text(spec.hosts, self.options.ssh_config)
-        return with_code(replace(spec, hosts_file=hosts_file), self.options)
+        return bring_code(replace(spec, hosts_file=hosts_file), self.options)
+
+    def plan_code(self, spec: LaunchSpec) -> LaunchSpec:
+        """Return the launch with the code that hosts would have."""
+        return plan_code(spec, self.options)
 
     def _check(self, spec: LaunchSpec) -> int:
         exit_code = check(spec, self.options.json)
         if exit_code or not self.options.deep:
             return exit_code
-        measured = self.with_code(replace(deep_check(spec), pending={}), False)
-        return Launch(measured, printed_here(self.options.plain)).run().exit_code
+        measured = self.bring_code(replace(deep_check(spec), pending={}))
+        return Attempts(measured, printed_here(self.options.plain)).run().exit_code
 
 
 class CheckLaunch(SshLaunch):

@@ -29,8 +29,8 @@ from rackrun.user_code.sources import source_of
 from rackrun.user_code.tasks import find_task
 
 
-def with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
-    """Return the launch with the code that hosts must have; with --sync, upload it first."""
+def bring_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+    """Upload the code with --sync; return the launch with the code that hosts must have."""
     code, synced = _code(spec, options)
     if synced is not None:
         _sync(synced, spec, options)
@@ -39,7 +39,7 @@ def with_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
     return replace(spec, code=code)
 
 
-def with_planned_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
+def plan_code(spec: LaunchSpec, options: SshOptions) -> LaunchSpec:
     """Return the launch with the code that hosts must have once --sync has copied it.
 
     --sync leaves the environment of a host alone if `python=` names an interpreter.

@@ -1,6 +1,6 @@
-"""A run on hosts that are already reached: look at them, plan, run; again after a failure.
+"""A run on hosts that are already reached: check them, plan, run; again after a failure.
 
-    result = Launch(spec).run()
+    result = Attempts(spec, start_reader).run()
 
 All attempts have one run folder. The transports lead over SSH, or to this machine.
 """
@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
 from rackrun.launcher.files.download import fetch_run, left_behind
+from rackrun.launcher.lifecycle.attempt import Attempt, close_run, supervise
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.lost_hosts import LostHosts
 from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
-from rackrun.launcher.lifecycle.restart_policy import RestartState, after_failure
-from rackrun.launcher.lifecycle.session import close_run, supervise
+from rackrun.launcher.lifecycle.restart_policy import RestartState, with_earlier_attempts
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, StartReader
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
 from rackrun.launcher.run.job import Job, TaskWork
-from rackrun.launcher.run.plan import HostPlan, Plan
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.supervision.signals import STOP_SIGNAL, SignalQueue
-from rackrun.launcher.transport.base import Transport
 from rackrun.runs import SHORT_ID
 from rackrun.signals import ended_by_a_signal
 
@@ -39,23 +36,8 @@ CUT_OFF_SECONDS = 1800.0
 RECONNECT_SECONDS = 5.0  # between two tries
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One run on hosts that are fit for it."""
-
-    job: Job
-    plan: Plan
-    transports: Sequence[Transport]
-    """The ways to the plan's hosts, in its order."""
-
-    @property
-    def hosts(self) -> list[tuple[Transport, HostPlan]]:
-        """The plan's hosts, and the ways to them."""
-        return list(zip(self.transports, self.plan.hosts, strict=True))
-
-
-class Launch:
-    """The attempts of one launch: what they share, and how the newest ended."""
+class Attempts:
+    """All attempts of a launch: what they share, and how the newest one ended."""
 
     def __init__(self, spec: LaunchSpec, start_reader: StartReader) -> None:
         """Take the spec of all attempts, whose probes hold the hosts for the first one.
@@ -118,20 +100,20 @@ class Launch:
     def _make_attempts(self) -> None:
         state: RestartState | None = self.spec.restart_state
         while state is not None:
-            now = state
+            current = state
             try:
-                state = self._attempt(now)
+                state = self._make_attempt(current)
             except HostError as error:
                 if self.result is None or not error.hosts:
                     raise
-                if not self._is_still_cut_off(now, error):
-                    state = self._without(now, error)
+                if not self._is_still_cut_off(current, error):
+                    state = self._without(current, error)
         if not self._is_over:
             self._end()
 
     # -- an attempt
 
-    def _attempt(self, state: RestartState) -> RestartState | None:
+    def _make_attempt(self, state: RestartState) -> RestartState | None:
         """Make an attempt; return the state for the next one, None when there is to be none."""
         active, is_first = state.active(), self._newest is None
         hosts = state.hosts if is_first else active  # an unfit spare is reported at once
@@ -147,20 +129,20 @@ class Launch:
                     self._say(line)
             job = self._next_job()
             plan = plan_for(job, cluster)
-            before, attempt = self.result, Attempt(job, plan, transports[: len(active)])
+            earlier, attempt = self.result, Attempt(job, plan, transports[: len(active)])
             if self._output is None:
                 self._output = self._stack.enter_context(RunOutput(job, self._start_reader))
             self._newest, output = attempt, self._output
             result = self._supervised(attempt, cluster, state)
             state = state.with_returned(self._lost_hosts.fit())
-            following = self._following(state, result, before)
+            following = self._following(state, result, earlier)
             if following is None:
                 self._end()
             else:
                 self._lost_hosts.add(attempt.hosts, result)
                 if following.active()[0] != active[0]:
                     output.note(self._fetched(attempt))
-            output.write_result(self.final, is_last=following is None)
+            output.note_result(self.final, is_last=following is None)
         if following is not None and following.restarts > state.restarts:
             line = f"restart {following.restarts} of {state.max_restarts}"
             self.spec = replace(self.spec, turn="")  # before launches that wait
@@ -173,16 +155,15 @@ class Launch:
     def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:
         active = [host.name for host in attempt.plan.hosts]
         self._lost_hosts.check(self.spec, state.awaited, active)
-        # Only a task goes on where it was: a command would begin anew.
-        goes_on = state.is_short and isinstance(self.spec.work, TaskWork)
+        # Only a task continues where it was: a command would begin anew.
+        takes_hosts_in = state.is_short and isinstance(self.spec.work, TaskWork)
         with self._signals.installed():  # until there is a result, none may interrupt
             result = supervise(
-                *(attempt.job, attempt.plan, attempt.transports, self._running_output),
-                *(self._alerts, self._signals),
+                *(attempt, self._running_output, self._alerts, self._signals),
                 probes=cluster.probes,
                 versions=cluster.versions,
-                returned=self._lost_hosts.fit if goes_on else None,
-                goes_on=lambda result: self._goes_on(state, result),
+                fit_again=self._lost_hosts.fit if takes_hosts_in else None,
+                is_followed=lambda result: self._is_followed(state, result),
             )
             self.result = result.after(self.result)
         return result
@@ -193,7 +174,7 @@ class Launch:
         else:
             job = self._newest.job.again()
             earlier = str(self.spec.options.runs / job.folder.path.name)
-            job = replace(job, work=after_failure(self.spec.work, earlier))
+            job = replace(job, work=with_earlier_attempts(self.spec.work, earlier))
         return replace(job, seconds_left=self._seconds_left())
 
     def _say(self, text: str) -> None:
@@ -210,29 +191,30 @@ class Launch:
 
     # -- after an attempt
 
-    def _goes_on(self, state: RestartState, result: Result) -> bool:
+    def _is_followed(self, state: RestartState, result: Result) -> bool:
         return not self._signals.ask_for_end and state.after(result) is not None
 
-    def _listed_anew(self, state: RestartState) -> RestartState:
+    def _with_list_read_again(self, state: RestartState) -> RestartState:
         """Return the state for the list of hosts as it is now."""
-        if self.spec.listed_anew is None or not state.max_restarts:
+        if self.spec.with_added_hosts is None or not state.max_restarts:
             return state
         try:
-            self.spec, hosts = self.spec.listed_anew(self.spec)
-            self.spec.describe_in(self._running_output.folder)
+            self.spec, hosts = self.spec.with_added_hosts(self.spec)
+            self.spec.write_into(self._running_output.folder)
         except Problem as error:
             self._say(f"the list of hosts stays as it was: {error}")
             return state
         return state.with_listed(hosts)
 
     def _following(
-        self, state: RestartState, result: Result, before: Result | None
+        self, state: RestartState, result: Result, earlier: Result | None
     ) -> RestartState | None:
+        """Return the state for the attempt that follows this result; None when none follows."""
         following: RestartState | None
         now = time.monotonic()
         if result.verdict == "failed" or result.was_ended_for_hosts:
-            state = self._listed_anew(state)
-        if result.port_was_taken and not (before and before.port_was_taken):
+            state = self._with_list_read_again(state)
+        if result.port_was_taken and not (earlier and earlier.port_was_taken):
             following = state  # until it is bound, any program can take it
         elif result.was_ended_for_hosts:
             following = state

@@ -45,14 +45,14 @@ class Need:
     """GB that each GPU must have."""
 
     @property
-    def is_all(self) -> bool:
+    def wants_all(self) -> bool:
         """Return whether it asks for the hosts of its list; only which are spares is its choice."""
         return not (self.hosts or self.gpus)
 
     def pick(self, cluster: ClusterFacts, rows: Sequence[TableRow]) -> Pick:
         """Return what to take of the hosts as they are now."""
         listed = [facts.host for facts in cluster.hosts]
-        if self.is_all:
+        if self.wants_all:
             left = without_drained(listed, rows)
             return Pick(tuple(left if len(left) >= len(listed) - self.spares else listed))
         offered = offers(cluster, rows, self)

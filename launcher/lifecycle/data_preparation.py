@@ -85,7 +85,7 @@ def say_what_is_made(typed: Work, work: Work) -> None:
         say(f"earlier states of {images}, to be removed once no run needs them: {listed}")
 
 
-def make(typed: Work, work: Work) -> None:
+def make_data(typed: Work, work: Work) -> None:
     """Make the data of a work, unless that is done; raise NotMade if that fails.
 
     `typed` names the images, `work` the shards of them.

@@ -22,7 +22,7 @@ from rackrun.user_code.revision import git_commit
 
 @dataclass(frozen=True)
 class LaunchSpec(Requirements):
-    """All that a launch goes by; a source of hosts, its task's check and its code complete it."""
+    """All that a launch needs; its hosts, its task's needs and its code are filled in later."""
 
     settings: str = ""
     """The content of run.toml, by which it is started again."""
@@ -35,10 +35,10 @@ class LaunchSpec(Requirements):
     """The addresses at which this machine reaches hosts; "" for one behind a gateway."""
     probed: ClusterFacts = NO_FACTS
     """Facts whose probes hold the hosts, where there was a choice of hosts."""
-    listed_anew: Callable[[LaunchSpec], tuple[LaunchSpec, Sequence[Host]]] | None = None
-    """Reads the list of hosts again, where that says which the run has.
+    with_added_hosts: Callable[[LaunchSpec], tuple[LaunchSpec, Sequence[Host]]] | None = None
+    """Called before a restart: reads the list of hosts again; None where a launch has chosen some.
 
-    It returns the launch with the hosts that were added, reached and with its code, and the list.
+    Returns the launch with the hosts that were added, reached and with its code, and the list.
     """
 
     @property
@@ -76,12 +76,12 @@ class LaunchSpec(Requirements):
         """Make the run folder, with what starts the run again and what reaches its hosts."""
         folder = new_run_folder(self.options.runs, self._run_name, self.options.share)
         try:
-            self.describe_in(folder)
+            self.write_into(folder)
         except SaveError as error:
             raise SaveError(f"{error}; or type: --runs FOLDER") from error
         return folder
 
-    def describe_in(self, folder: RunFolder) -> None:
+    def write_into(self, folder: RunFolder) -> None:
         """Write what starts the run again, and what reaches its hosts, into its folder."""
         for path, text in ((folder.settings, self.settings), (folder.hosts, self.hosts_file)):
             if text:

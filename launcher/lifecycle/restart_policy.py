@@ -106,7 +106,7 @@ class RestartState:
         )
 
 
-def after_failure(work: Work, folder: str) -> Work:
+def with_earlier_attempts(work: Work, folder: str) -> Work:
     """Return the task that goes on from the newest checkpoint in its run folder, if there is one.
 
     Only the hosts know whether it has saved. A command stays as it is.

@@ -38,11 +38,11 @@ MOST_BYTES = 1 << 20  # of what a task needs
 def check_task_options(
     work: Work, name: str, *args: str, folder: RunFolder | None = None
 ) -> Iterator[Callable[[], TaskNeeds]]:
-    """Ask a task in a process of its own; what is yielded waits, and raises what it complained of.
+    """Have a task check its options, in a process of its own; yield what waits for its answer.
 
-    A quarter of a second, in which the hosts can be reached. It returns what else must be true of
-    them. The command `name`, with `args`, precedes the task in its messages. `folder`: where its
-    run will be if its ranks will be on this machine, where checkpoints can be looked at.
+    The hosts are reached meanwhile. What is yielded returns what the task needs of them, or raises
+    the task's complaint. The command `name` and `args` precede the task in its messages. `folder`
+    is that of the run if ranks will be on this machine, where checkpoints can be looked at.
     """
     if not isinstance(work, TaskWork):
         yield TaskNeeds

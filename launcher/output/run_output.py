@@ -135,11 +135,11 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         with suppress(OSError):
             self.folder.state.unlink(missing_ok=True)
 
-    def write_result(self, result: Result, is_last: bool = True) -> None:
+    def note_result(self, result: Result, is_last: bool = True) -> None:
         """Write how an attempt has ended: the traceback, the results, and one last line.
 
-        Of the last one, also what to type next. Under a scheduler, only the node of the first rank
-        knows the results, and prints them.
+        Of the last attempt, also what to type next. Under a scheduler, only the node of the first
+        rank knows the results, and prints them.
         """
         if result.traceback:
             self.note(result.traceback.rstrip())

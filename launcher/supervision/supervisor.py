@@ -69,15 +69,15 @@ class Supervisor:
         peers: Peers | None,
         alerts: EventCommand,
         signals: SignalQueue,
-        returned: Callable[[], Collection[str]] | None = None,
-        goes_on: Callable[[Result], bool] | None = None,
+        fit_again: Callable[[], Collection[str]] | None = None,
+        is_followed: Callable[[Result], bool] | None = None,
     ) -> None:
         """Start nothing yet.
 
         `peers` supervise the other hosts, if the run has hosts elsewhere. `signals` has those of
-        this process, as long as it is installed. `returned` names the hosts with which the run
-        could go on; if there are any at the end of an epoch, all ranks save and end. `goes_on` says
-        whether another attempt follows a result, for which no silent host is waited for.
+        this process, as long as it is installed. `fit_again` returns the lost hosts that could take
+        part again; if there are any at the end of an epoch, all ranks save and end. `is_followed`
+        says whether another attempt follows a result: then silent hosts are not waited for.
         """
         self.alerts = alerts
         self.job = job
@@ -92,8 +92,8 @@ class Supervisor:
         self.silence = SilenceDetector(self.run, agents, self.limits)
         self.hangs = HangDetector(self.run, agents, self.limits)
         self.signals = signals
-        self.returned = returned
-        self.goes_on = goes_on
+        self.fit_again = fit_again
+        self.is_followed = is_followed
         self.epoch = 0
         """In which the first rank was last seen."""
         self.interrupted = 0
@@ -127,9 +127,9 @@ class Supervisor:
 
     def _is_left_to_next_attempt(self) -> bool:
         return (
-            self.goes_on is not None
+            self.is_followed is not None
             and self.shutdown.waits_for_silence(self.now)
-            and self.goes_on(self._result())
+            and self.is_followed(self._result())
         )
 
     def _result(self) -> Result:
@@ -257,14 +257,14 @@ class Supervisor:
             self._fail(hang)
             # Python's fault handler writes the stacks at SIGABRT; the root cause is read from them.
             self.shutdown.order(signal.SIGABRT, _STACK_SECONDS, self.now)
-        elif self.returned is not None:
-            self._take_in(self.returned)
+        elif self.fit_again is not None:
+            self._take_hosts_in(self.fit_again)
 
-    def _take_in(self, returned: Callable[[], Collection[str]]) -> None:
+    def _take_hosts_in(self, fit_again: Callable[[], Collection[str]]) -> None:
         """Interrupt the run at the end of an epoch if lost hosts could take part again."""
         before, epoch = self.epoch, self.run.lead.fields.get("epoch")
         self.epoch = epoch if isinstance(epoch, int) else before
-        if 0 < before < self.epoch and (hosts := returned()):
+        if 0 < before < self.epoch and (hosts := fit_again()):
             line = f"{grouped(sorted(hosts))} can take part again: ranks save and start again"
             self._interrupt(TAKE_IN, line)
 

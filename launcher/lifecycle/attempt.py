@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
@@ -33,52 +34,63 @@ if TYPE_CHECKING:
 GPU_SECONDS = 20.0  # nvidia-smi takes seconds on a host with many GPUs
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt, on hosts that are fit for it."""
+
+    job: Job
+    plan: Plan
+    transports: Sequence[Transport]
+    """The ways to the plan's hosts, in its order."""
+
+    @property
+    def hosts(self) -> list[tuple[Transport, HostPlan]]:
+        """The plan's hosts, and the ways to them."""
+        return list(zip(self.transports, self.plan.hosts, strict=True))
+
+
 def supervise(
-    job: Job,
-    plan: Plan,
-    transports: Sequence[Transport],
+    attempt: Attempt,
     output: RunOutput,
     alerts: EventCommand,
     signals: SignalQueue,
     peers: Peers | None = None,
     versions: str = "",
-    returned: Callable[[], Collection[str]] | None = None,
-    goes_on: Callable[[Result], bool] | None = None,
+    fit_again: Callable[[], Collection[str]] | None = None,
+    is_followed: Callable[[Result], bool] | None = None,
     probes: Sequence[RpcClient | None] = (),
 ) -> Result:
-    """Start a plan, and supervise it to its end; the transports are in the order of its hosts.
+    """Start the plan of an attempt, and supervise it to its end.
 
-    `alerts` gets what happens. `signals` are installed, so that a run with a plan gets a result;
-    afterwards they say whether one has asked for the end. `peers` look after the other hosts of a
-    run of which this plan is a part; `versions` are those of the hosts' torch and driver, for the
-    first line. `returned` names hosts for which the attempt ends with an epoch. Where another
-    attempt follows, as `goes_on` says, silent hosts are not waited for. `probes` on the hosts, if
-    any, become the agents: that saves a login to each.
+    `alerts` runs the command of --on-event. `signals` must be installed, so that the attempt gets a
+    result whatever arrives; the caller finds there whether one asked for the end. `peers` are the
+    launchers of the other nodes, if each node has its own. `versions` are those of the hosts' torch
+    and driver, for the first line. `fit_again` and `is_followed` are explained at `Supervisor`.
+    `probes` on the hosts, if any, become the agents, which saves a login to each.
     """
+    job, plan = attempt.job, attempt.plan
     output.begin(job, plan)
     if not plan.task and peers is None:  # a task's rank 0 tells more
         output.note(start_line(plan, versions, job.folder.path))
-    agents = AgentGroup(plan, transports, probes)
-    supervisor = Supervisor(job, agents, output, peers, alerts, signals, returned, goes_on)
+    agents = AgentGroup(plan, attempt.transports, probes)
+    supervisor = Supervisor(job, agents, output, peers, alerts, signals, fit_again, is_followed)
     result = supervisor.supervise()
     output.end_attempt()
     if result.verdict == "failed":
         try:
             with ended_by_a_signal(STOP_SIGNAL), ended_by_a_signal():
-                _report_sick_gpus(plan, transports, result, output)
+                _report_sick_gpus(attempt, result, output)
         except KeyboardInterrupt:
             signals.add(signal.SIGINT)  # the result stays that of the attempt
     return result
 
 
-def _report_sick_gpus(
-    plan: Plan, transports: Sequence[Transport], result: Result, output: RunOutput
-) -> None:
+def _report_sick_gpus(attempt: Attempt, result: Result, output: RunOutput) -> None:
     # A GPU that fell off the bus shows itself as any exception of CUDA: its host is asked. The
     # others may not answer, or are still being cleaned up.
     pairs = [
         (host, transport)
-        for host, transport in zip(plan.hosts, transports, strict=True)
+        for transport, host in attempt.hosts
         if host.gpus and result.hosts[host.name] == "clean"
     ]
     outcomes = each(lambda pair: _gpu_problems(*pair), pairs, seconds=GPU_SECONDS)
@@ -100,21 +112,22 @@ def run(
     start_reader: StartReader,
     peers: Peers | None = None,
 ) -> Result:
-    """Run a plan once from end to end; once the ranks have ended, no signal changes how."""
+    """Make the only attempt of a run; once its ranks have ended, no signal changes the result."""
+    attempt = Attempt(job, plan, transports)
     alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
     with signals.installed(), RunOutput(job, start_reader) as output:
-        result = supervise(job, plan, transports, output, alerts, signals, peers).after(None)
+        result = supervise(attempt, output, alerts, signals, peers).after(None)
         output.note(write_result(job.folder, result))
-        output.write_result(result)
+        output.note_result(result)
         close_run(output, result, alerts)
     return result
 
 
 def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:
-    """Draw the page of a run whose result is written; tell the user's command of the end, and wait.
+    """Draw the page of a run whose result is written; run the command of --on-event for the end.
 
-    What fails with that command is reported.
+    It waits for that command, and reports what fails with it.
     """
     output.note(write_run_page(result.folder, output.plan.task))
     alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
