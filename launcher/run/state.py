@@ -37,8 +37,7 @@ from rackrun.launcher.run.stragglers import (
     straggler,
 )
 
-STEPS_REMEMBERED = 64
-"""Where a rank's data came from, and the field of its reports with the bytes."""
+STEPS_REMEMBERED = 64  # of a rank, whose median is the pace that its hang limit goes by
 
 
 @dataclass
