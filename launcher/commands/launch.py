@@ -104,7 +104,7 @@ class LaunchMethod(ABC):
             from rackrun.launcher.search.sweep import sweep  # with numpy
 
             groups = method.sweep_groups
-            return sweep(cls.name, line.words, line.work, line.options, groups)
+            return sweep(cls.name, line.launch_words, line.work, line.options, groups)
         with line.naming_the_file():
             return method.carry_out(line.work)
 

@@ -85,7 +85,7 @@ OF_TASKS = (
 """Options of every task that are typed before one, or without one."""
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
-"""The options of a way to launch."""
+"""The options of a method of launching."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class CommandLine(Generic[AnyOptions]):
     """What was typed, and what its settings file says."""
 
     options: AnyOptions
-    words: tuple[str, ...]
-    """The options as words, and the host file."""
+    launch_words: tuple[str, ...]
+    """The options of the launch as words, and the host file."""
     work: Work | None
     file: SettingsFile | None
     typed: frozenset[str]
@@ -108,7 +108,7 @@ class CommandLine(Generic[AnyOptions]):
 
 
 def read(
-    way: str,
+    command_name: str,
     settings: type[AnyOptions],
     head: Head,
     args: Sequence[str],
@@ -119,15 +119,15 @@ def read(
     Raises UsageError. A task that is called for help, or for a tool of its own, replaces this
     process; --help before a task prints ours and exits.
     """
-    count = _count_of_ours(args)
-    before, command = list(map(_with_its_value, args[:count])), list(args[count:])
-    name = "check" if "--check" in before else way
-    launch = launch_of(settings, name, head)
+    count = _count_of_launch_words(args)
+    launch_args, command = list(map(_with_long_name, args[:count])), list(args[count:])
+    name = "check" if "--check" in launch_args else command_name
+    launch = launch_command(settings, name, head)
     for param in launch.params:
         if param.name == "config":
             param.is_eager, param.callback = True, _use_file
     known = {"default_map": launcher_values(again, settings), "obj": again} if again else {}
-    context = parser.context_of(launch, before, **known)
+    context = parser.context_of(launch, launch_args, **known)
     file: SettingsFile | None = context.obj
     typed = frozenset(_typed_in(context))
     with _naming(file, typed):
@@ -156,7 +156,7 @@ def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]
         raise with_place(error, file, typed) if file else error from None
 
 
-def _count_of_ours(args: Sequence[str]) -> int:
+def _count_of_launch_words(args: Sequence[str]) -> int:
     # Words up to two dashes, or up to a tool of a task, such as predict: its options are its own.
     tools = {"predict", *chain.from_iterable(TASKS.values())}
     for index, word in enumerate(args):
@@ -165,19 +165,19 @@ def _count_of_ours(args: Sequence[str]) -> int:
     return len(args)
 
 
-def _with_its_value(word: str) -> str:
-    # -H=gpu01, which click knows of longer names only
+def _with_long_name(word: str) -> str:
+    # -H=gpu01 by its long name: click takes no "=" behind a short one
     return f"--host-list={word.removeprefix('-H=')}" if word.startswith("-H=") else word
 
 
 def split(args: Sequence[str], settings: type[Options], name: str) -> tuple[list[str], list[str]]:
     """Return the options of a launch among words, and the other words."""
-    launch = launch_of(settings, name, Head("", "", ()))
-    context = parser.context_of(launch, list(map(_with_its_value, args)))
+    launch = launch_command(settings, name, Head("", "", ()))
+    context = parser.context_of(launch, list(map(_with_long_name, args)))
     return list(words_in(context)), context.args
 
 
-def launch_of(settings: type[Options], name: str, head: Head) -> SettingsCommand:
+def launch_command(settings: type[Options], name: str, head: Head) -> SettingsCommand:
     """Return a launch as a command of click."""
     hints = partial(hints_of, settings, name)
     head = head.of(prog=called(name))
@@ -216,7 +216,9 @@ def _typed_in(context: click.Context) -> set[str]:
     return {*typed, *typed_options(context.args)}
 
 
-def _answer_help(launch: SettingsCommand, context: click.Context, before: Sequence[str]) -> None:
+def _answer_help(
+    launch: SettingsCommand, context: click.Context, typed_before: Sequence[str]
+) -> None:
     rest = context.args
     if HELP.isdisjoint(rest):
         return
@@ -227,7 +229,7 @@ def _answer_help(launch: SettingsCommand, context: click.Context, before: Sequen
             sys.stdout.write(f"{launch.get_help(context)}\n")
             raise SystemExit(0)
         if find_task(word):
-            _become(TaskWork(word, tuple(rest[index + 1 :])), before)
+            _replace_process(TaskWork(word, tuple(rest[index + 1 :])), typed_before)
 
 
 def _host_file(
@@ -254,11 +256,11 @@ def _with_task(rest: list[str], again: SettingsFile | None) -> list[str]:
 def _work(
     name: str, settings: type[Options], words: Sequence[str], rest: Sequence[str]
 ) -> Work | None:
-    before = (*called(name).split(), *words)
-    work = work_of(rest, before)
+    typed_before = (*called(name).split(), *words)
+    work = work_of(rest, typed_before)
     if isinstance(work, TaskWork):
         if work.options and not work.options[0].startswith("-"):  # a tool such as predict
-            _become(work, before)
+            _replace_process(work, typed_before)
         hints = of_other_launches(settings)
         for option in work.options:
             if hint := hints.get(option.partition("=")[0].replace("_", "-")):
@@ -266,10 +268,13 @@ def _work(
     return work
 
 
-def _become(work: TaskWork, before: Sequence[str]) -> NoReturn:
-    """Replace this process by a task that answers itself, to which `before` is how it was typed."""
+def _replace_process(work: TaskWork, typed_before: Sequence[str]) -> NoReturn:
+    """Replace this process by the task, which answers help and tools such as predict itself.
+
+    `typed_before` are the words before the task, which its messages repeat.
+    """
     sys.stdout.flush()
-    environment = {**os.environ, variables.TYPED: shlex.join(before)}
+    environment = {**os.environ, variables.TYPED: shlex.join(typed_before)}
     os.execve(sys.executable, work.argv(sys.executable), environment)
 
 

@@ -27,10 +27,10 @@ FLAGS = re.compile("-[bBdeEiIlOuvx]+")
 """Options of Python and of shells that have no value."""
 
 
-def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
+def work_of(rest: Sequence[str], typed_before: Sequence[str] = ()) -> Work | None:
     """Return the task with its options, the command after `--`, or None.
 
-    `before` are the arguments before, for a better command line in a UsageError.
+    `typed_before` are the words before these, for the command line in a UsageError.
     """
     if not rest:
         return None
@@ -41,7 +41,7 @@ def work_of(rest: Sequence[str], before: Sequence[str] = ()) -> Work | None:
             raise UsageError(why)
         return command_of(rest[1:])
     if not find_task(rest[0]):
-        raise UsageError(_no_task(rest, before))
+        raise UsageError(_no_task(rest, typed_before))
     name = rest[0]
     if Path(name).is_absolute() and Path(name).is_relative_to(Path.cwd()):
         name = str(Path(name).relative_to(Path.cwd()))  # which is the same on every host
@@ -80,7 +80,7 @@ def _reads_program(name: str, args: Sequence[str]) -> bool:
     return bool(is_interpreter) and (not rest or rest[0] in ("-", "-s", "/dev/stdin"))
 
 
-def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
+def _no_task(args: Sequence[str], typed_before: Sequence[str]) -> str:
     name = args[0]
     if name.endswith((".txt", ".hosts")) or Path(name).name == "hostfile":
         meant = f"{called('ssh')} {shlex.join(args)}"
@@ -94,7 +94,7 @@ def _no_task(args: Sequence[str], before: Sequence[str]) -> str:
         return why
     is_program = script or name.endswith(".sh") or _is_program(name)
     program = [*script, *args] if is_program else ["python", "train.py"]
-    return f"{why}; for a command of your own: {shlex.join([*before, '--', *program])}"
+    return f"{why}; for a command of your own: {shlex.join([*typed_before, '--', *program])}"
 
 
 def _is_program(name: str) -> bool:
