@@ -24,12 +24,12 @@ def serve() -> None:
     signal.signal(signal.SIGALRM, _leave)
     service.announce()
     try:
-        order = service.serve(ORDERS, SILENT_SECONDS)
+        order = service.answer_orders(ORDERS, SILENT_SECONDS)
         if order:
             network.release_port()  # to torchrun
             agent.carry_out(order)
     finally:
-        release()  # also where a launcher that was killed takes no answer any more
+        release()  # also where a launcher that was killed takes no reply any more
 
 
 def _leave(*reason: object) -> None:

@@ -1,6 +1,6 @@
-"""The protocol between the launcher and programs on hosts: orders in, answers out.
+"""The protocol between the launcher and programs on hosts: orders in, replies out.
 
-    order, answer    a length in bytes on a line, then JSON of that length, an object
+    order, reply    a length in bytes on a line, then JSON of that length, an object
 
 They come over standard input and leave over standard output, as SSH connects them.
 """
@@ -16,19 +16,19 @@ from typing import Any
 from rackrun.launcher.remote.files import explained
 
 MARKER = b"\nrackrun program 1\n"
-"""Precedes the first answer: all before it is noise, printed by a login shell."""
+"""Precedes the first reply: all before it is noise, printed by a login shell."""
 
 
 def announce() -> None:
-    """Mark where the answers begin."""
+    """Mark where the replies begin."""
     sys.stdout.buffer.write(MARKER)
     sys.stdout.buffer.flush()
 
 
-def serve(
-    orders: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0
+def answer_orders(
+    handlers: Mapping[str, Callable[..., dict[str, Any]]], silent_seconds: int = 0
 ) -> dict[str, Any]:
-    """Answer orders until one that is not among these; return it, an empty one at the end of input.
+    """Reply to orders until one has no handler; return that one, or {} at the end of input.
 
     `silent_seconds`: get SIGALRM after this long without an order; 0 waits without a limit.
     """
@@ -36,10 +36,10 @@ def serve(
         signal.alarm(silent_seconds)
         order = read_order()
         signal.alarm(0)
-        if order.get("do") not in orders:
+        if order.get("do") not in handlers:
             return order
         try:
-            fields = orders[order.pop("do")](**order)
+            fields = handlers[order.pop("do")](**order)
         except OSError as error:
             fields = {"error": explained(error)}
         reply(fields)
@@ -52,7 +52,7 @@ def read_order() -> dict[str, Any]:
 
 
 def reply(fields: dict[str, Any]) -> None:
-    """Send one answer."""
+    """Send one reply."""
     text = json.dumps(fields).encode()
     sys.stdout.buffer.write(b"%d\n%s" % (len(text), text))
     sys.stdout.buffer.flush()

@@ -57,8 +57,8 @@ class AgentClient:
         """Set once the agent has its first order."""
         self.opening = False
         """Whether the agent is being started, and may already have its first order."""
-        self.last_order = b""
-        """The order to stop; an agent that is still starting gets it, too."""
+        self.order_to_stop = b""
+        """Empty until it is sent; an agent that is still starting then gets it, too."""
         self.heard_at = time.monotonic()
         self.blocked = False
         """Whether the reader waits because the queue is full: then the host is not silent."""
@@ -66,15 +66,15 @@ class AgentClient:
     def start(self, limits: Limits, secrets: Environment = ()) -> None:
         """Start the agent on a separate thread; everything else arrives as an event."""
         order = agent_protocol.run_order(self.plan, limits, secrets)
-        self._begin(self._relay, order)
+        self._start_thread(self._relay, order)
 
     def clean_up(self) -> None:
         """Start a second agent that ends what a lost one left; the outcome arrives as `Swept`."""
         if self.channel is not None:
             self.channel.close()  # the first agent, if it lives, sees the end of its stream
-        self._begin(lambda: self.events.put(self.sweep()))
+        self._start_thread(lambda: self.events.put(self.sweep()))
 
-    def _begin(self, target: Callable[..., None], *args: bytes) -> None:
+    def _start_thread(self, target: Callable[..., None], *args: bytes) -> None:
         thread = threading.Thread(target=target, args=args, daemon=True)
         self._threads.append(thread)
         thread.start()
@@ -85,7 +85,7 @@ class AgentClient:
 
     def stop(self, order: bytes) -> None:
         """Send the order to stop, now or as soon as the agent has started."""
-        self.last_order = order
+        self.order_to_stop = order
         self.send(order)
 
     def send(self, order: bytes) -> None:
@@ -103,7 +103,7 @@ class AgentClient:
     def _relay(self, order: bytes) -> None:
         """Start the agent, and put its events on the queue until the end of its stream."""
         try:
-            if self.last_order:
+            if self.order_to_stop:
                 raise HostLost("stopped before it was started")
             self.opening = True
             channel, early = self._open(order)
@@ -111,11 +111,11 @@ class AgentClient:
             self.opening = False
             self.events.put(Lost(self.plan.node, str(error), error.exit_code))
             return
-        # The order matters: `stop` sets last_order before it looks at the channel, so whichever
+        # The order matters: `stop` sets order_to_stop before it looks at the channel, so whichever
         # thread is second sees what the first one set, and the order to stop is never lost.
         self.channel = channel
-        if self.last_order:
-            self.send(self.last_order)
+        if self.order_to_stop:
+            self.send(self.order_to_stop)
         closed = False
         for event in self._received(channel, early):
             closed = closed or isinstance(event, Closed)
@@ -146,11 +146,11 @@ class AgentClient:
         probe, self._probe = self._probe, None
         if probe is not None:
             with contextlib.suppress(Problem):
-                return self._begun(probe, order)
+                return self._handed_over(probe, order)
             probe.close()
-        return self._begun(RpcClient(self.transport, self.plan.agent_python), order)
+        return self._handed_over(RpcClient(self.transport, self.plan.agent_python), order)
 
-    def _begun(self, client: RpcClient, order: bytes) -> tuple[Channel, bytes]:
+    def _handed_over(self, client: RpcClient, order: bytes) -> tuple[Channel, bytes]:
         if self.plan.container:
             client.enter(self.plan.container, self.plan.agent_python)
         return client.hand_over(order)
