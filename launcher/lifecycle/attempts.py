@@ -19,7 +19,7 @@ from rackrun.launcher.files.download import fetch_run, left_behind
 from rackrun.launcher.lifecycle.attempt import Attempt, close_run, supervise
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.lost_hosts import LostHosts
-from rackrun.launcher.lifecycle.planning import environments, plan_for, preflight, refuse_ranks
+from rackrun.launcher.lifecycle.planning import environment_lines, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, with_earlier_attempts
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
@@ -125,7 +125,7 @@ class Attempts:
             cluster = all_hosts.first(len(active))
             if is_first:
                 refuse_ranks(cluster)
-                for line in environments(cluster):
+                for line in environment_lines(cluster):
                     self._say(line)
             job = self._next_job()
             plan = plan_for(job, cluster)

@@ -1,4 +1,4 @@
-"""From hosts that are reached to a plan: look at them, refuse unfit ones, lay out the ranks."""
+"""From hosts that are reached to a plan: probe them, refuse unfit ones, lay out the ranks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def preflight(
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
     Probes of earlier facts are asked again, with what they hold; all are closed at the end.
     """
-    options, waited_for, last = spec.options, "", spec.probed
+    options, waited_for, latest = spec.options, "", spec.probed
     try:
         while True:
             # The same probes are asked each time: they keep the launch's place in the queue.
-            cluster = gather_facts(spec.hosts, spec.transports, spec, last)
-            last.close(besides=cluster)
-            last = cluster
+            cluster = gather_facts(spec.hosts, spec.transports, spec, latest)
+            latest.close(besides=cluster)
+            latest = cluster
             codes = [facts[Code] for facts in cluster.hosts if facts.error is None]
             changed_alike = all(code == codes[0] for code in codes)
             accepted = (_CODE,) if is_restart and changed_alike else ()
@@ -57,7 +57,7 @@ def preflight(
                 raise error
             waited_for = wait_for(cluster, str(error), waited_for, warn)
     finally:
-        last.close()
+        latest.close()
 
 
 def refuse_ranks(cluster: ClusterFacts) -> None:
@@ -66,10 +66,10 @@ def refuse_ranks(cluster: ClusterFacts) -> None:
         raise UsageError(why)
 
 
-def environments(cluster: ClusterFacts) -> list[str]:
-    """Return which environments ranks of a command use, if this folder is a project with a lock."""
-    needs = cluster.requirements
-    if needs.is_here or not needs.own_command or needs.image or not Path(PROJECT_LOCK).is_file():
+def environment_lines(cluster: ClusterFacts) -> list[str]:
+    """Return lines on which Python ranks of a command use, if this folder has a uv.lock."""
+    spec = cluster.requirements
+    if spec.is_here or not spec.own_command or spec.image or not Path(PROJECT_LOCK).is_file():
         return []
     hosts: dict[str, list[str]] = {}
     for facts in cluster.hosts:
@@ -107,15 +107,15 @@ def planned_host(
     facts: HostFacts, cluster: ClusterFacts, run_folder: Path, scratch: str
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
-    needs, host, look = cluster.requirements, facts.host, facts.look
-    container = needs.image
-    workdir = str(typed_folder()) if needs.is_here else look.workdir
+    requirements, host, look = cluster.requirements, facts.host, facts.look
+    container = requirements.image
+    workdir = str(typed_folder()) if requirements.is_here else look.workdir
     folder = str(Path(workdir) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
     python = look.python
-    is_named = host.python or needs.options.python
-    if "python" in needs.pending and not is_named:  # --sync will make an environment
+    is_named = host.python or requirements.options.python
+    if "python" in requirements.pending and not is_named:  # --sync will make an environment
         python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
@@ -131,7 +131,7 @@ def planned_host(
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         setup=(*host.setup_words, workdir) if host.setup else (),
         agent_python=look.python,
-        locks=() if needs.is_here else facts.locks,
+        locks=() if requirements.is_here else facts.locks,
         container=container.docker_run(
             look.user, look.workdir, look.gpus > 0, folder, Path(scratch).name
         )

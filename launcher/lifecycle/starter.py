@@ -1,7 +1,7 @@
 """What starts a run, and the controller that outlives it.
 
     starter, on its terminal                controller, in a session of its own
-    shows the run's folder    ◀── run ──    has begun a run
+    shows the run folder      ◀── run ──    has begun a run
     Ctrl-C, TERM              ── stop ──▶   as if it had got that signal itself
     the terminal hangs up     ── leave ──▶  the run goes on
     killed              ── end of pipe ──▶  ranks save, and the run stops

@@ -71,8 +71,8 @@ def examine(
     Faults of the `accepted` ones only warn, as those that --ignore-check names. What pending checks
     find wrong will be right once the launch has done what it will do about them.
     """
-    needs, rows = cluster.requirements, list[TableRow]()
-    allowed = (*needs.options.ignore_check, *accepted)
+    requirements, rows = cluster.requirements, list[TableRow]()
+    allowed = (*requirements.options.ignore_check, *accepted)
     for facts in cluster.hosts:
         label = facts.host.label
         if facts.error is not None:
@@ -81,12 +81,12 @@ def examine(
             continue
         rows.append(TableRow("reachable", label, "ok", "yes"))
         for check in checks:
-            if check.of_others and needs.is_here:
+            if check.of_others and requirements.is_here:
                 continue
-            is_fixed = check.name in needs.pending and not (
+            is_fixed = check.name in requirements.pending and not (
                 check.of_interpreter and facts.host.python
             )
-            fix = needs.pending[check.name] if is_fixed else ""
+            fix = requirements.pending[check.name] if is_fixed else ""
             rows += _rows(check, facts, cluster, check.name in allowed, fix)
     return tuple(rows)
 

@@ -184,7 +184,7 @@ def gather_facts(
     _all(probes, HostProbe.ask_about_host, seconds)
     offers: list[tuple[str, int]] = []  # none where the first host has failed
     other = _another_address(probes)
-    _all(probes[:1], lambda first: offers.append(first.listen(other)), seconds)
+    _all(probes[:1], lambda first: offers.append(first.lock_and_listen(other)), seconds)
     master, port = offers[0] if offers else ("", 0)
     if port:
         first = probes[0]
@@ -310,13 +310,13 @@ class HostProbe:
         facts.clock_ahead = look.time - before - facts.clock_error
         return look
 
-    def listen(self, other: str = "") -> tuple[str, int]:
-        """Have the first host offer an address and a port to the others; return both, or port 0.
+    def lock_and_listen(self, other: str = "") -> tuple[str, int]:
+        """Lock the first host, and have it listen; return its address and port, or port 0.
+
+        It is locked first: of two launches at the same time, the first to lock it goes on.
 
         Its address by which we reach it may be its own alone, as Debian's 127.0.1.1 for its name:
         then that towards the `other` host counts.
-
-        It is locked before that: of two launches at the same time, the first to lock it goes on.
         """
         look, requirements, host = self.facts.look, self.requirements, self.facts.host
         address = host.address or look.address or "127.0.0.1"

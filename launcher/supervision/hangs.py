@@ -159,8 +159,8 @@ def may_stall(run: RunState, seconds: float, now: float) -> bool:
     return still or any(host.frozen for host in run.hosts)
 
 
-def find_unprotected(run: RunState, limits: Limits, now: float) -> list[int]:
-    """Return the ranks whose hangs go unnoticed: those that have run for a while without a report.
+def find_unreporting(run: RunState, limits: Limits, now: float) -> list[int]:
+    """Return the ranks whose hangs cannot be noticed: those that have not reported for a while.
 
     All of them are returned at once, when the one that started last has had its time: the line
     about them is shown only once, and has to name each.

@@ -32,7 +32,7 @@ from rackrun.launcher.supervision.agents import AgentGroup, SilenceDetector
 from rackrun.launcher.supervision.hangs import (
     Hang,
     HangDetector,
-    find_unprotected,
+    find_unreporting,
     longest_hang_limit,
 )
 from rackrun.launcher.supervision.outcome import describe, final_cause, result_of, stopping_line
@@ -106,7 +106,7 @@ class Supervisor:
         self.slow: tuple[int, str] | None = None
         """The straggler that was reported last, and why."""
         self.stalled = False
-        self.unprotected = False
+        self.unreporting_noted = False
         """Whether it was reported that some ranks do not report."""
 
     def supervise(self) -> Result:
@@ -152,7 +152,7 @@ class Supervisor:
         for lost in self.silence.lost(self.now, self.shutdown.deadline):
             self._take(lost)
         self._report_straggler()
-        self._report_unprotected()
+        self._report_unreporting()
         if not self.shutdown.ordered:
             self._end_if_due()
         elif self.failures and self.peers:
@@ -311,13 +311,13 @@ class Supervisor:
             who = f"{host.plan.name} is slow: " if host else ""
             self.output.note(f"{who}{one_line(slow.text)}")
 
-    def _report_unprotected(self) -> None:
+    def _report_unreporting(self) -> None:
         """Report, once, that hangs of ranks that have not reported yet are not detected."""
-        if self.unprotected or self.limits.silent_minutes:
+        if self.unreporting_noted or self.limits.silent_minutes:
             return
-        silent = find_unprotected(self.run, self.limits, self.now)
+        silent = find_unreporting(self.run, self.limits, self.now)
         if silent:
-            self.unprotected = True
+            self.unreporting_noted = True
             whom = "" if len(silent) == len(self.run.ranks) else f" for rank {ranges(silent)}"
             since = f"no report in {self.limits.hang_seconds:.0f} s"
             self.output.note(f"no hang detection{whom}: {since}; {HOW_TO_REPORT}")
