@@ -16,7 +16,9 @@ KILL_SECONDS = 10.0  # after that, what SIGKILL does not end is named as a survi
 PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
 MOST_OPEN_FILES = 1 << 16
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Signals that ask a program to end."""
+HANDLED = (*ENDING, signal.SIGCHLD)
 """Signals that wake agent and shim by way of a pipe."""
 
 
@@ -194,7 +196,8 @@ def spawn(
     try:
         os.setsid()
         for signum in HANDLED:
-            signal.signal(signum, signal.SIG_DFL)
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)

@@ -60,7 +60,8 @@ class PlannedHost:
     signalled_together: bool = False
     """The scheduler sends signals to every process of this host, not to the launcher alone.
 
-    So agent, torchrun and shims leave signals to the launcher, which gets them too.
+    So agent, torchrun and shims leave signals to the launcher, which gets them too; ranks ignore
+    all but SIGTERM, which the launcher sends them.
     """
 
 

@@ -37,6 +37,7 @@ from rackrun.launcher.remote.agent.torchrun_process import Torchrun
 from rackrun.launcher.remote.files import explained, identities_in, remove_folder, write_new
 from rackrun.launcher.remote.locks import HELD, lock, release
 from rackrun.launcher.remote.processes import (
+    ENDING,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     identity,
@@ -49,7 +50,7 @@ from rackrun.launcher.remote.processes import (
 
 def carry_out(order: dict[str, Any]) -> None:
     """Supervise the ranks of a run on this host, or end what is left of one."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in ENDING:
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
     launcher = Launcher()
     if order["do"] == "sweep":
@@ -181,7 +182,7 @@ class Agent:
             write_new(f"{self.scratch}/agent.zip", archive.read())
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
-        told = ("command", "workdir", "folder", "lease_seconds")
+        told = ("command", "workdir", "folder", "lease_seconds", "signalled_together")
         command = {name: self.order[name] for name in told}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 

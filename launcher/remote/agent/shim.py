@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from rackrun.launcher.remote.files import remove_folder
 from rackrun.launcher.remote.processes import (
+    ENDING,
     PR_SET_CHILD_SUBREAPER,
     PR_SET_PDEATHSIG,
     exit_status,
@@ -27,7 +28,6 @@ from rackrun.launcher.remote.processes import (
     spawn,
 )
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 NO_TORCHRUN = {
     "PET_MONITOR_INTERVAL": "rackrun has started torchrun already; start python train.py instead"
 }
@@ -58,8 +58,9 @@ class Shim:
     def run(self) -> int:
         """Run the command; return 0 for torchrun, and never if the command has failed."""
         prctl(PR_SET_CHILD_SUBREAPER, 1)  # daemons of the rank become ours, to be ended with it
-        for signum in SIGNALS:
+        for signum in ENDING:
             signal.signal(signum, self._take_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which torchrun may not get
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         rank = self._start_command()
         self._report(event="started", shim=os.getpid(), pid=rank)
@@ -81,6 +82,9 @@ class Shim:
         """Start the command on the pipes of its rank; return its process id."""
         with open(f"{self.scratch}/command.json", "rb") as file:
             command = json.loads(file.read())
+        if command["signalled_together"]:  # the launcher got these as well, and has the rank save
+            for signum in (signal.SIGINT, signal.SIGHUP):
+                signal.signal(signum, signal.SIG_IGN)  # here, and in the command
         null = os.open(os.devnull, os.O_RDWR)
         streams = (null, self._open_fifo("out"), self._open_fifo("err"))
         words, workdir = command["command"], command["workdir"]
@@ -103,7 +107,7 @@ class Shim:
 
     def _watch_agent(self) -> None:
         """Wait, in a thread, until the agent is gone, which never writes; have that handled."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # they are to interrupt the main thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # they are to interrupt the main thread
         with contextlib.suppress(OSError):
             self.control.recv(1)
         self.agent_is_gone = True

@@ -15,6 +15,7 @@ from rackrun.contract import variables
 from rackrun.launcher.remote.agent.frames import ERR, OUT, Launcher
 from rackrun.launcher.remote.agent.output import RankOutput
 from rackrun.launcher.remote.processes import (
+    ENDING,
     descendants,
     exit_status,
     link_target,
@@ -41,6 +42,7 @@ class Torchrun:
     def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
         self.argv: list[str] = order["torchrun"]
         self.environment = environment(order)
+        self.signalled_together: bool = order["signalled_together"]
         self.launcher = launcher
         self.pid = 0
         self.alive = False
@@ -53,8 +55,12 @@ class Torchrun:
         raise_limits()  # loader workers of PyTorch die of the usual 1,024 open files
         null = os.open(os.devnull, os.O_RDWR)
         streams = (null, output.open_pipe(OUT), output.open_pipe(ERR))
+        # At a signal, torchrun kills ranks after 30 s; blocked here, none reaches it.
+        ours = ENDING if self.signalled_together else ()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ours)
         # Not in the workdir: `python -c` would import the user's modules before its own.
         self.pid = spawn(self.argv, self.environment, "/", streams, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for descriptor in streams:
             os.close(descriptor)
         self.alive = True

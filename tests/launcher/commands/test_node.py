@@ -57,16 +57,19 @@ def test_nodes_agree_on_the_size_of_the_world_and_on_a_folder(nodes):
     assert not nodes.left()
 
 
-def test_a_signal_to_every_process_does_no_harm(nodes):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGUSR1, 75), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_a_signal_to_every_process_does_no_harm(nodes, number, code):
     """Slurm signals launcher, agent, torchrun and rank alike: only the launcher acts on it."""
     processes = nodes.start_all(2, *python(SAVE))
     ready(nodes, 2)
     launchers = {process.pid for process in processes}  # forked: their environment has no mark
     for pid in {*nodes.left(), *launchers}:
         with contextlib.suppress(ProcessLookupError):  # one that only looked, and has ended
-            os.kill(pid, signal.SIGUSR1)
+            os.kill(pid, number)
     endings = ends(processes)
-    assert [ended[0] for ended in endings] == [75, 75], endings
+    assert [ended[0] for ended in endings] == [code, code], endings
     assert all("saved" in out for _, out, _ in endings)
     assert not nodes.left()
 
