@@ -3,7 +3,7 @@
 `CODE saves`: it stops with this exit code, and ranks have saved because they were asked to;
 `goes on`: it runs without what started it. The code is that of what started it; whoever is killed
 has none, nor has the kernel of a notebook, whose pipe is that of the page. Signals to a step of
-Slurm come from `scancel` and reach ranks as well, which do not catch HUP; with KILL and a closed
+Slurm come from `scancel` and reach ranks as well, which ignore INT and HUP; with KILL and a closed
 pipe it is `srun` that ends its step, or takes no notice. With `--on` the run is on another machine,
 whose terminal Ctrl-C reaches; a pipe that is closed is that of `ssh`.
 """
@@ -19,7 +19,7 @@ OUTCOMES = {
     "--on": ("130 saves", "130 saves", "goes on", "goes on", "goes on"),
     "no terminal": STOPS,
     "PID 1": STOPS,
-    "srun": (*STOPS[:3], "129 stops", "stops", "goes on"),
+    "srun": (*STOPS[:4], "stops", "goes on"),
     "launch()": STOPS,
     "notebook": ("saves", "saves", "saves", "saves", "saves", "goes on"),
 }
