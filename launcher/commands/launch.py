@@ -1,6 +1,6 @@
 """One launch, wherever its hosts come from.
 
-    options, work -> hosts -> the task's check -> data -> code -> attempts -> result
+    options, work -> hosts, the task's check -> data -> code -> attempts -> result
 
 The hosts are this machine, those of a file or list, the nodes of an allocation of Slurm, or of a
 Ray cluster: a subclass of `LaunchMethod` for each.
