@@ -131,13 +131,13 @@ def offers(cluster: ClusterFacts, rows: Sequence[TableRow], need: Need) -> list[
 
 
 def _offer(facts: HostFacts, is_free: bool, need: Need) -> HostOffer:
-    host, gpus = facts.host, facts.look.gpus
+    host, gpus = facts.host, facts.basics.gpus
     described = facts[Gpus].gpus
     unfit = {n for n, gpu in enumerate(described) if troubles(gpu) or not need.accepts(gpu)}
     used = {number for number, gpu in enumerate(described) if gpu.used > USED_MIB}
     named = range(gpus) if host.devices is None else host.devices
     fit = [number for number in named if number not in unfit]
-    taken = used.union(facts.look.taken)
+    taken = used.union(facts.basics.taken)
     free = tuple(number for number in fit if number not in taken)
     most = gpus if host.slots is None else host.slots
     return HostOffer(host, is_free, gpus, free[:most], min(len(fit), most))

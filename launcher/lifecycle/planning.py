@@ -73,7 +73,7 @@ def environment_lines(cluster: ClusterFacts) -> list[str]:
         return []
     hosts: dict[str, list[str]] = {}
     for facts in cluster.hosts:
-        hosts.setdefault(facts.look.python, []).append(facts.host.label)
+        hosts.setdefault(facts.basics.python, []).append(facts.host.label)
     return [f"{grouped(names)}: ranks use {python}" for python, names in hosts.items()]
 
 
@@ -107,33 +107,33 @@ def planned_host(
     facts: HostFacts, cluster: ClusterFacts, run_folder: Path, scratch: str
 ) -> PlannedHost:
     """Return what the plan needs to know of one host."""
-    requirements, host, look = cluster.requirements, facts.host, facts.look
+    requirements, host, basics = cluster.requirements, facts.host, facts.basics
     container = requirements.image
-    workdir = str(typed_folder()) if requirements.is_here else look.workdir
+    workdir = str(typed_folder()) if requirements.is_here else basics.workdir
     folder = str(Path(workdir) / run_folder)
     devices = ",".join(map(str, host.devices or ()))
     first = facts is cluster.hosts[0]
-    python = look.python
+    python = basics.python
     is_named = host.python or requirements.options.python
     if "python" in requirements.pending and not is_named:  # --sync will make an environment
         python = str(Path(workdir, ".venv", "bin", "python"))
     return PlannedHost(
         name=host.label,
         address=cluster.master if first else host.address or facts[Route].address,
-        processes=host.processes(look.gpus),
+        processes=host.processes(basics.gpus),
         python=python,
         workdir=workdir,
         folder=folder,
-        cores=look.cores,
-        gpus=look.gpus > 0,
+        cores=basics.cores,
+        gpus=basics.gpus > 0,
         gpu_model=gpu_model(facts),
         interface=host.interface or facts[Route].interface,
         env=(*((("CUDA_VISIBLE_DEVICES", devices),) if devices else ()), *host.env),
         setup=(*host.setup_words, workdir) if host.setup else (),
-        agent_python=look.python,
+        agent_python=basics.python,
         locks=() if requirements.is_here else facts.locks,
         container=container.docker_run(
-            look.user, look.workdir, look.gpus > 0, folder, Path(scratch).name
+            basics.user, basics.workdir, basics.gpus > 0, folder, Path(scratch).name
         )
         if container
         else (),

@@ -13,11 +13,11 @@ from rackrun.launcher.preflight import gpus
 from rackrun.launcher.preflight.examine import Check, Fault
 from rackrun.launcher.preflight.facts import ClusterFacts, HostFacts, first_responding, is_loopback
 from rackrun.launcher.preflight.replies import (
+    Basics,
     Code,
     Hold,
     Image,
     Listen,
-    Look,
     Route,
     Shards,
 )
@@ -62,20 +62,20 @@ def _differs(host: HostFacts, cluster: ClusterFacts, read: Read) -> str:
 
 def _is_inspected(host: HostFacts, cluster: ClusterFacts) -> bool:
     """Return True if the interpreter was inspected here and on the first host."""
-    of_both = (facts.look.interpreter for facts in (host, first_responding(cluster)))
+    of_both = (facts.basics.interpreter for facts in (host, first_responding(cluster)))
     return all(interpreter.version or interpreter.error for interpreter in of_both)
 
 
 def _version(host: HostFacts) -> str:
-    return host.look.interpreter.version
+    return host.basics.interpreter.version
 
 
 def _torch(host: HostFacts) -> str:
-    return host.look.interpreter.torch
+    return host.basics.interpreter.torch
 
 
 def _error(host: HostFacts) -> str:
-    return host.look.interpreter.error
+    return host.basics.interpreter.error
 
 
 def _python(host: HostFacts, cluster: ClusterFacts) -> Faults:
@@ -103,7 +103,7 @@ def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
     if not _torch(host):
         others = _missing_packages(host, cluster) if cluster.requirements.is_here else []
         missing = ", ".join(("torch", *others))
-        yield Fault(f"{host.look.python} has no {missing}", hint, hint_here=INSTALL_HERE)
+        yield Fault(f"{host.basics.python} has no {missing}", hint, hint_here=INSTALL_HERE)
     elif problem := _differs(host, cluster, _torch):
         yield Fault(problem, hint)
     elif problem := _differs(host, cluster, _cuda_of_torch):
@@ -111,20 +111,20 @@ def _same_torch(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _torch_and_cuda(host: HostFacts) -> str:
-    cuda = host.look.interpreter.cuda
+    cuda = host.basics.interpreter.cuda
     return f"{_torch(host)}, CUDA {cuda}" if cuda else _torch(host)
 
 
 def _cuda_of_torch(host: HostFacts) -> str:
-    return _torch(host) and (host.look.interpreter.cuda or "none")
+    return _torch(host) and (host.basics.interpreter.cuda or "none")
 
 
 def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    task, look = cluster.requirements.task, host.look
+    task, basics = cluster.requirements.task, host.basics
     missing = _missing_packages(host, cluster)
     if missing and (_torch(host) or not cluster.requirements.is_here):
         yield Fault(
-            f"{look.python} has no {', '.join(missing)}",
+            f"{basics.python} has no {', '.join(missing)}",
             "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or, in"
             " a project with a uv.lock, with uv add, or name another interpreter with python= in"
             " hosts.txt",
@@ -132,7 +132,7 @@ def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
         )
     if missing := _missing(host, task.modules):
         yield Fault(
-            f"no module {', '.join(missing)} in {look.workdir} or installed",
+            f"no module {', '.join(missing)} in {basics.workdir} or installed",
             "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
         )
 
@@ -144,7 +144,7 @@ def _missing_packages(host: HostFacts, cluster: ClusterFacts) -> list[str]:
 
 
 def _missing(host: HostFacts, needed: Sequence[str]) -> list[str]:
-    return [name for name in host.look.interpreter.missing if name in needed]
+    return [name for name in host.basics.interpreter.missing if name in needed]
 
 
 def _image(host: HostFacts) -> str:
@@ -163,7 +163,7 @@ def _found_there(about: str, hint: str, hint_here: str = "", warns: bool = False
     """Return a check for a problem that the host itself finds (`problems` in `remote.probe`)."""
 
     def faults(host: HostFacts, cluster: ClusterFacts) -> Faults:
-        if problem := host.look.problems.get(about):
+        if problem := host.basics.problems.get(about):
             yield Fault(problem, hint, warns, hint_here=hint_here)
 
     return faults
@@ -186,7 +186,7 @@ def _same_code(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _workdir(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if problem := host.look.problems.get("workdir"):
+    if problem := host.basics.problems.get("workdir"):
         hint = "name another with workdir= in hosts.txt"
         yield Fault(
             problem, hint if cluster.requirements.synced else f"{hint}, or make it with --sync"
@@ -194,11 +194,11 @@ def _workdir(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _disk(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    look, held = host.look, host[Hold].error
-    if look.disk_free < LEAST_DISK:
+    basics, held = host.basics, host[Hold].error
+    if basics.disk_free < LEAST_DISK:
         yield Fault("almost full", "make room")
-    unlocked = f"{look.lock} cannot be locked: {held}" if held else ""
-    if problem := look.problems.get("tmp") or look.lock_problem or unlocked:
+    unlocked = f"{basics.lock} cannot be locked: {held}" if held else ""
+    if problem := basics.problems.get("tmp") or basics.lock_problem or unlocked:
         yield Fault(
             problem,
             "an agent keeps its files and its lock in /tmp: make room there, or let every account"
@@ -208,15 +208,15 @@ def _disk(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 def _memory(host: HostFacts, cluster: ClusterFacts) -> Faults:
     """Object to more ranks of a task than fit: the kernel would kill them, and other programs."""
-    look = host.look
-    ranks = host.host.processes(look.gpus)
-    least, memory = ranks * RANK_BYTES, look.memory
+    basics = host.basics
+    ranks = host.host.processes(basics.gpus)
+    least, memory = ranks * RANK_BYTES, basics.memory
     if not cluster.requirements.own_command and ranks > 1 and 0 < memory < least:
         needed = f"{ranks} ranks need {data_size(least)}, at least {data_size(RANK_BYTES)} each"
         yield Fault(
             f"{needed}, and there are {data_size(memory)}",
             "write slots=N after the host's name",
-            hint_here=f"type --nproc {look.cores}, a rank per core",
+            hint_here=f"type --nproc {basics.cores}, a rank per core",
         )
 
 
@@ -267,7 +267,7 @@ def _network(host: HostFacts) -> str:
 
 
 def _no_route(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    problem = host.look.problems.get("interface", "")
+    problem = host.basics.problems.get("interface", "")
     if not problem and (error := host[Route].error):
         problem = f"no route to {cluster.master}: {error}"
     if problem:
@@ -327,11 +327,11 @@ def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 def _lock(host: HostFacts, cluster: ClusterFacts) -> Faults:
     # Another launch may have locked the first host after our first look.
-    lock: Hold | Look = host[Hold] if host[Hold].holder else host.look
+    lock: Hold | Basics = host[Hold] if host[Hold].holder else host.basics
     if not lock.holder:
         return
     problem = f"in use by another run: {lock.holder}"
-    if isinstance(lock, Look) and lock.queued:
+    if isinstance(lock, Basics) and lock.queued:
         problem = f"others wait for it: {lock.holder}"
     elif run := lock.run[:SHORT_ID]:
         problem += f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
@@ -340,17 +340,17 @@ def _lock(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _drained(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if reason := host.look.drained:
+    if reason := host.basics.drained:
         hint = f"leave it out with --exclude; root there removes {probe.DRAINED} to use it again"
         yield Fault(reason, hint)
 
 
 def _machine(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    if is_loopback(host.look.address):
+    if is_loopback(host.basics.address):
         return  # several sshd on loopback addresses: a test cluster
     answered = [facts for facts in cluster.hosts if facts.error is None]
     for other in answered[: answered.index(host)]:
-        if other.look.machine == host.look.machine:
+        if other.basics.machine == host.basics.machine:
             problem = f"is the same machine as {other.host.label}"
             yield Fault(problem, "for more processes write slots=N")
             return
@@ -367,8 +367,8 @@ CHECKS = (
     Check("driver", gpus.unusable, gpus.driver),
     Check("gpu health", gpus.sick, gpus.temperature),
     Check("code", _same_code, _code, of_others=True),
-    Check("workdir", _workdir, lambda host: host.look.workdir),
-    Check("disk", _disk, lambda host: f"{gibibytes(host.look.disk_free)} free"),
+    Check("workdir", _workdir, lambda host: host.basics.workdir),
+    Check("disk", _disk, lambda host: f"{gibibytes(host.basics.disk_free)} free"),
     Check("limits", _open_files),
     Check("limits", _shared_memory),
     Check("limits", _locked_memory),

@@ -1,6 +1,6 @@
 """Asks every host what it is like, through a probe that is sent over, before a run is planned.
 
-    1  every host      look; then code, shards (and GPUs in a full preflight)
+    1  every host      the basics; then code, shards (and GPUs in a full preflight)
     2  the first one   lock it, and listen on a free port: the master's
     3  every host      the route to the master, and whether its port can be reached
 
@@ -25,12 +25,12 @@ from rackrun.contract import variables
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostUnreachable
 from rackrun.launcher.preflight.replies import (
+    Basics,
     Code,
     Gpus,
     Hold,
     Image,
     Listen,
-    Look,
     R,
     Route,
     Shards,
@@ -67,14 +67,14 @@ class HostFacts:
     @property
     def locks(self) -> tuple[tuple[str, bool], ...]:
         """Return the locks of a run: the host, or its share of it and the GPUs it was given."""
-        path = self.look.lock
+        path = self.basics.lock
         alone = tuple((path + part, False) for part in parts_of(self.host))
         return ((path, True), *alone) if self.host.devices else alone
 
     @property
-    def look(self) -> Look:
+    def basics(self) -> Basics:
         """Return what every host was asked first."""
-        return self[Look]
+        return self[Basics]
 
     def __getitem__(self, shape: type[R]) -> R:
         """Return the reply of this shape; an empty one when it was not asked for."""
@@ -99,13 +99,13 @@ class ClusterFacts:
     @property
     def ranks(self) -> int:
         """Return the number of ranks that these hosts would have together."""
-        return sum(host.host.processes(host.look.gpus) for host in self.hosts)
+        return sum(host.host.processes(host.basics.gpus) for host in self.hosts)
 
     @property
     def versions(self) -> str:
         """Return the versions of torch and of the driver on these hosts, as far as known."""
         hosts = [host for host in self.hosts if host.error is None]
-        torches = {host.look.interpreter.torch for host in hosts}
+        torches = {host.basics.interpreter.torch for host in hosts}
         drivers = {host[Gpus].driver.partition(".")[0] for host in hosts}
         shown = (("torch", torches), ("driver", set() if self.requirements.on_cpu else drivers))
         return ", ".join(
@@ -198,7 +198,7 @@ def _another_address(probes: Sequence[HostProbe]) -> str:
     """Return the address of a host behind the first; empty where all are on loopback."""
     for each_probe in probes[1:]:
         if each_probe.facts.error is None:
-            address = each_probe.facts.host.address or each_probe.facts.look.address
+            address = each_probe.facts.host.address or each_probe.facts.basics.address
             if address and not is_loopback(address):
                 return address
     return ""
@@ -236,34 +236,37 @@ class HostProbe:
     def ask_about_host(self) -> None:
         """Ask everything that does not need the other hosts."""
         requirements, host = self.requirements, self.facts.host
-        look, image = self._first_look(), requirements.image
-        command = [*host.setup_words, *([look.workdir] if host.setup else ()), look.python]
-        if image is not None and "workdir" not in look.problems:
-            command = [*image.docker_run(look.user, look.workdir, look.gpus > 0), look.python]
+        basics, image = self._ask_basics(), requirements.image
+        command = [*host.setup_words, *([basics.workdir] if host.setup else ()), basics.python]
+        if image is not None and "workdir" not in basics.problems:
+            command = [
+                *image.docker_run(basics.user, basics.workdir, basics.gpus > 0),
+                basics.python,
+            ]
             inspected = self._ask(
                 Image,
                 name=image.name,
                 command=command,
                 packages=requirements.task.imports,
-                workdir=look.workdir,
+                workdir=basics.workdir,
             )
             # The ranks run on the interpreter of the container, in place of the host's.
-            look = structs.replace(look, interpreter=inspected.interpreter)
-            self.facts.replies[Look] = look
+            basics = structs.replace(basics, interpreter=inspected.interpreter)
+            self.facts.replies[Basics] = basics
         questions: dict[type[Any], dict[str, object]] = {}
         if requirements.code and requirements.code.files:
-            questions[Code] = {"root": look.workdir, "files": dict(requirements.code.files)}
-        is_startable = "workdir" not in look.problems and not look.interpreter.error
+            questions[Code] = {"root": basics.workdir, "files": dict(requirements.code.files)}
+        is_startable = "workdir" not in basics.problems and not basics.interpreter.error
         if requirements.data and is_startable:
             environment = (*requirements.environment, *host.env)
             questions[Shards] = {
                 "data": requirements.data,
                 "command": command,
-                "workdir": look.workdir,
+                "workdir": basics.workdir,
                 "every_shard": requirements.full,
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
-        if requirements.full or (look.gpus and not requirements.on_cpu):
+        if requirements.full or (basics.gpus and not requirements.on_cpu):
             questions[Gpus] = {}  # last: the probe reads no other order while nvidia-smi works
         self._ask_all(questions)
 
@@ -271,8 +274,8 @@ class HostProbe:
         environment = (*self.requirements.environment, *self.facts.host.env)
         return {name: value for name, value in environment if name in VISIBLE}
 
-    def _first_look(self) -> Look:
-        """Take the first look, and note how far the host's clock is ahead of ours."""
+    def _ask_basics(self) -> Basics:
+        """Ask for what is known at once; note how far the host's clock is ahead of ours."""
         requirements, facts, host = self.requirements, self.facts, self.facts.host
         python, task = host.python or requirements.options.python, requirements.task
         arguments: dict[str, object] = dict(
@@ -304,11 +307,11 @@ class HostProbe:
             before, began = time.time(), time.monotonic()
             facts.client = RpcClient(self.transport, python, first, PROBE_SECONDS)
             reply = facts.client.reply()
-        look = facts.replies[Look] = checked_reply(reply, Look, host.label)
+        basics = facts.replies[Basics] = checked_reply(reply, Basics, host.label)
         # The host read its clock in the middle of the round trip, plus or minus half of it.
         facts.clock_error = (time.monotonic() - began) / 2
-        facts.clock_ahead = look.time - before - facts.clock_error
-        return look
+        facts.clock_ahead = basics.time - before - facts.clock_error
+        return basics
 
     def lock_and_listen(self, other: str = "") -> tuple[str, int]:
         """Lock the first host, and have it listen; return its address and port, or port 0.
@@ -318,13 +321,13 @@ class HostProbe:
         Its address by which we reach it may be its own alone, as Debian's 127.0.1.1 for its name:
         then that towards the `other` host counts.
         """
-        look, requirements, host = self.facts.look, self.requirements, self.facts.host
-        address = host.address or look.address or "127.0.0.1"
+        basics, requirements, host = self.facts.basics, self.requirements, self.facts.host
+        address = host.address or basics.address or "127.0.0.1"
         if other and not host.address and is_loopback(address):
             address = self._ask(Route, address=other).address or address
         questions: dict[type[Any], dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
-        if holds and not look.holder:
+        if holds and not basics.holder:
             questions[Hold] = {"wanted": self.facts.locks}
         questions[Listen] = {"address": address, "port": requirements.options.port}
         self._ask_all(questions)

@@ -20,7 +20,7 @@ def models(host: HostFacts) -> str:
     """Return number, models, memory and compute capability."""
     kinds = _distinct(host, lambda gpu: f"{gpu.name} {_memory_of(gpu)}")
     capabilities = " and ".join(sorted(set(host[Gpus].capabilities)))
-    shown = f"{host.look.gpus} {kinds}".strip()
+    shown = f"{host.basics.gpus} {kinds}".strip()
     return f"{shown}, {capabilities}" if capabilities else shown
 
 
@@ -46,7 +46,7 @@ def number_and_kind(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
 
 
 def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
-    count, ranks = host.look.gpus, host.host.slots
+    count, ranks = host.basics.gpus, host.host.slots
     devices, requirements = host.host.devices or (), cluster.requirements
     if requirements.on_gpus and not count:
         return "--device cuda, and there is none, or CUDA_VISIBLE_DEVICES hides it"
@@ -62,8 +62,8 @@ def _wrong_number(host: HostFacts, cluster: ClusterFacts) -> str:
         highest = max((ranks, *(device + 1 for device in devices)))
         return f"slots ask for {highest} GPUs" if 0 < count < highest else ""
     first = first_responding(cluster)
-    same = count == first.look.gpus
-    return "" if same else f"{first.host.label} has {first.look.gpus}; write slots=N"
+    same = count == first.basics.gpus
+    return "" if same else f"{first.host.label} has {first.basics.gpus}; write slots=N"
 
 
 def _odd_one_out(host: HostFacts, cluster: ClusterFacts) -> str:
@@ -87,8 +87,8 @@ def driver(host: HostFacts) -> str:
 
 def unusable(host: HostFacts, cluster: ClusterFacts) -> Iterator[Fault]:
     """Yield why the ranks cannot use the GPUs that they are counted by: driver, or torch."""
-    gpus, interpreter = host[Gpus], host.look.interpreter
-    if cluster.requirements.on_cpu or not host.look.gpus:
+    gpus, interpreter = host[Gpus], host.basics.interpreter
+    if cluster.requirements.on_cpu or not host.basics.gpus:
         return
     problem, torch = gpus.problem, interpreter.torch
     if not problem and torch:

@@ -66,7 +66,7 @@ class HostReply(Reply, frozen=True, kw_only=True):
     """Why root has taken it out of use; empty: it is in use."""
 
 
-class Look(HostReply, frozen=True, kw_only=True):
+class Basics(HostReply, frozen=True, kw_only=True):
     """Facts that are known at once."""
 
     question = "look"
@@ -154,7 +154,7 @@ class Listen(Reply, frozen=True):
 
 
 class Hold(Reply, frozen=True):
-    """Holder of a lock, and its run as in `Look`; empty: the probe itself."""
+    """Holder of a lock, and its run as in `Basics`; empty: the probe itself."""
 
     question = "hold"
     holder: Text = ""
@@ -198,7 +198,7 @@ class Shards(Reply, frozen=True):
 R = TypeVar("R", bound=Reply)
 
 REPLIES: tuple[type[Reply], ...] = (
-    *(Look, Image, Gpus, Code, Route, Listen, Hold, Occupancy, Shards),
+    *(Basics, Image, Gpus, Code, Route, Listen, Hold, Occupancy, Shards),
 )
 
 

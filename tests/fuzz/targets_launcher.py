@@ -34,7 +34,7 @@ from rackrun.launcher.preflight import check_table
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
-from rackrun.launcher.preflight.replies import REPLIES, Look, checked_reply
+from rackrun.launcher.preflight.replies import REPLIES, Basics, checked_reply
 from rackrun.launcher.remote import files, results, run_processes, service, upload
 from rackrun.launcher.remote.agent import frames, reports
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
@@ -184,7 +184,7 @@ for answer in ANSWERS:
 @decoder(*(bytes([n]) + coded(answer) for n, answer in enumerate(ANSWERS)))
 def fuzz_probe_answer(data: bytes) -> None:
     """Fuzz any answer to any question: what is accepted can be judged and shown."""
-    shape = REPLIES[data[0] % len(REPLIES)] if data else Look
+    shape = REPLIES[data[0] % len(REPLIES)] if data else Basics
     with suppress(Misshapen, Problem):
         answer = parsed_json(data[1:], 1 << 20)
         json.dumps(shown(checked_reply(answer if isinstance(answer, dict) else {}, shape, "b")))
@@ -192,7 +192,7 @@ def fuzz_probe_answer(data: bytes) -> None:
 
 def shown(reply: Any) -> str:
     """Return the table of a host that has given this answer, beside an honest one."""
-    honest = {Look: checked_reply(ANSWERS[REPLIES.index(Look)], Look, "a")}
+    honest = {Basics: checked_reply(ANSWERS[REPLIES.index(Basics)], Basics, "a")}
     theirs = {**honest, type(reply): reply}
     cluster = ClusterFacts(
         (HostFacts(Host("a"), replies=honest), HostFacts(Host("b"), replies=theirs))
