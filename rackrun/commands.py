@@ -24,7 +24,7 @@ class ModuleCommand(NamedTuple):
 
 
 _LAUNCHER = "rackrun.launcher.commands"
-_RUN = f"{_LAUNCHER}.manage"
+_MANAGE = f"{_LAUNCHER}.manage"
 
 COMMANDS = {
     "local": ModuleCommand("Launch", "Run a task or script on this machine.", f"{_LAUNCHER}.local"),
@@ -40,10 +40,10 @@ COMMANDS = {
     "report": ModuleCommand(
         "Runs", "Draw report.html of a run; compare runs.", "rackrun.run_report.__main__"
     ),
-    "attach": ModuleCommand("Runs", "Show a run, live from its first line.", _RUN, ("attach",)),
-    "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _RUN, ("logs",)),
-    "status": ModuleCommand("Runs", "Show the progress and hosts of a run.", _RUN, ("status",)),
-    "stop": ModuleCommand("Runs", "Save and stop a run; verify its hosts.", _RUN, ("stop",)),
+    "attach": ModuleCommand("Runs", "Show a run, live from its first line.", _MANAGE, ("attach",)),
+    "logs": ModuleCommand("Runs", "Print the output of the ranks of a run.", _MANAGE, ("logs",)),
+    "status": ModuleCommand("Runs", "Show the progress and hosts of a run.", _MANAGE, ("status",)),
+    "stop": ModuleCommand("Runs", "Save and stop a run; verify its hosts.", _MANAGE, ("stop",)),
     "samples": ModuleCommand(
         "Runs", "List the samples that a run could see.", "rackrun.cli.samples"
     ),

@@ -16,7 +16,7 @@ from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.lifecycle.choosing import Need
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
-from rackrun.launcher.lifecycle.planning import wait_for
+from rackrun.launcher.lifecycle.planning import wait_for_busy
 from rackrun.launcher.output.console import say
 from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, lines_of
@@ -146,7 +146,7 @@ def _take_hosts(
     # checked later, as they may be copied first.
     hosts, options = spec.hosts, spec.options
     requirements = replace(spec, chooses=True, needs=TaskNeeds())
-    cluster, shown, tries = NO_FACTS, "", 0
+    cluster, reported, tries = NO_FACTS, "", 0
     try:
         while True:
             earlier, cluster = cluster, gather_facts(hosts, transports, requirements, cluster)
@@ -164,7 +164,7 @@ def _take_hosts(
             text = "\n".join([pick.missing or "other launches were faster", *refused])
             if pick.cannot_succeed or not options.wait:
                 raise PreflightRefused(text)
-            shown = wait_for(cluster, text, shown, say)
+            reported = wait_for_busy(cluster, text, reported, say)
             lost = [facts.host for facts in cluster.hosts if facts.error is not None]
             again = dict(zip(lost, network.try_each(lost), strict=True))
             transports[:] = [

@@ -117,7 +117,7 @@ def run(
     alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
     with signals.installed(), RunOutput(job, start_reader) as output:
-        result = supervise(attempt, output, alerts, signals, peers).after(None)
+        result = supervise(attempt, output, alerts, signals, peers).with_attempts(None)
         output.note(write_result(job.folder, result))
         output.note_result(result)
         close_run(output, result, alerts)

@@ -165,7 +165,7 @@ class Attempts:
                 fit_again=self._lost_hosts.fit if takes_hosts_in else None,
                 is_followed=lambda result: self._is_followed(state, result),
             )
-            self.result = result.after(self.result)
+            self.result = result.with_attempts(self.result)
         return result
 
     def _next_job(self) -> Job:

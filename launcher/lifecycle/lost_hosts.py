@@ -32,7 +32,7 @@ class LostHosts(AbstractContextManager["LostHosts"]):
     """Checks lost hosts until its context ends, each in a thread of its own."""
 
     def __init__(self, spec: LaunchSpec) -> None:
-        """Take the launch, all of whose hosts are there."""
+        """Take the launch, whose hosts have all been reached."""
         self._spec = spec
         self._is_over = threading.Event()
         self._threads = dict[str, threading.Thread]()

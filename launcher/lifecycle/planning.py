@@ -36,7 +36,7 @@ def preflight(
     Between attempts, code may change in a folder that all hosts share; a restart accepts that.
     Probes of earlier facts are asked again, with what they hold; all are closed at the end.
     """
-    options, waited_for, latest = spec.options, "", spec.probed
+    options, reported, latest = spec.options, "", spec.probed
     try:
         while True:
             # The same probes are asked each time: they keep the launch's place in the queue.
@@ -55,7 +55,7 @@ def preflight(
                 return
             if not (options.wait and are_only_busy(rows)):
                 raise error
-            waited_for = wait_for(cluster, str(error), waited_for, warn)
+            reported = wait_for_busy(cluster, str(error), reported, warn)
     finally:
         latest.close()
 
@@ -77,13 +77,15 @@ def environment_lines(cluster: ClusterFacts) -> list[str]:
     return [f"{grouped(names)}: ranks use {python}" for python, names in hosts.items()]
 
 
-def wait_for(cluster: ClusterFacts, busy: str, before: str, warn: Callable[[str], object]) -> str:
-    """Wait a moment for busy hosts; report who uses them when that has changed."""
+def wait_for_busy(
+    cluster: ClusterFacts, reason: str, reported: str, warn: Callable[[str], object]
+) -> str:
+    """Wait a moment for busy hosts; report the reason unless it was `reported`, and return it."""
     cluster.unlock()
-    if busy != before:
-        warn(f"waiting (Ctrl-C ends the wait): {busy}")
+    if reason != reported:
+        warn(f"waiting (Ctrl-C ends the wait): {reason}")
     time.sleep(WAIT_SECONDS)
-    return busy
+    return reason
 
 
 def code_here(

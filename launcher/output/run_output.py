@@ -54,7 +54,7 @@ class Reader(Protocol):
 
 
 StartReader: TypeAlias = Callable[[Job], Reader]
-"""Starts a reader of a run, from its first line on."""
+"""Starts a reader of a run, from its first line on; `RunOutput.begin` calls it, once."""
 
 
 class RunOutput(AbstractContextManager["RunOutput"]):

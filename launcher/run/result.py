@@ -62,8 +62,8 @@ class Result(AttemptResult):
         """Return True when all ranks have saved and ended so that lost hosts take part again."""
         return self.verdict == "interrupted" and self.cause == HOSTS_BACK
 
-    def after(self, earlier: Result | None) -> Result:
-        """Return the same result as that of the attempt that follows an earlier one."""
+    def with_attempts(self, earlier: Result | None) -> Result:
+        """Return the result of this attempt with those of the attempts before it."""
         names = [field.name for field in fields(AttemptResult)]
         this = AttemptResult(**{name: getattr(self, name) for name in names})
         if earlier is None:

@@ -72,11 +72,11 @@ class HangDetector:
         self._agents = agents
         self._limits = limits
         self._tested_at: float | None = None
-        self._limit = 0.0
-        """For how long ranks may make no progress, at the last look; 0: all made some."""
-        self._eased = 0.0
-        """The same, with what was allowed before the limit fell."""
-        self._eased_at = -math.inf
+        self._latest_limit = 0.0
+        """For how long ranks may make no progress, as of the last turn; 0: all made some."""
+        self._lenient_limit = 0.0
+        """The limit that counts: when it has just become shorter, the old one and the new one."""
+        self._fell_at = -math.inf
 
     def stall(self, now: float, others_limit: float) -> tuple[Hang, float] | None:
         """Return a standstill that may become a hang, and after how many seconds; None if none is.
@@ -85,21 +85,21 @@ class HangDetector:
         """
         run, limits = self._run, self._limits
         if not may_stall(run, _STALL_SHARE * limits.hang_seconds, now):
-            self._limit = 0.0
+            self._latest_limit = 0.0
             return None
-        self._ease(current_hang_limit(run, limits, now, others_limit), now)
-        stall = find_hang(run, limits, now, self._eased, _STALL_SHARE)
+        self._update_limits(current_hang_limit(run, limits, now, others_limit), now)
+        stall = find_hang(run, limits, now, self._lenient_limit, _STALL_SHARE)
         is_frozen = any(host.frozen for host in run.hosts)
-        return (stall, limits.hang_seconds if is_frozen else self._eased) if stall else None
+        return (stall, limits.hang_seconds if is_frozen else self._lenient_limit) if stall else None
 
-    def _ease(self, limit: float, now: float) -> None:
+    def _update_limits(self, limit: float, now: float) -> None:
         # Ranks that wait for one that saves have its limit. When it has saved, they still have to
         # make their step: a shorter limit counts from now on, on top of the longer one.
-        if limit < self._limit:
-            self._eased, self._eased_at = self._limit + limit, now
-        elif now - self._eased_at > limit:
-            self._eased = limit
-        self._limit, self._eased = limit, max(limit, self._eased)
+        if limit < self._latest_limit:
+            self._lenient_limit, self._fell_at = self._latest_limit + limit, now
+        elif now - self._fell_at > limit:
+            self._lenient_limit = limit
+        self._latest_limit, self._lenient_limit = limit, max(limit, self._lenient_limit)
 
     def hang(self, now: float) -> Hang | None:
         """Return a hang, with its cause where that is the network; None while hosts test it.
@@ -108,8 +108,8 @@ class HangDetector:
         """
         run, limits = self._run, self._limits
         hang = (
-            find_absent(run, limits, now)
-            or find_hang(run, limits, now, self._eased)
+            find_unjoined(run, limits, now)
+            or find_hang(run, limits, now, self._lenient_limit)
             or find_silence(run, limits, now)
         )
         if hang is None:
@@ -235,7 +235,7 @@ def _stillness(rank: RankState, now: float) -> str:
     return f"no progress for {now - rank.moved_at:.0f} s {doing}"
 
 
-def find_absent(run: RunState, limits: Limits, now: float) -> Hang | None:
+def find_unjoined(run: RunState, limits: Limits, now: float) -> Hang | None:
     """Return the host whose torchrun the others wait for, so that no ranks start.
 
     The time starts again whenever a torchrun joins.

@@ -39,14 +39,14 @@ def run(args: Sequence[str]) -> int:
         from rackrun.launcher.commands.on import there
 
         return there(args)
-    if VERSION in (name, *map(_meant, rest[:1])):
+    if VERSION in (name, *map(_by_our_name, rest[:1])):
         from rackrun.commandline.program import print_version
 
         return print_version()
     if name not in COMMANDS:
         raise UsageError(_unknown(*args))
     if name in LAUNCHES:
-        rest[:1] = map(_meant, rest[:1])
+        rest[:1] = map(_by_our_name, rest[:1])
         if is_command(rest):  # ./run-ssh ps
             name, *rest = rest
     command = COMMANDS[name]
@@ -60,7 +60,7 @@ def _is_elsewhere(args: Sequence[str]) -> bool:
     return not is_help and any(arg == "--on" or arg.startswith("--on=") for arg in ours)
 
 
-def _meant(arg: str) -> str:
+def _by_our_name(arg: str) -> str:
     """Return the first argument after a command by our name for it, unless a file is called so."""
     return arg if Path(arg).exists() else ALIASES.get(arg, arg)
 
