@@ -292,8 +292,9 @@ class Run:
             yield from self.lost_output(folders[-1])
 
     def lost_output(self, folder: Path) -> Iterator[str]:
-        """Yield the ranks whose last line is not in their log."""
-        for path in folder.glob("logs/**/rank-*.out"):
+        """Yield the ranks whose last line is not in their log of the last attempt."""
+        newest = max((int(path.name) for path in folder.glob("logs/*/*")), default=1)
+        for path in folder.glob(f"logs/*/{newest}/rank-*.out"):
             if SAYS_DONE not in path.read_text(errors="replace"):
                 yield f"{path.name} lacks its last line"
 
