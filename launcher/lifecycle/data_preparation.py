@@ -47,15 +47,19 @@ def demo_for_hosts() -> TaskWork:
 def with_shards(work: Work) -> Work:
     """Return the work with its shards in place of a folder of images, whether they are made or not.
 
-    Each state of such a folder has shards of its own, in the user's cache folder.
+    Each state of such a folder has shards of its own, in the user's cache folder; a folder that was
+    moved keeps those that it had, or none of its runs could go on.
     """
     data = data_of(work)
     if not data or not is_folder(data) or not holds_images(Path(data)):
         return work
     with translated_os_errors(Path(data)):
-        digest = hashlib.sha256(b"".join(_states(Path(data)))).hexdigest()
-    name = file_name(Path(data).resolve().name)
-    return with_data(work, str(cache_folder() / f"{name}-{digest[:DIGITS]}"))
+        digest = hashlib.sha256(b"".join(_states(Path(data)))).hexdigest()[:DIGITS]
+    shards = cache_folder() / f"{file_name(Path(data).resolve().name)}-{digest}"
+    if not (shards / MANIFEST_NAME).exists():
+        made = [each.parent for each in cache_folder().glob(f"*-{digest}/{MANIFEST_NAME}")]
+        shards = next(iter(made), shards)
+    return with_data(work, str(shards))
 
 
 def cache_folder() -> Path:

@@ -296,6 +296,17 @@ def test_a_split_that_lacks_classes_is_named(cli, project):
     assert "green" in result.said and "blue" in result.said, result
 
 
+def test_a_folder_of_images_that_was_moved_has_the_shards_that_its_runs_know(cli, project):
+    """Its name is part of theirs, so that of others no run could be resumed."""
+    said = cli("rackrun local --dry-run classify --data set").said
+    made = Path(said.partition("set: images, converted once, to ")[2].split()[0])
+    assert cli(f"rackrun convert folder set {made}").code == 0
+    (project / "set").rename(project / "moved")
+    assert f"moved: images, converted before, to {made}\n" in (
+        cli("rackrun local --dry-run classify --data moved").said
+    )
+
+
 def test_a_checkpoint_of_the_latest_run_is_resumed_although_the_link_moves(cli, shards, project):
     assert train(cli, "Small", "--epochs 2").code == 0
     checkpoint = max((project / "runs" / "latest" / "checkpoints").glob("*.pt"))
