@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
@@ -40,6 +41,6 @@ def open_source(location: str, cache: str = "") -> Source:
         from rackrun.shards.http_source import HttpSource
 
         return HttpSource(location)
-    if SCHEME.match(location):
+    if SCHEME.match(location) and not Path(folder_and_version(location)[0]).is_dir():
         raise UsageError(f"{location}: shards are read only from a folder or from http(s)://")
     return FolderSource(location)
