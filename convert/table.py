@@ -42,6 +42,7 @@ from rackrun.terminal import clean, say
 from rackrun.units import first_few, plural
 
 NO_TEXT = (type(None), list, dict, bytes)  # cells of Parquet that are no path and no label
+OF_MISSING = ("nan", "NaN", "None", "<NA>", "NULL", "null")  # what programs write for no value
 NAMED = 5  # missing files that a message names
 
 
@@ -89,6 +90,9 @@ class ImageTable:
         """List the images of the table."""
         rows = _rows(self.source, self.columns)
         names = class_names({row.label for row in rows})
+        if missing := [row.label for row in rows if row.label in OF_MISSING]:
+            what = f"{plural(len(missing), 'row')} with the label {missing[0]}"
+            say(clean(f"{self.source}: {what}, which is a class; if it means none, remove them"))
         rows = [row._replace(label=names[row.label]) for row in rows]
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unicodedata import normalize
 
 from rackrun.convert.readers.records import (
     ImageDefect,
@@ -124,14 +125,18 @@ class ListedFiles:
     def find(self, path: str, where: str) -> tuple[str, int]:
         """Return name and size of a file; DataError if it is missing or outside the folder."""
         try:
-            real = Path(os.path.realpath(self.root / path))
+            # macOS takes the letters in names of files apart, which nobody sees.
+            forms = dict.fromkeys((path, normalize("NFC", path), normalize("NFD", path)))
+            found = [Path(os.path.realpath(self.root / form)) for form in forms]
+            real = next((each for each in found if each.is_file()), found[0])
             is_file = real.is_file()
         except OSError as error:  # a name or a path that is too long, a folder that is closed
             raise DataError(f"{where}: cannot be read: {error.strerror}; correct it") from None
         if not real.is_relative_to(self.root):
-            raise DataError(
-                f"{where}: outside {self.root}; add --root FOLDER that holds all images"
-            )
+            remedy = "add --root FOLDER that holds all images"
+            if not is_file:
+                remedy = "there is no such file; write paths as they are below --root FOLDER"
+            raise DataError(f"{where}: outside {self.root}; {remedy}")
         if not is_file:
             raise MissingFile(
                 f"{where}: there is no such file in {self.root}; correct it, or --root"

@@ -150,6 +150,7 @@ MASKS = {
 LIES = {"a.jpg": "AVIF", "b.png": "TIFF", "c.tif": "PNG", "d.avif": "WEBP", "e.ppm": "PPM"}
 BROWSERS = (".jfif", ".pjpeg", ".pjp", ".mpo")
 ODD = ("plain", "a.jpg?w=300", "b.jpg_large", "c.png.1", "d.JPG")
+PETS = [(kind, number) for kind in ("Bären", "Füchse") for number in range(12)]
 BREEDS = [f"{n:03d},{('pug', 'boxer')[n % 2]}\n" for n in range(24)]
 MET = [
     # Archives.
@@ -214,6 +215,7 @@ MET = [
         },
         says="evaluation has class folders, too",
     ),
+    Met("a time in the name of the shards", f"{FOLDER}-12:30", PICTURES, out="out-12:30"),
     Met("masks", FOLDER, {**PICTURES, **MASKS}, 48, says="24 images named like masks"),
     Met("masks that are excluded", f"{FOLDER} --exclude '*_mask_*'", {**PICTURES, **MASKS}),
     Met(
@@ -250,6 +252,25 @@ MET = [
     Met("blanks", CSV, labelled("set/{kind}/{n:03d}.jpg, {kind}\n", "path, label\n")),
     Met("backslashes", CSV, labelled("set\\{kind}\\{n:03d}.jpg,{kind}\n", "path,label\n")),
     Met("no suffix", CSV, labelled("set/{kind}/{n:03d},{kind}\n", "path,label\n")),
+    Met(
+        "names that a Mac took apart", CSV,
+        {
+            **{f"set/{of_mac(kind)}/{n}.jpg": drawn(f"{kind}{n}") for kind, n in PETS},
+            "labels.csv": "path,label\n" + "".join(f"set/{k}/{n}.jpg,{k}\n" for k, n in PETS),
+        },
+        kinds=("Bären", "Füchse"),
+    ),
+    Met(
+        "labels that pandas had none of", CSV,
+        PICTURES
+        | {f"i/{n}.jpg": drawn(n) for n in range(5)}
+        | {
+            "labels.csv": "path,label\n"
+            + "".join(f"set/{kind}/{n:03d}.jpg,{kind}\n" for kind, n in each_kind(12))
+            + "".join(f"i/{n}.jpg,nan\n" for n in range(5))
+        },
+        29, (*KINDS, "nan"), says="5 rows with the label nan",
+    ),
     Met(
         "a column of splits by another name", CSV,
         labelled("set/{kind}/{n:03d}.jpg,{kind},train\n", "path,label,subset\n"),
