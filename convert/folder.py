@@ -174,8 +174,14 @@ def _instead(tree: Tree, *way: str) -> str:
         return clean(
             f"; if {table.name} has the classes, type: {called('convert')} csv {table} OUT"
         )
-    archives = [each.name for each in tree.records if each.name.lower().endswith(ARCHIVES)]
-    return clean(f"; it holds {first_few(archives, 3)}: unpack that, and give it") * bool(archives)
+    names = [each.name.removeprefix(tree.prefix) for each in tree.records]
+    if archives := [name for name in names if name.lower().endswith(ARCHIVES)]:
+        return clean(f"; it holds {first_few(archives, 3)}: unpack that, and give it")
+    files = [name for name in names if name.lower().endswith((*IMAGE_SUFFIXES,))]
+    if files and len(way) < 2:
+        what = f"; {plural(len(files), 'image')} in it, such as {files[0]}: move each into a folder"
+        return clean(f"{what} of its class, or list them in a table, for {called('convert')} csv")
+    return ""
 
 
 def _by_folder(depth: int) -> Callable[[Record], str]:
@@ -208,7 +214,8 @@ def _refuse_splits(tree: Tree, above: list[str], classes: list[str]) -> None:
     kinds = [{_split_in(name) for name in each} - {""} for each in folders]
     named = [name for name in classes if _split_in(name)]
     if len({*map(_split_in, named)}) > 1 and 2 * len(named) >= len(classes):
-        innermost = _innermost(tree, *above, named[-1])
+        training = next((name for name in named if _split_in(name) == TRAIN), named[-1])
+        innermost = _innermost(tree, *above, training)
         raise DataError(
             clean(
                 f"{tree.source}: {', '.join(classes[:5])} look like splits, not classes: give a "

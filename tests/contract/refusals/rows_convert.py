@@ -94,6 +94,10 @@ CLASSES = [
         FOLDER, 64, "convert csv photos/train.csv",
         {"photos/train.csv": "path,label\n"} | below("photos/images", {"0.jpg": drawn(0)}),
     ),
+    Refusal(
+        FOLDER, 64, ("0 class folders", "18 images in it", "convert csv"),
+        {f"photos/{kind}.{n}.jpg": drawn(f"{kind}{n}") for kind in "ab" for n in range(9)},
+    ),
     Refusal(FOLDER, 65, "photos/b", below("photos", classes(2, "a")) | {"photos/b/notes.txt": "x"}),
     Refusal(FOLDER, 65, "val/c", below("photos/train", TWO) | {"photos/val/c/0.jpg": drawn("c")}),
     Refusal(
@@ -127,6 +131,7 @@ CLASSES = [
         for train, test in (
             ("training_set/training_set", "test_set/test_set"),
             ("seg_train/seg_train", "seg_test/seg_test"),
+            ("train_data", "val_data"),
         )
     ),
     Refusal(
@@ -329,6 +334,7 @@ TABLES = [
         for names, row in (
             (("../secret.jpg", "--root"), "../secret.jpg,a,"),
             (("/etc/passwd",), "/etc/passwd,a,"),
+            (("/kaggle/2.jpg", "no such file", "below --root"), "/kaggle/2.jpg,a,"),
             (("link.jpg",), "link.jpg,a,"),
             (("img/99.jpg", "--allow-left-out 1"), "img/99.jpg,a,"),
             (("no label",), "img/2.jpg,a\x1b[2J,"),
