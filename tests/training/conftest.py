@@ -1,9 +1,9 @@
 """A small shard folder of drawn shapes that a small model can learn."""
 
 import hashlib
-import io
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from rackrun.atomic import write_whole
+from rackrun.catdog.model import TASK
 from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.shards.index import (
@@ -24,6 +25,7 @@ from rackrun.shards.index import (
 )
 from rackrun.shards.writer import write_shard
 from rackrun.training import checkpoint
+from tests.lab.data import encoded
 
 torch.set_num_threads(1)  # five workers share the cores: further threads would burn them waiting
 
@@ -79,6 +81,20 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
 
 
 @pytest.fixture(scope="session")
+def untrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a final.pt of random weights for three shapes."""
+    path = tmp_path_factory.mktemp("run") / "final.pt"
+    config = CatDog(image_size=24, width=4, device="cpu")
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = TASK.model(config, len(SHAPES))
+    described = {"task": "catdog", "classes": [*SHAPES], "config": asdict(config)}
+    preparation = asdict(TASK.transforms(config, 0))
+    checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
+    return path
+
+
+@pytest.fixture(scope="session")
 def shapes(make_shards: MakeShards) -> Path:
     """Return shards of 200 training and 37 validation images of two shapes."""
     return make_shards()
@@ -125,9 +141,7 @@ def draw(label: int, seed: int) -> bytes:
     else:
         pen.line((left, top, right, bottom), fill=color, width=4)
         pen.line((left, bottom, right, top), fill=color, width=4)
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
+    return encoded(picture, quality=90)
 
 
 def settings(data: Path, folder: Path, **options: Any) -> CatDog:

@@ -1,6 +1,5 @@
 """Walks through a data set: complete where they must be, repeatable everywhere."""
 
-import io
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -20,7 +19,7 @@ from rackrun.training.data.ring import Batch
 from rackrun.training.data.samples import stored_samples
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.ranks import Ranks
-from tests.lab.data import drawn
+from tests.lab.data import drawn, encoded
 from tests.lab.run import run, write
 
 
@@ -162,9 +161,7 @@ def test_an_image_is_changed_in_another_way_in_each_epoch(make_shards, options):
 
 
 def broken_jpeg() -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.zeros((40, 40, 3), np.uint8)).save(buffer, "JPEG")
-    return buffer.getvalue()[:200]
+    return encoded(Image.new("RGB", (40, 40)))[:200]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,10 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from rackrun.catdog.model import TASK
-from rackrun.catdog.recipes import CatDog
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
-from rackrun.training import checkpoint
 from rackrun.training.data.ring import Batch
 from rackrun.training.evaluation import Table
 from rackrun.training.judge.command import main
@@ -30,31 +27,17 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.trained import load_of_any_task
 from tests.lab import warm
 from tests.lab.ranks import without_gloo
+from tests.training.conftest import SHAPES
 
 Answers = npt.NDArray[np.float64]
 CPU = torch.device("cpu")
 ALONE = ("--workers", "0", "--device", "cpu")
-CLASSES = ["disc", "box", "cross"]
-CONFIG = CatDog(image_size=24, width=4, device="cpu")
 
 
 @pytest.fixture(scope="module")
 def three(make_shards: Callable[..., Path]) -> Path:
     """Return shards of three classes."""
     return make_shards(classes=3)
-
-
-@pytest.fixture(scope="module")
-def final(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a final.pt of random weights."""
-    path = tmp_path_factory.mktemp("run") / "final.pt"
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        model = TASK.model(CONFIG, 3)
-    described = {"task": "catdog", "classes": CLASSES, "config": asdict(CONFIG)}
-    preparation = asdict(TASK.transforms(CONFIG, 0))
-    checkpoint.write(path, {**described, "preparation": preparation, "model": model.state_dict()})
-    return path
 
 
 @pytest.fixture
@@ -111,12 +94,12 @@ def by_hand(outputs: Answers, labels: list[int]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp_path, flip):
+def test_all_measures_are_those_of_their_definitions(evaluate, untrained, three, tmp_path, flip):
     """Loss, accuracy, confusion, calibration, classes and CSV agree with a loop by hand."""
-    outputs, labels, keys = answers_by_hand(final, three, flip)
+    outputs, labels, keys = answers_by_hand(untrained, three, flip)
     expected = by_hand(outputs, labels)
     table = tmp_path / "all.csv"
-    result = evaluate(final.parent, three, "--csv", table, *(["--flip"] if flip else []))
+    result = evaluate(untrained.parent, three, "--csv", table, *(["--flip"] if flip else []))
     assert {name: result[name] for name in expected} == expected
     for number, score in enumerate(result["classes"]):
         row, column = expected["confusion"][number], np.array(expected["confusion"])[:, number]
@@ -124,10 +107,9 @@ def test_all_measures_are_those_of_their_definitions(evaluate, final, three, tmp
         assert score["accuracy"] == row[number] / sum(row)
         assert score["precision"] == (row[number] / column.sum() if column.sum() else None)
     rows = list(csv.DictReader(table.read_text().splitlines()))
-    names = ("disc", "box", "cross")
     assert [row["key"] for row in rows] == keys
-    assert [row["label"] for row in rows] == [names[label] for label in labels]
-    assert [row["prediction"] for row in rows] == [names[best] for best in outputs.argmax(1)]
+    assert [row["label"] for row in rows] == [SHAPES[label] for label in labels]
+    assert [row["prediction"] for row in rows] == [SHAPES[best] for best in outputs.argmax(1)]
     assert {row["shard"] for row in rows} == {"shapes-val-000000.tar", "shapes-val-000001.tar"}
 
 
@@ -170,10 +152,10 @@ def test_the_highest_losses_come_first_with_their_rows():
     assert scores.remark.endswith("not finite for 2 images, counted as wrong: noise")
 
 
-def test_two_ranks_count_what_one_does(evaluate, final, three, tmp_path):
+def test_two_ranks_count_what_one_does(evaluate, untrained, three, tmp_path):
     """Under torchrun the ranks share the samples; numbers and CSV are those of one process."""
-    alone = evaluate(final, three, "--csv", tmp_path / "one.csv")
-    args = ("-m", "rackrun.training", "evaluate", final, three, *ALONE, "--json")
+    alone = evaluate(untrained, three, "--csv", tmp_path / "one.csv")
+    args = ("-m", "rackrun.training", "evaluate", untrained, three, *ALONE, "--json")
     args = (*args, "--csv", tmp_path / "two.csv")
     ranks = warm.ranks(2, *args, stdout=subprocess.PIPE, cwd=warm.ROOT, env=dict(os.environ))
     first, second = [without_gloo(rank.communicate(timeout=300)[0]) for rank in ranks]
@@ -191,23 +173,23 @@ def test_two_ranks_count_what_one_does(evaluate, final, three, tmp_path):
     assert lines[0] == lines[1]
 
 
-def test_data_with_some_of_the_classes_are_evaluated_by_name(final, make_shards, evaluate):
+def test_data_with_some_of_the_classes_are_evaluated_by_name(untrained, make_shards, evaluate):
     """Whatever numbers the classes have there: a later test set may lack some of them."""
     data, names = make_shards(train=(2,), val=(9,), classes=2), ("cross", "disc")
     manifest = Manifest.parse((data / MANIFEST_NAME).read_bytes(), "here")
     renamed = replace(manifest, classes=tuple(names))
     (data / MANIFEST_NAME).write_bytes(renamed.serialise())
-    outputs, labels, _ = answers_by_hand(final, data, flip=False)
-    numbers = [CLASSES.index(names[label]) for label in labels]
-    result = evaluate(final, data)
+    outputs, labels, _ = answers_by_hand(untrained, data, flip=False)
+    numbers = [SHAPES.index(names[label]) for label in labels]
+    result = evaluate(untrained, data)
     assert result["top1"] == pytest.approx(float(np.mean(outputs.argmax(1) == numbers)))
     counted = {each["name"]: each["samples"] for each in result["classes"]}
-    assert counted == {name: numbers.count(number) for number, name in enumerate(CLASSES)}
+    assert counted == {name: numbers.count(number) for number, name in enumerate(SHAPES)}
 
 
-def test_tables_for_people(final, three, capsys):
+def test_tables_for_people(untrained, three, capsys):
     """The terminal has the sums, a line per class and the confusion matrix."""
-    assert main([str(final), str(three), *ALONE]) == 0
+    assert main([str(untrained), str(three), *ALONE]) == 0
     shown = capsys.readouterr().out
     assert "calibration error" in shown
     assert "label ↓ predicted →" in shown

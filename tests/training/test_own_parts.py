@@ -1,21 +1,17 @@
 """An optimizer and a learning rate schedule of one's own, by import path."""
 
 import copy
-import os
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from rackrun.catdog.recipes import CatDog
-from rackrun.training import checkpoint
 from rackrun.training.checkpoint import pack, unpack
 from rackrun.training.config import Config
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.state import TrainingState
-from tests.lab import warm
-
-ROOT = Path(__file__).parents[2]
+from tests.lab.run import run
+from tests.training.conftest import same_weights
 
 
 def test_an_own_optimizer_gets_the_groups_of_weights():
@@ -52,16 +48,12 @@ def test_lamb_goes_on_bit_for_bit_from_a_checkpoint():
 
 def test_the_example_trains_and_resumes_bit_for_bit(tmp_path):
     """Model, optimizer and schedule from the example: its state is in the checkpoint."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    name = "examples.own_parts"
-    args = ("--model", f"{name}:Net", "--optimizer", f"{name}:Lion", "--lr-schedule")
+    own = "--model examples.own_parts:Net --optimizer examples.own_parts:Lion"
+    own += " --lr-schedule examples.own_parts:triangle"
     options = "--weights= --synthetic --epochs 2 --steps-per-epoch 2 --batch-size 2 --lr 0.01"
     rest = "--image-size 32 --head-epochs 0 --patience 0 --device cpu --no-tensorboard"
-    arguments = ("-m", "rackrun.training", "classify", *args, f"{name}:triangle", *options.split())
-    arguments = (*arguments, *rest.split())
-    for more in (("whole",), ("resumed", "--resume", "whole/checkpoints/step-00000002.pt")):
-        ended = warm.run(*arguments, "--run-folder", *more, cwd=tmp_path, env=env)
-        assert ended.returncode == 0, ended.stderr
-    whole, resumed = (checkpoint.read(tmp_path / run / "final.pt") for run in ("whole", "resumed"))
-    assert whole["model"].keys() == resumed["model"].keys()
-    assert all(torch.equal(whole["model"][key], resumed["model"][key]) for key in whole["model"])
+    line = f"python -m rackrun.training classify {own} {options} {rest} --run-folder"
+    for more in ("whole", "resumed --resume whole/checkpoints/step-00000002.pt"):
+        ended = run(f"{line} {more}", tmp_path)
+        assert ended.code == 0, ended
+    assert same_weights(tmp_path / "whole", tmp_path / "resumed")

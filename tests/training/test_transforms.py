@@ -1,7 +1,5 @@
 """How an image becomes what a model sees."""
 
-import io
-
 import numpy as np
 import pytest
 import torch
@@ -21,14 +19,7 @@ from rackrun.training.data.transforms import Transforms
 from rackrun.training.models.named import normalised_for
 from rackrun.training.tasks.classify.model import TASK as classify
 from rackrun.training.tasks.classify.recipes import Classify
-
-
-def jpeg(width: int, height: int) -> bytes:
-    random = np.random.default_rng(width)
-    rough = random.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(rough).resize((width, height), Image.Resampling.BICUBIC).save(buffer, "JPEG")
-    return buffer.getvalue()
+from tests.lab.data import textured
 
 
 @pytest.mark.parametrize("pictures", [4, 0])
@@ -125,7 +116,7 @@ def test_random_crops_and_erased_rectangles_have_their_published_bounds():
 
 def test_gray_is_what_pillow_calls_gray():
     """One channel, weighted as the standard says."""
-    data = jpeg(100, 100)
+    data = textured(1, (100, 100))
     colour = Transforms(size=40).for_evaluation(data)
     gray = Transforms(size=40, channels=1).for_evaluation(data)
     assert gray.shape == (40, 40, 1)
@@ -134,7 +125,7 @@ def test_gray_is_what_pillow_calls_gray():
 
 def test_training_crops_and_mirrors_by_chance_and_can_be_repeated():
     """The same random numbers give the same crop; without crops only the mirror is left."""
-    data = jpeg(120, 80)
+    data = textured(1, (120, 80))
     transforms = Transforms(size=24, crop_area=0.5)
     observed = [transforms.for_training(data, np.random.default_rng(seed)) for seed in (1, 1, 2, 3)]
     assert np.array_equal(observed[0], observed[1])
