@@ -12,10 +12,7 @@ from rackrun.shards.open import open_source
 from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, every_sample, everything, rotated, tar, textured, write_zip
 from tests.lab.run import write
-
-
-def classes(count: int, *names: str) -> dict[str, bytes]:
-    return {f"{name}/{n}.jpg": drawn(f"{name} {n}") for name in names for n in range(count)}
+from tests.lab.sources import classes
 
 
 def test_class_folders_are_the_classes(tmp_path, convert):

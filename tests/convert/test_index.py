@@ -26,8 +26,6 @@ from tests.lab.data import (
 )
 from tests.lab.servers import open_folder
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.mark.parametrize("layout", [by_webdataset, as_hugging_face], ids=lambda each: each.__name__)
 def test_tars_are_indexed_where_they_lie(tmp_path, layout, capsys):

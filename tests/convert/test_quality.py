@@ -1,6 +1,5 @@
 """An image is left out because it cannot be decoded, never because it looks unusual."""
 
-import io
 import json
 import random
 import re
@@ -14,7 +13,7 @@ from rackrun.convert.__main__ import main
 from rackrun.convert.images.info import inspect
 from rackrun.convert.readers.records import Defect
 from rackrun.shards.images import MAX_SCANS
-from tests.lab.data import drawn, every_sample, kaggle, rotated, write_zip
+from tests.lab.data import drawn, encoded, every_sample, kaggle, rotated, write_zip
 from tests.lab.oracles import text_only
 
 JPEG = drawn("jpeg", (200, 150))
@@ -24,11 +23,8 @@ PNG = drawn("png", format="PNG")
 
 def deep(step: int) -> bytes:
     """Return a gray PNG of 16 bits, of which a camera has filled 12, or all by steps of 16."""
-    stored = io.BytesIO()
-    Image.fromarray(np.arange(0, 4096 * step, step, dtype=np.uint16).reshape(64, 64)).save(
-        stored, "PNG"
-    )
-    return stored.getvalue()
+    levels = np.arange(0, 4096 * step, step, dtype=np.uint16).reshape(64, 64)
+    return encoded(Image.fromarray(levels), "PNG")
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,12 @@ from rackrun.convert.__main__ import main
 from tests.convert.conftest import Convert
 from tests.lab.data import kaggle, write_zip
 
-FIRST = "catdog-train-000000.tar"
-
 
 @pytest.fixture
 def folder(tmp_path: Path, convert: Convert) -> Path:
     """Return three training shards and one of validation."""
     source = write_zip(tmp_path / "train.zip", kaggle(20))
     return convert("catdog", source, "--shards", 3)
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_whole_folder_passes(folder, capsys):

@@ -37,6 +37,7 @@ from rackrun.training import checkpoint
 from rackrun.training.data import decode
 from rackrun.training.data.transforms import Transforms
 from tests.fuzz.decoders import coded, decoder
+from tests.lab.data import encoded
 
 HERE = Path("here")
 SPLIT_SAMPLES = 3
@@ -72,9 +73,7 @@ def weights() -> bytes:
 def jpeg(**options: object) -> bytes:
     """Return a crop and a size, then a JPEG of noise."""
     pixels = np.random.default_rng(0).integers(256, size=(40, 56, 3), dtype=np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG", **options)
-    return struct.pack("<4H", 3, 5, 20, 20) + buffer.getvalue()
+    return struct.pack("<4H", 3, 5, 20, 20) + encoded(Image.fromarray(pixels), **options)
 
 
 ANSWER = (

@@ -19,8 +19,6 @@ from rackrun.shards.samples import samples
 from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
 
-ROOT = Path(__file__).parents[2]
-
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
