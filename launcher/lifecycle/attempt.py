@@ -100,7 +100,7 @@ def _report_sick_gpus(attempt: Attempt, result: Result, output: RunOutput) -> No
 
 
 def _gpu_problems(host: HostPlan, transport: Transport) -> str:
-    first = order(do=Gpus.question)
+    first = order(do=Gpus.order_name)
     with closing(RpcClient(transport, host.agent_python, first, GPU_SECONDS)) as client:
         return suspects(checked_reply(client.reply(), Gpus, host.name))
 

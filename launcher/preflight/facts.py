@@ -253,13 +253,13 @@ class HostProbe:
             # The ranks run on the interpreter of the container, in place of the host's.
             basics = structs.replace(basics, interpreter=inspected.interpreter)
             self.facts.replies[Basics] = basics
-        questions: dict[type[Any], dict[str, object]] = {}
+        orders: dict[type[Any], dict[str, object]] = {}
         if requirements.code and requirements.code.files:
-            questions[Code] = {"root": basics.workdir, "files": dict(requirements.code.files)}
+            orders[Code] = {"root": basics.workdir, "files": dict(requirements.code.files)}
         is_startable = "workdir" not in basics.problems and not basics.interpreter.error
         if requirements.data and is_startable:
             environment = (*requirements.environment, *host.env)
-            questions[Shards] = {
+            orders[Shards] = {
                 "data": requirements.data,
                 "command": command,
                 "workdir": basics.workdir,
@@ -267,8 +267,8 @@ class HostProbe:
                 "environment": {n: value for n, value in environment if n in variables.ACCESS},
             }
         if requirements.full or (basics.gpus and not requirements.on_cpu):
-            questions[Gpus] = {}  # last: the probe reads no other order while nvidia-smi works
-        self._ask_all(questions)
+            orders[Gpus] = {}  # last: the probe reads no other order while nvidia-smi works
+        self._ask_all(orders)
 
     def _visible(self) -> dict[str, str]:
         environment = (*self.requirements.environment, *self.facts.host.env)
@@ -325,12 +325,12 @@ class HostProbe:
         address = host.address or basics.address or "127.0.0.1"
         if other and not host.address and is_loopback(address):
             address = self._ask(Route, address=other).address or address
-        questions: dict[type[Any], dict[str, object]] = {}
+        orders: dict[type[Any], dict[str, object]] = {}
         holds = not (requirements.full or requirements.chooses or requirements.is_here)
         if holds and not basics.holder:
-            questions[Hold] = {"wanted": self.facts.locks}
-        questions[Listen] = {"address": address, "port": requirements.options.port}
-        self._ask_all(questions)
+            orders[Hold] = {"wanted": self.facts.locks}
+        orders[Listen] = {"address": address, "port": requirements.options.port}
+        self._ask_all(orders)
         return address, self.facts[Listen].port
 
     def test_route(self, master: str, port: int, other: str = "") -> None:
@@ -347,12 +347,12 @@ class HostProbe:
         self._ask_all({shape: arguments})
         return self.facts[shape]
 
-    def _ask_all(self, questions: Mapping[type[Any], Mapping[str, object]]) -> None:
+    def _ask_all(self, orders: Mapping[type[Any], Mapping[str, object]]) -> None:
         client, label = self.facts.client, self.facts.host.label
         assert client is not None
-        for shape, arguments in questions.items():  # all at once: one round trip
-            client.order(shape.question, **arguments)
-        for shape in questions:
+        for shape, arguments in orders.items():  # all at once: one round trip
+            client.order(shape.order_name, **arguments)
+        for shape in orders:
             self.facts.replies[shape] = checked_reply(client.reply(), shape, label)
 
     def late(self) -> HostUnreachable:

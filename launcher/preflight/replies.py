@@ -36,9 +36,9 @@ Part = Annotated[str, matches(r"(\.gpu[0-9]{1,4})?")]
 
 
 class Reply(Shape, frozen=True, kw_only=True):
-    """A reply to the order `question`; the base has only why there is none."""
+    """A reply to the order `order_name`; the base has only why there is none."""
 
-    question: ClassVar[str] = ""
+    order_name: ClassVar[str] = ""
     error: Text = ""
 
 
@@ -69,7 +69,7 @@ class HostReply(Reply, frozen=True, kw_only=True):
 class Basics(HostReply, frozen=True, kw_only=True):
     """Facts that are known at once."""
 
-    question = "look"
+    order_name = "look"
     machine: Annotated[str, at_most(512)]
     address: Address
     lock: Annotated[str, matches(LOCK)]
@@ -96,7 +96,7 @@ class Basics(HostReply, frozen=True, kw_only=True):
 class Image(Reply, frozen=True):
     """An image, and the interpreter in it."""
 
-    question = "image"
+    order_name = "image"
     id: Annotated[str, matches(r"[0-9a-f]{0,64}")] = ""
     interpreter: Interpreter = Interpreter()
 
@@ -115,7 +115,7 @@ class Gpu(Shape, frozen=True):
 class Gpus(Reply, frozen=True):
     """All GPUs of a host."""
 
-    question = "gpus"
+    order_name = "gpus"
     gpus: Annotated[tuple[Gpu, ...], at_most(MOST_GPUS)] = ()
     problem: Text = ""
     driver: Name = ""
@@ -125,7 +125,7 @@ class Gpus(Reply, frozen=True):
 class Code(Reply, frozen=True):
     """Differences of a host's files from the local ones, the first of them by name."""
 
-    question = "code"
+    order_name = "code"
     missing: Annotated[tuple[Text, ...], at_most(MOST_NAMED)] = ()
     different: Annotated[tuple[Text, ...], at_most(MOST_NAMED)] = ()
     count: Count = 0
@@ -134,7 +134,7 @@ class Code(Reply, frozen=True):
 class Route(Reply, frozen=True):
     """Our own end of the way to the master, the master's address, and whether it was reached."""
 
-    question = "route"
+    order_name = "route"
     address: Address = ""
     interface: Interface = ""
     master: Address = ""
@@ -149,14 +149,14 @@ class Route(Reply, frozen=True):
 class Listen(Reply, frozen=True):
     """The port at which the first host listens; 0 for none."""
 
-    question = "listen"
+    order_name = "listen"
     port: Annotated[int, between(0, 65535)] = 0
 
 
 class Hold(Reply, frozen=True):
     """Holder of a lock, and its run as in `Basics`; empty: the probe itself."""
 
-    question = "hold"
+    order_name = "hold"
     holder: Text = ""
     run: Run = ""
 
@@ -181,7 +181,7 @@ class Waiter(Shape, frozen=True):
 class Occupancy(HostReply, frozen=True, kw_only=True):
     """What the table of the rack has of a host, but for its GPUs."""
 
-    question = "occupancy"
+    order_name = "occupancy"
     load: Annotated[float, between(0, 1e6)]
     uses: Annotated[tuple[Use, ...], at_most(MOST_GPUS)]
     queue: Annotated[tuple[Waiter, ...], at_most(probe.MOST_WAITERS)]
@@ -190,7 +190,7 @@ class Occupancy(HostReply, frozen=True, kw_only=True):
 class Shards(Reply, frozen=True):
     """The data set that was found, and its splits with samples; nothing where it was not read."""
 
-    question = "shards"
+    order_name = "shards"
     dataset: Name = ""
     splits: Annotated[tuple[Name, ...], at_most(MOST_NAMED)] = ()
 
@@ -217,9 +217,9 @@ def checked_reply(reply: Mapping[str, Any], shape: type[R], host: str) -> R:
     """
     try:
         if issubclass(shape, HostReply) and "error" in reply:
-            failed: Reply = shaped(reply, Reply, shape.question)
+            failed: Reply = shaped(reply, Reply, shape.order_name)
             raise HostUnreachable(f"{host}: cannot be probed: {failed.error}")
-        whole: R = shaped(reply, shape, shape.question)
+        whole: R = shaped(reply, shape, shape.order_name)
     except Misshapen as error:
         nonsense = f"{host}: its reply is not that of the probe ({error})"
         raise HostUnreachable(nonsense) from None

@@ -90,14 +90,14 @@ class RpcClient:
         channel, self._channel = self._channel, None
         return channel, bytes(self._buffer)
 
-    def call(self, question: str, /, **fields: object) -> Reply:
+    def call(self, order_name: str, /, **fields: object) -> Reply:
         """Send an order and return its reply; raise HostUnreachable when none comes."""
-        self.order(question, **fields)
+        self.order(order_name, **fields)
         return self.reply()
 
-    def order(self, question: str, /, **fields: object) -> None:
+    def order(self, order_name: str, /, **fields: object) -> None:
         """Send an order; its reply is to be taken later."""
-        self.send(order(do=question, **fields))
+        self.send(order(do=order_name, **fields))
 
     def send(self, data: bytes) -> None:
         """Send bytes, piece by piece, as long as the host accepts them."""
