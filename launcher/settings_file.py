@@ -190,7 +190,7 @@ def words_of(table: Table) -> Iterator[str]:
             yield f"--{key}={value}"
 
 
-def settings_text(way: str, settings: Options, work: Work) -> str:
+def settings_text(command_name: str, settings: Options, work: Work) -> str:
     """Return a launch as a settings file; of --secret it has the names only."""
     launcher: dict[str, Any] = {}
     for option in options(type(settings)):
@@ -199,7 +199,7 @@ def settings_text(way: str, settings: Options, work: Work) -> str:
             launcher[option.key] = str(value) if isinstance(value, Path) else value
     if hasattr(settings, HOSTS) and not {"host-list", "slurm"} & launcher.keys():
         launcher[HOSTS] = str(getattr(settings, HOSTS))
-    keys: dict[str, Any] = {"launch": way}
+    keys: dict[str, Any] = {"launch": command_name}
     tables: dict[str, Mapping[str, Any]] = {"launcher": launcher}
     if isinstance(work, TaskWork):
         tables[work.task] = options_of(work.options)

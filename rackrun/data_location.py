@@ -71,19 +71,19 @@ def with_joined_data(words: Sequence[str]) -> list[str]:
 
     A --data without a value is left to the parser, which refuses it.
     """
-    others, given, left = list[str](), list[str](), iter(words)
+    others, locations, left = list[str](), list[str](), iter(words)
     for word in left:
         name, is_joined, value = word.partition("=")
         if name != "--data":
             others.append(word)
         elif is_joined:
-            given.append(value)
+            locations.append(value)
         else:
             value = next(left, "-")
             if value.startswith("-"):
                 return list(words)
-            given.append(value)
-    return [*others, f"--data={joined(given)}"] if len(given) > 1 else list(words)
+            locations.append(value)
+    return [*others, f"--data={joined(locations)}"] if len(locations) > 1 else list(words)
 
 
 def expanded(location: str) -> list[str]:

@@ -72,13 +72,13 @@ def rack(options: RackOptions) -> int:
 
     with (
         closing(open_network(options)) as network,
-        closing(Rack(hosts, network.try_each(hosts))) as shown,
+        closing(Rack(hosts, network.try_each(hosts))) as probes,
     ):
         if options.json:
-            sys.stdout.write(f"{json.dumps(list(map(as_plain, shown.inspect())), indent=2)}\n")
+            sys.stdout.write(f"{json.dumps(list(map(as_plain, probes.inspect())), indent=2)}\n")
             return 0
         with suppress(KeyboardInterrupt):
-            show_again_and_again(shown.inspect, table, LOOK_SECONDS, options.plain)
+            show_again_and_again(probes.inspect, table, LOOK_SECONDS, options.plain)
     return 0
 
 
@@ -115,9 +115,9 @@ class Rack:
             raise transport
         try:
             if client := self._clients.get(host.label):
-                client.order(shape.question, **arguments)
+                client.order(shape.order_name, **arguments)
             else:
-                first = order(do=shape.question, **arguments)
+                first = order(do=shape.order_name, **arguments)
                 client = RpcClient(transport, host.python or "", first, REPLY_SECONDS)
                 self._clients[host.label] = client
             reply = checked_reply(client.reply(), shape, host.label)

@@ -75,32 +75,34 @@ exit 64
 """
 
 
-def there(args: Sequence[str]) -> int:
+def run_on_host(args: Sequence[str]) -> int:
     """Run these arguments as a command on the host that --on names; return its exit code."""
     end = args.index("--") if "--" in args else len(args)
-    ours = args[:end]
-    host, config = value_in(ours, "--on"), value_in(ours, "--ssh-config")  # a file of this machine
+    launch_args = args[:end]
+    host = value_in(launch_args, "--on")
+    config = value_in(launch_args, "--ssh-config")  # a file of this machine
     if not host:
         raise UsageError("--on: name the host that is to run this")
     if host.startswith("-"):
         raise UsageError(f"--on {host}: not a host name")
-    ours = without_option(without_option(ours, "--on"), "--ssh-config")
-    words = [*ours, *args[end:]]
-    if not words:
+    launch_args = without_option(without_option(launch_args, "--on"), "--ssh-config")
+    remote_args = [*launch_args, *args[end:]]
+    if not remote_args:
         raise UsageError(f"--on {host}: name the command to run there, such as ssh or ps")
     ssh = ["ssh", *(("-F", config) if config else ())]
-    is_launch = not any(word in MANAGES for word in words[:2])
-    if is_launch and words[0].rpartition("run-")[2] not in LAUNCHES:
-        raise UsageError(f"--on {host}: {words[0]} runs only here; to use it there, log in there")
+    is_launch = not any(word in MANAGES for word in remote_args[:2])
+    if is_launch and remote_args[0].rpartition("run-")[2] not in LAUNCHES:
+        name = remote_args[0]
+        raise UsageError(f"--on {host}: {name} runs only here; to use it there, log in there")
     folder = _folder_there()
     values = ""
     if is_launch:
-        _refuse_absent_data(ssh, host, folder, ours)
+        _refuse_absent_data(ssh, host, folder, launch_args)
         _bring(host, config, folder)
         track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
         subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
-        values = _send_values(ssh, host, ours)
-    command = ["env", f"{variables.ON}={host}", "bash", "-c", RUN, BEGIN, values, *words]
+        values = _send_values(ssh, host, launch_args)
+    command = ["env", f"{variables.ON}={host}", "bash", "-c", RUN, BEGIN, values, *remote_args]
     line = f"cd {_quoted(folder)} && exec {shlex.join(command)}"
     terminal = "-tt" if is_launch or sys.stdin.isatty() else "-T"
     quiet = ("-o", "LogLevel=ERROR")  # not "Connection to HOST closed" at the end of a terminal

@@ -115,14 +115,14 @@ def with_chosen_hosts(spec: LaunchSpec, network: Network, need: Need) -> LaunchS
     Its probes end with the network.
     """
     hosts, transports = spec.hosts, network.try_each(spec.hosts)
-    taken = _take_hosts(spec, transports, need, network)
+    chosen = _take_hosts(spec, transports, need, network)
     machine_of = {host.label: each for host, each in zip(hosts, transports, strict=True)}
-    picked = tuple(facts.host for facts in taken.hosts)
+    picked = tuple(facts.host for facts in chosen.hosts)
     machines = all_or_raise(machine_of[host.label] for host in picked)
     # when the whole list was asked for, each drained host that is left out uses up a spare
     spares = spec.options.spares - (0 if need.hosts else len(hosts) - len(picked))
     options = replace(spec.options, spares=max(0, spares))
-    return _with_transports(replace(spec, hosts=picked, options=options, probed=taken), machines)
+    return _with_transports(replace(spec, hosts=picked, options=options, probed=chosen), machines)
 
 
 def _with_transports(spec: LaunchSpec, transports: Sequence[Machine | Problem]) -> LaunchSpec:

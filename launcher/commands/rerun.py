@@ -59,9 +59,9 @@ def main(args: Sequence[str]) -> int:
 
 def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     """Return the run that is meant, its settings, and the other arguments."""
-    before = _before_dashes(args)
+    args_before_dashes = _before_dashes(args)
     for options in (SshOptions, LocalOptions, NodeOptions):  # the run says only later which it has
-        words, rest = split(before, options, "rerun")
+        launch_words, rest = split(args_before_dashes, options, "rerun")
         if rest and not rest[0].startswith("-"):
             break
     else:
@@ -69,7 +69,7 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     run = find_run(rest[0])
     if run is None:
         raise unknown_run(rest[0])
-    for option, value in pairwise(words):
+    for option, value in pairwise(launch_words):
         if option == "--config":
             raise UsageError(
                 f"--config {value}: a run that is started again has its own settings; leave it out"
@@ -77,7 +77,7 @@ def read(args: Sequence[str]) -> tuple[Run, SettingsFile, list[str]]:
     file = _settings_of(run)
     if not file.launch:
         raise UsageError(f"{file.path}: launch: missing; type: --config {file.path}")
-    return run, file, [*words, *rest[1:], *args[len(before) :]]
+    return run, file, [*launch_words, *rest[1:], *args[len(args_before_dashes) :]]
 
 
 def _before_dashes(args: Sequence[str]) -> list[str]:

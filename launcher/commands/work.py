@@ -132,12 +132,12 @@ def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[
     """Raise UsageError for a command after a launch's options and host file."""
     command, *args = rest
     others = [option for option in options if option != "--plain"]  # which print lines anyway
-    taken: Sequence[str] = ()
+    words_kept: Sequence[str] = ()
     if command in LAUNCHES:
-        taken = [*options, *hosts]
+        words_kept = [*options, *hosts]
     elif command in ("rack", "ps"):
-        taken = [*others, *hosts]
+        words_kept = [*others, *hosts]
     elif command in ("attach", "logs", "status", "stop"):
-        taken = others
-    typed_first = f"{called(command)} {shlex.join([*taken, *args])}".rstrip()
+        words_kept = others
+    typed_first = f"{called(command)} {shlex.join([*words_kept, *args])}".rstrip()
     raise UsageError(f"{command} is a command, and comes first: {typed_first}")

@@ -155,23 +155,23 @@ def pick_gpus(offered: Sequence[HostOffer], count: int) -> list[Host] | None:
     Whole hosts come first, large ones before small ones; what is left to take comes from the host
     with the fewest free GPUs that suffice, so that few hosts take part and others stay whole.
     """
-    taken: dict[str, Host] = {}
+    picked: dict[str, Host] = {}
     left = count
     for offer in sorted(offered, key=lambda o: -len(o.free)):
         if offer.is_whole and len(offer.free) <= left:
-            taken[offer.host.label] = offer.part(len(offer.free))
+            picked[offer.host.label] = offer.part(len(offer.free))
             left -= len(offer.free)
-    others = [offer for offer in offered if offer.free and offer.host.label not in taken]
+    others = [offer for offer in offered if offer.free and offer.host.label not in picked]
     while left and others:
         enough = [offer for offer in others if len(offer.free) >= left]
         offer = min(enough or others, key=lambda o: len(o.free) if enough else -len(o.free))
         others.remove(offer)
         part = min(left, len(offer.free))
-        taken[offer.host.label] = offer.part(part)
+        picked[offer.host.label] = offer.part(part)
         left -= part
     if left:
         return None
-    return [taken[offer.host.label] for offer in offered if offer.host.label in taken]
+    return [picked[offer.host.label] for offer in offered if offer.host.label in picked]
 
 
 def without_drained(hosts: Sequence[Host], rows: Sequence[TableRow]) -> list[Host]:

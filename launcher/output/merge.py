@@ -82,14 +82,14 @@ class LogMerger:
 
     def take(self, now: float, everything: bool = False) -> list[Line]:
         """Return what can be shown now, in order of arrival; `everything`: all that waits."""
-        shown: list[Line] = []
+        lines: list[Line] = []
         for source, pieces in self._raw.items():
             begun, since = self._rest.pop(source, (b"", now))
             data = b"".join((begun, *pieces))
             end = data.rfind(b"\n")
             if len(data) > FLOOD_BYTES and end >= 0:
-                shown += self._release()  # or earlier lines would come after these
-                shown.append(Line(readable_lines(data[:end]), (source,)))
+                lines += self._release()  # or earlier lines would come after these
+                lines.append(Line(readable_lines(data[:end]), (source,)))
                 data = data[end + 1 :]
             self._cut(source, data, since, now)
         self._raw.clear()
@@ -99,21 +99,21 @@ class LogMerger:
                 self._add(source, data, now)
         self._end_tracebacks(now, everything)
         if everything or now - self._waiting_since >= self._fold_seconds:
-            shown += self._release()
-        return shown
+            lines += self._release()
+        return lines
 
     def _cut(self, source: LogSource, data: bytes, since: float, now: float) -> None:
-        *lines, rest = NESTED_BAR.sub(rb"\1", data).split(b"\n")
+        *lines, unfinished = NESTED_BAR.sub(rb"\1", data).split(b"\n")
         for line in lines:
             self._add(source, line, now)
-        if len(rest) > LINE_BYTES and b"\r" not in rest:
-            self._add(source, rest, now)
-            rest = b""
-        if b"\r" in rest[:-1]:  # a progress bar that draws over itself
-            rest = rest[rest.rindex(b"\r", 0, -1) + 1 :]
-            self.last[source.node] = readable(rest)
-        if rest:
-            self._rest[source] = (rest, now if lines else since)
+        if len(unfinished) > LINE_BYTES and b"\r" not in unfinished:
+            self._add(source, unfinished, now)
+            unfinished = b""
+        if b"\r" in unfinished[:-1]:  # a progress bar that draws over itself
+            unfinished = unfinished[unfinished.rindex(b"\r", 0, -1) + 1 :]
+            self.last[source.node] = readable(unfinished)
+        if unfinished:
+            self._rest[source] = (unfinished, now if lines else since)
 
     def _add(self, source: LogSource, line: bytes, now: float) -> None:
         text = readable(line)

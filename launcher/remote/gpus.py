@@ -69,20 +69,21 @@ def gpus() -> dict[str, Any]:
     if program is None:
         return {"gpus": []}
     try:
-        asked = answer_of([program, f"--query-gpu={','.join(FIELDS)}", FORMAT], SECONDS)
-        if asked.returncode and b"compute_cap" in asked.stdout:
+        result = answer_of([program, f"--query-gpu={','.join(FIELDS)}", FORMAT], SECONDS)
+        if result.returncode and b"compute_cap" in result.stdout:
             query = f"--query-gpu={','.join(FIELDS[:-1])}"
-            asked = answer_of([program, query, FORMAT], SECONDS)
+            result = answer_of([program, query, FORMAT], SECONDS)
     except OSError as error:
         return {"gpus": [], "problem": f"nvidia-smi: {error.strerror}"}
     except subprocess.TimeoutExpired:
         return {"gpus": [], "problem": f"nvidia-smi does not answer within {SECONDS} s"}
-    out, errors = (text.decode(errors="replace").strip() for text in (asked.stdout, asked.stderr))
+    out, errors = (text.decode(errors="replace").strip() for text in (result.stdout, result.stderr))
     lines = [line.strip() for line in out.splitlines() if line.strip()]
     rows = [[field.strip() for field in line.split(",")] for line in lines]
-    if asked.returncode or any(len(row) < len(FIELDS) - 1 for row in rows):
-        said = next(iter([*errors.splitlines()[-1:], *lines]), "")
-        return {"gpus": [], "problem": f"nvidia-smi: {said or f'exit code {asked.returncode}'}"}
+    if result.returncode or any(len(row) < len(FIELDS) - 1 for row in rows):
+        complaint = next(iter([*errors.splitlines()[-1:], *lines]), "")
+        complaint = complaint or f"exit code {result.returncode}"
+        return {"gpus": [], "problem": f"nvidia-smi: {complaint}"}
     return {
         "gpus": [_described(row) for row in rows],
         "driver": rows[0][6] if rows else "",

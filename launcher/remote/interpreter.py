@@ -92,20 +92,20 @@ def describe(
     """
     interpreter = command[-1]
     try:
-        asked = answer_of([*command, "-c", DESCRIBE, workdir, *packages], INTERPRETER_SECONDS)
+        completed = answer_of([*command, "-c", DESCRIBE, workdir, *packages], INTERPRETER_SECONDS)
     except subprocess.TimeoutExpired:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
         return {"error": f"{interpreter}: {error.strerror}"}
     try:
-        facts = {} if asked.returncode else json.loads(asked.stdout)
+        facts = {} if completed.returncode else json.loads(completed.stdout)
         if not isinstance(facts, dict) or set(facts) - OPTIONAL != {"version", "torch", "cuda"}:
             raise TypeError
         lacking = facts.pop("missing", ())
         missing = [name for name in packages if name in lacking]
         return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
     except (TypeError, ValueError, RecursionError):
-        lines = asked.stderr.decode(errors="replace").strip().splitlines()
+        lines = completed.stderr.decode(errors="replace").strip().splitlines()
         of_docker = [line for line in lines if line.startswith("docker: ")]
         return {"error": f"{interpreter}: {[*of_docker, *lines[-1:], 'no answer'][0]}"}
 
@@ -154,21 +154,21 @@ def shards(
     environment names the files that identify them to a server.
     """
     there = ["env", f"--chdir={workdir}", *(f"{name}={file}" for name, file in environment.items())]
-    asked = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.preflight", data]
-    asked += ["--every-shard"] * every_shard
+    arguments = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.preflight", data]
+    arguments += ["--every-shard"] * every_shard
     seconds = SHARDS_SECONDS * (1 + 2 * every_shard)
     try:
-        done = answer_within(seconds + FILES_SECONDS, lambda: answer_of(asked, seconds))
+        completed = answer_within(seconds + FILES_SECONDS, lambda: answer_of(arguments, seconds))
     except (TimeoutError, subprocess.TimeoutExpired):
         return {"error": f"{data}: does not answer in time"}
-    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if "No module named" in said and "rackrun" in said:
+    message = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if "No module named" in message and "rackrun" in message:
         return {}
-    if done.returncode:
-        return {"error": said[len("error: ") :] if said.startswith("error: ") else said}
+    if completed.returncode:
+        return {"error": message[len("error: ") :] if message.startswith("error: ") else message}
     try:
-        found = json.loads(done.stdout.strip().rpartition(b"\n")[2])
+        facts = json.loads(completed.stdout.strip().rpartition(b"\n")[2])
     except (ValueError, RecursionError):
-        found = None
+        facts = None
     no_answer = {"error": f"{data}: {command[-1]} gives no answer"}
-    return found if isinstance(found, dict) and found else no_answer
+    return facts if isinstance(facts, dict) and facts else no_answer

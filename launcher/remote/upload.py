@@ -120,7 +120,7 @@ def unpack(root: str, paths: list[str], count: int) -> dict[str, Any]:
     import tarfile  # 10 ms that other programs spare
 
     problem: OSError | None = None
-    taken: list[str] = []
+    arrived: list[str] = []
     incoming = ""
     try:
         incoming = _new_incoming(root)
@@ -131,7 +131,7 @@ def unpack(root: str, paths: list[str], count: int) -> dict[str, Any]:
         stdin, block = sys.stdin.buffer, tarfile.BLOCKSIZE
         with tarfile.open(fileobj=stdin, mode="r|", bufsize=block) as stream:
             for member in stream:
-                taken.append(member.name)
+                arrived.append(member.name)
                 try:
                     if problem is None:
                         take(incoming, stream, member)
@@ -139,9 +139,9 @@ def unpack(root: str, paths: list[str], count: int) -> dict[str, Any]:
                     problem = OSError(error.errno, error.strerror, member.name)
         if problem:
             raise problem
-        if len(taken) < count:
+        if len(arrived) < count:
             raise tarfile.ReadError
-        exchange(root, incoming, taken, paths)
+        exchange(root, incoming, arrived, paths)
     except tarfile.TarError:
         raise OSError(errno.EBADMSG, "the stream of files is damaged") from None
     finally:
@@ -175,7 +175,7 @@ def take(incoming: str, stream: Any, member: Any) -> None:
         os.fchmod(file.fileno(), member.mode & 0o777)
 
 
-def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> None:
+def exchange(root: str, incoming: str, arrived: list[str], paths: list[str]) -> None:
     """Remove deleted files, write the list of all, and move new ones to their places.
 
     The list comes first: a file that is there after a kill, and in no list, would stay for ever.
@@ -185,13 +185,13 @@ def exchange(root: str, incoming: str, taken: list[str], paths: list[str]) -> No
     with open(os.path.join(incoming, MANIFEST), "x") as file:
         json.dump(paths, file)
     os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
-    if any(path.startswith(f"{INSTALLED}/") for path in taken):
+    if any(path.startswith(f"{INSTALLED}/") for path in arrived):
         # The folder may be the user's own working tree, as with a home that hosts share.
         ignored = f"{INSTALLED}/.gitignore"
         with open(os.path.join(incoming, ignored), "x") as file:
             file.write("*\n")
-        taken = [*taken, ignored]
-    for path in taken:
+        arrived = [*arrived, ignored]
+    for path in arrived:
         target = path_below(root, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(os.path.join(incoming, path), target)

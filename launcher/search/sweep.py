@@ -45,7 +45,7 @@ ALONE = ("detach", "check", "json")
 
 
 def sweep(
-    way: str,
+    command_name: str,
     launcher_args: Sequence[str],
     work: Work | None,
     options: SweepOptions,
@@ -63,13 +63,13 @@ def sweep(
     def launch(member: Combination, group: str) -> list[str]:
         return command(launcher_args, member, group, work)
 
-    _refuse_invalid(way, members, work)
+    _refuse_invalid(command_name, members, work)
     if options.dry_run:
         for member in members:
-            sys.stdout.write(f"{called(way)} {shlex.join(launch(member, groups[0]))}\n")
+            sys.stdout.write(f"{called(command_name)} {shlex.join(launch(member, groups[0]))}\n")
         return 0
     folder = new_run_folder(options.runs, f"{base}-sweep", options.share).path
-    launches = Launches(folder, members, [*program(), way], launch)
+    launches = Launches(folder, members, [*program(), command_name], launch)
     try:
         launches.run(groups)
     finally:
@@ -77,13 +77,13 @@ def sweep(
     return next((code for code in launches.codes.values() if code), 0)
 
 
-def _refuse_invalid(way: str, members: Sequence[Combination], work: Work) -> None:
+def _refuse_invalid(command_name: str, members: Sequence[Combination], work: Work) -> None:
     # Not every combination is checked, but each value is, in one of them.
     checked: set[tuple[str, str]] = set()
     for member in members:
         if not checked.issuperset(member.settings):
             checked.update(member.settings)
-            with check_task_options(member.work(work), way) as refuse:
+            with check_task_options(member.work(work), command_name) as refuse:
                 refuse()
 
 
@@ -261,10 +261,10 @@ def groups_of(hosts: Sequence[Host], size: int) -> list[str]:
 
 def command(launcher_args: Sequence[str], member: Combination, group: str, work: Work) -> list[str]:
     """Return the arguments of a member's launch on a group of hosts, from those of the sweep."""
-    kept = tuple(arg for arg in launcher_args if arg != "--plain")
+    shared_args = tuple(arg for arg in launcher_args if arg != "--plain")
     for option in OF_THE_SWEEP:
-        kept = without_option(kept, option)
+        shared_args = without_option(shared_args, option)
     hosts = [f"--include={group}"] if group else []
     work = member.work(work)
     work_args = [work.task, *work.options] if isinstance(work, TaskWork) else ["--", *work.args]
-    return ["--plain", f"--name={member.name}", *hosts, *kept, *work_args]
+    return ["--plain", f"--name={member.name}", *hosts, *shared_args, *work_args]

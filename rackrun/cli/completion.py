@@ -83,20 +83,20 @@ def main(args: Sequence[str]) -> int:
 
 def candidates(args: Sequence[str]) -> set[str]:
     """Return what may come in place of the last argument after `rackrun`."""
-    *before, current = args or [""]
-    if not before:
+    *earlier_args, current = args or [""]
+    if not earlier_args:
         return set(COMMANDS)
-    if is_command(before[1:]) and before[0] in LAUNCHES:  # ./run-local predict
-        del before[0]
-    command = before[0]
-    if command not in COMMANDS or "--" in before:
+    if is_command(earlier_args[1:]) and earlier_args[0] in LAUNCHES:  # ./run-local predict
+        del earlier_args[0]
+    command = earlier_args[0]
+    if command not in COMMANDS or "--" in earlier_args:
         return set()
-    task = next((arg for arg in before[1:] if find_task(arg)), "")
+    task = next((arg for arg in earlier_args[1:] if find_task(arg)), "")
     if current.startswith("-"):
-        return _options_of_task(task) if task else _options(command, before[1:2])
+        return _options_of_task(task) if task else _options(command, earlier_args[1:2])
     if COMMANDS[command].group == "Runs":
         return _runs()
-    if command == "convert" and len(before) == 1:
+    if command == "convert" and len(earlier_args) == 1:
         return _kinds()
     return _plain(known_tasks()) if command in LAUNCHES and not task else set()
 

@@ -36,9 +36,9 @@ def run(args: Sequence[str]) -> int:
     name, rest = ALIASES.get(name, name), list(args[1:])
     call_by(script and f"run-{name}", folder)
     if _is_elsewhere(args):
-        from rackrun.launcher.commands.on import there
+        from rackrun.launcher.commands.on import run_on_host
 
-        return there(args)
+        return run_on_host(args)
     if VERSION in (name, *map(_by_our_name, rest[:1])):
         from rackrun.commandline.program import print_version
 

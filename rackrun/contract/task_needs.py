@@ -41,14 +41,14 @@ class TaskNeeds:
 
     def rank_problem(self, ranks: int) -> str:
         """Return why a number of ranks cannot run the task, and what to type; empty if it can."""
-        images, before = ranks * self.batch_size, self.step_images
-        if before and images != before:
+        images, previous = ranks * self.batch_size, self.step_images
+        if previous and images != previous:
             text = (
                 f"--resume {self.resume}: not a run to resume: {images} images per step here,"
-                f" {before} in the checkpoint"
+                f" {previous} in the checkpoint"
             )
-            if before % ranks == 0:
-                return f"{text}; with as many ranks as here type --batch-size {before // ranks}"
+            if previous % ranks == 0:
+                return f"{text}; with as many ranks as here type --batch-size {previous // ranks}"
             return f"{text}; start as many ranks as before"
         if self.most_ranks and ranks > self.most_ranks:
             return f"{ranks} ranks: {self.why_not_more}"

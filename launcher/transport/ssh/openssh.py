@@ -135,20 +135,20 @@ def config_arguments(file: Path | None) -> list[str]:
         if not file.is_file():
             raise UsageError(f"{file}: there is no such ssh_config file")
         return ["-F", os.fspath(file.absolute())]
-    account, ours = _account_home(), Path.home() / ".ssh" / "config"
+    account, own_config = _account_home(), Path.home() / ".ssh" / "config"
     if account == Path.home():
         return []
     if account and (account / ".ssh" / "config").is_file():
         sys.stderr.write(
-            f"rackrun: $HOME is not {account}: {ours} is read, and no other ssh_config\n"
+            f"rackrun: $HOME is not {account}: {own_config} is read, and no other ssh_config\n"
         )
-    if not ours.is_file():
+    if not own_config.is_file():
         return ["-F", "none"]
-    status = ours.stat()  # ssh looks at this only in its usual place
+    status = own_config.stat()  # ssh looks at this only in its usual place
     if status.st_uid not in (0, os.getuid()) or status.st_mode & 0o022:
-        hint = f"type: chmod go-w {shlex.quote(str(ours))}"
-        raise UsageError(f"{ours}: other users may write this file; {hint}")
-    return ["-F", os.fspath(ours)]
+        hint = f"type: chmod go-w {shlex.quote(str(own_config))}"
+        raise UsageError(f"{own_config}: other users may write this file; {hint}")
+    return ["-F", os.fspath(own_config)]
 
 
 def client_settings(
