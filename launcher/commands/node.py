@@ -37,7 +37,8 @@ from rackrun.launcher.remote.network import interface_of
 from rackrun.launcher.rendezvous.gather import Agreement, Rendezvous
 from rackrun.launcher.run.hosts import THIS_MACHINE, Host
 from rackrun.launcher.run.job import Work
-from rackrun.launcher.run.plan import Plan, PlannedHost, describe, make_plan
+from rackrun.launcher.run.plan import Plan, describe, make_plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.launcher.run.result import Result
 from rackrun.launcher.run.settings import HostOptions, Options
 from rackrun.launcher.schedulers import Placement, Sourced, find_placement

@@ -19,7 +19,8 @@ from rackrun.launcher.preflight.replies import Code, Route
 from rackrun.launcher.remote.files import PROJECT_LOCK
 from rackrun.launcher.run.host_names import grouped
 from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan, scratch_folder
+from rackrun.launcher.run.plan import Plan, make_plan, scratch_folder
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.machine import typed_folder
 
 WAIT_SECONDS = 5.0  # between two looks at busy hosts

@@ -20,7 +20,7 @@ from rackrun.launcher.run.job import (
     is_own_command,
     option_of,
 )
-from rackrun.launcher.run.plan import Environment
+from rackrun.launcher.run.planned_host import Environment
 from rackrun.launcher.run.settings import HostOptions
 from rackrun.machine import typed_folder
 

@@ -11,58 +11,16 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from rackrun.contract import variables
-from rackrun.errors import UsageError
-from rackrun.launcher.run.job import START_SECONDS, TRAINING, Job, is_on_cpu, value_in
+from rackrun.launcher.run.job import TRAINING, Job, is_on_cpu, value_in
+from rackrun.launcher.run.planned_host import Environment, PlannedHost
+from rackrun.launcher.run.torchrun_command import (
+    check_environment,
+    defaults,
+    environment,
+    torchrun,
+)
 from rackrun.terminal import clean_lines
 from rackrun.units import plural
-
-Environment = tuple[tuple[str, str], ...]
-
-OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-TORCHRUN = "from torch.distributed.run import main; main()"
-
-
-@dataclass(frozen=True)
-class PlannedHost:
-    """Facts about a host that the plan needs; `local` or the preflight finds them."""
-
-    name: str
-    """As the user wrote it."""
-    address: str
-    """The address at which the other hosts reach it."""
-    processes: int
-    """Ranks to start: one per GPU, or `slots` of hosts.txt."""
-    python: str
-    """The interpreter that has torch, an absolute path."""
-    workdir: str
-    """Where the ranks start, an absolute path: the code on that host."""
-    folder: str
-    """The run folder on that host, an absolute path; the agent makes it if it is not there."""
-    cores: int = 1
-    """CPU cores that the ranks share."""
-    interface: str = ""
-    """The network device towards the master; empty: the libraries choose."""
-    env: Environment = ()
-    """Set on this host only."""
-    setup: tuple[str, ...] = ()
-    """What goes before the command line of torchrun: a shell that sets its environment."""
-    agent_python: str = "python3"
-    """What starts the agent there: any Python from 3.8 on."""
-    container: tuple[str, ...] = ()
-    """What goes before the agent's own command line, so that it runs in a container."""
-    locks: tuple[tuple[str, bool], ...] = ()
-    """Files that the agent locks, so that no other run uses the host; True: others may share it."""
-    gpus: bool = False
-    """The ranks were counted by the GPUs here, and are to use them."""
-    gpu_model: str = ""
-    """The model of the GPUs that its ranks use; empty: none, or not known."""
-    signalled_together: bool = False
-    """The scheduler sends signals to every process of this host, not to the launcher alone.
-
-    So agent, torchrun and shims leave signals to the launcher, which gets them too; ranks ignore
-    all but SIGTERM, which the launcher sends them.
-    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +89,7 @@ class Plan:
 
 def make_plan(job: Job, hosts: Sequence[PlannedHost], port: int) -> Plan:
     """Lay the ranks out over the hosts in their order; `port` is free on the first of them."""
-    _check_environment(job.options.environment)
+    check_environment(job.options.environment)
     world_size = sum(host.processes for host in hosts)
     plans: list[HostPlan] = []
     first_rank = 0
@@ -150,7 +108,7 @@ def _host_plan(
     world_size: int,
 ) -> HostPlan:
     host = hosts[node]
-    _check_environment(host.env)
+    check_environment(host.env)
     scratch = scratch_folder(job.run_id, node)
     uses_gpus = host.gpus and not is_on_cpu(job.work)
     return HostPlan(
@@ -169,77 +127,6 @@ def _host_plan(
 def scratch_folder(run_id: str, node: int) -> str:
     """Return the private folder of an agent: short, as the path of a socket has 107 bytes."""
     return f"/tmp/rackrun-{run_id}-{node}"
-
-
-def torchrun(
-    job: Job, hosts: Sequence[PlannedHost], node: int, port: int, scratch: str
-) -> tuple[str, ...]:
-    """Return the command line of torchrun on a host."""
-    host, limits = hosts[node], job.options.limits
-    shim = f"{scratch}/agent.zip"
-    # Longer than the launcher takes to name a host that is missing.
-    timeout_seconds = START_SECONDS + 2 * limits.rendezvous_seconds
-    return (
-        *host.setup,
-        *(host.python, "-c", TORCHRUN),
-        f"--nnodes={len(hosts)}",
-        f"--node-rank={node}",
-        f"--nproc-per-node={host.processes}",
-        f"--master-addr={hosts[0].address}",
-        f"--master-port={port}",
-        f"--rdzv-id={job.run_id}",
-        "--rdzv-backend=static",  # c10d compares hosts' clocks, and can start a world of one
-        f"--rdzv-conf=timeout={timeout_seconds:.0f}",
-        "--max-restarts=0",
-        f"--log-dir={scratch}",
-        "--no-python",
-        # The shim starts the ranks' command, in which torchrun would replace `$$` and the like.
-        *(host.python, "-I", "-S", "-X", "utf8", shim),
-    )
-
-
-def environment(job: Job, host: PlannedHost, world_size: int, scratch: str) -> Environment:
-    """Return the environment of ranks; the host's overrides the user's, the launcher's both."""
-    ours: Environment = (
-        (variables.RUN_ID, job.run_id),
-        (variables.WORLD_SIZE, str(world_size)),
-        (variables.RUN_FOLDER, host.folder),
-        (variables.RUN_NAME, job.name),
-        (variables.REPORTS, f"{scratch}/reports"),
-    )
-    ours += ((variables.GPUS, "1"),) if host.gpus else ()
-    ours += ((variables.COMMIT, job.commit),) if job.commit else ()
-    return tuple(dict((*job.options.environment, *host.env, *ours)).items())
-
-
-def defaults(host: PlannedHost) -> Environment:
-    """Return variables for ranks that the host may override.
-
-    torchrun would give each of several ranks a single thread, whatever the number of cores. A
-    traceback at a fatal signal names the line of a crash, and of a hang that is ended by SIGABRT.
-    """
-    threads = max(1, host.cores // host.processes)
-    network = (
-        (("GLOO_SOCKET_IFNAME", host.interface), ("NCCL_SOCKET_IFNAME", f"={host.interface}"))
-        if host.interface
-        else ()
-    )
-    return (
-        ("OMP_NUM_THREADS", str(threads)),
-        ("PYTHONUNBUFFERED", "1"),
-        ("PYTHONFAULTHANDLER", "1"),
-        *network,
-    )
-
-
-def _check_environment(pairs: Environment) -> None:
-    for name, value in pairs:
-        # The kernel cannot carry these.
-        if not name or "=" in name or "\0" in name + value:
-            raise UsageError(f"not a variable that can be set: {name!r}; type: NAME=VALUE")
-        if name in OF_TORCHRUN:
-            hint = "for the port type: --port" if name == "MASTER_PORT" else "leave it out"
-            raise UsageError(f"{name}={value}: torchrun sets {name} for each rank; {hint}")
 
 
 def shown(plan: Plan, as_json: bool) -> str:

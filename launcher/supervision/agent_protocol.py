@@ -26,7 +26,8 @@ from rackrun.launcher.run.events import (
     Unreached,
     Usage,
 )
-from rackrun.launcher.run.plan import Environment, HostPlan
+from rackrun.launcher.run.plan import HostPlan
+from rackrun.launcher.run.planned_host import Environment
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.supervision.reports import valid_fields
 from rackrun.launcher.transport.bootstrap import order

@@ -16,7 +16,8 @@ from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost
 from rackrun.launcher.run.events import Closed, Event, Lost, Swept
 from rackrun.launcher.run.job import START_SECONDS
-from rackrun.launcher.run.plan import Environment, HostPlan, Plan
+from rackrun.launcher.run.plan import HostPlan, Plan
+from rackrun.launcher.run.planned_host import Environment
 from rackrun.launcher.run.settings import Limits
 from rackrun.launcher.run.state import HostState, RunState
 from rackrun.launcher.supervision import agent_protocol

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from rackrun.__main__ import command
 from rackrun.launcher.commands import node
 from rackrun.launcher.run.job import Job
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.plan import Plan, make_plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from tests.lab.hosts import FAKE
 
 

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from rackrun.launcher.run.job import Command, Job, Work
-from rackrun.launcher.run.plan import Plan, PlannedHost, make_plan
+from rackrun.launcher.run.plan import Plan, make_plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.run_folder import RunFolder
 
 PROGRAM = Command(("x",))

@@ -8,7 +8,8 @@ import pytest
 from rackrun.errors import UsageError
 from rackrun.launcher.remote.agent.torchrun_process import environment
 from rackrun.launcher.run.job import Command, Job, TaskWork
-from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.plan import make_plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.launcher.run.settings import Options
 from rackrun.run_folder import RunFolder
 

@@ -11,7 +11,8 @@ import pytest
 from rackrun.launcher.commands.node import detected_in, placement_here, spec_of, with_free_port
 from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.run.job import Command
-from rackrun.launcher.run.plan import Plan, PlannedHost
+from rackrun.launcher.run.plan import Plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.launcher.schedulers import Placement, find_placement
 from rackrun.launcher.schedulers.slurm import allocated, expand
 from tests.lab import warm

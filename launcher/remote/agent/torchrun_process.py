@@ -1,6 +1,6 @@
 """The torchrun process of this host: started, watched until its rendezvous, its end reported.
 
-Its command line comes from the plan (launcher/run/plan.py).
+Its command line is part of the plan (launcher/run/torchrun_command.py).
 """
 
 from __future__ import annotations

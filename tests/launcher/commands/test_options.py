@@ -25,7 +25,8 @@ from rackrun.launcher.commands.parse import (
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
 from rackrun.launcher.run.job import Command, TaskWork
-from rackrun.launcher.run.plan import PlannedHost, make_plan
+from rackrun.launcher.run.plan import make_plan
+from rackrun.launcher.run.planned_host import PlannedHost
 from rackrun.launcher.run.settings import LocalOptions
 from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
