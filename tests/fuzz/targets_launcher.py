@@ -114,7 +114,7 @@ def fuzz_agent_events(data: bytes) -> None:
             for event in streams[number % 2].feed(frame):
                 take(event, run, troubles, float(number))
     show(run)
-    hangs.find_absent(run, Limits(), 1e6)
+    hangs.find_unjoined(run, Limits(), 1e6)
     if hang := hangs.find_hang(run, Limits(hang_seconds=1.0), 1e6):
         troubles.append(hangs.split_network(hang, run))
     if troubles:

@@ -68,7 +68,7 @@ def test_the_command_line_wins_over_the_file(tmp_path, monkeypatch, typed, words
     monkeypatch.setenv("B", "2")
     line = over_ssh("--config", written(tmp_path), *typed.split())
     task, *options = work.split()
-    assert sorted(line.words) == sorted(words.split())
+    assert sorted(line.launch_words) == sorted(words.split())
     assert line.work == TaskWork(task, tuple(options))
 
 
@@ -176,5 +176,5 @@ def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
     launched(monkeypatch, tmp_path, RESUMED, "night")
     task, *options = work.replace("DATA", "--data=shards --epochs=90").split()
     for line in (again("night", *typed.split()), again("--dry-run", "night", *typed.split())):
-        assert sorted({*line.words} - {"--dry-run"}) == sorted(["--wait", *words.split()])
+        assert sorted({*line.launch_words} - {"--dry-run"}) == sorted(["--wait", *words.split()])
         assert line.work == TaskWork(task, tuple(options))
