@@ -25,7 +25,7 @@ from rackrun.shapes import shaped
 INTERPRETER = {"version": "3.11.7", "torch": "2.13.0+cu130", "cuda": "13.0"}
 GPU = {"name": "H200", "total": 143000, "used": 4}
 GPUS = {"gpus": [GPU] * 8, "driver": "580.65", "capabilities": ["9.0"] * 8}
-SHAPES = {shape.question: shape for shape in REPLIES}
+SHAPES = {shape.order_name: shape for shape in REPLIES}
 GOOD: dict[str, dict[str, Any]] = {
     "look": {
         "time": 0.0,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from rackrun.launcher.catalog import folders
+from rackrun.launcher.catalog import listed_runs
 from rackrun.launcher.files import download, sync
 from rackrun.launcher.output.event_log import EndLine
 from rackrun.launcher.output.run_view import RunView
@@ -31,7 +31,7 @@ DECLARED = [
     *(gather.NodeHello, gather.RendezvousOutcome, sync.Differences, sync.UploadProgress),
     *(download.OfferedFiles, download.Header, download.TransferEnd),
     *(*get_args(events.Event), RunView, EndLine, RunEnd, reach.RunListing),
-    *(folders.ReachedStep, RunPlan),
+    *(listed_runs.ReachedStep, RunPlan),
     *(HostUsage, Manifest, Sent),
 ]
 
