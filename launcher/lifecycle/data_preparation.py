@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rackrun.atomic import translated_os_errors
 from rackrun.commands import called
+from rackrun.contract import variables
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.data_location import is_folder
 from rackrun.errors import Problem
@@ -131,7 +132,9 @@ def _bytes_in(folder: Path) -> int:
 
 def _run(command: Sequence[str]) -> None:
     # It reports a Ctrl-C itself, and gets it from here: from the terminal it would get it twice.
-    with subprocess.Popen([sys.executable, *command], start_new_session=True) as making:
+    environment = {**os.environ, variables.TYPED: called("local")}  # how it calls commands
+    program = [sys.executable, *command]
+    with subprocess.Popen(program, env=environment, start_new_session=True) as making:
         while making.returncode is None:
             try:
                 making.wait()

@@ -6,6 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+from rackrun.commands import _Caller
+from rackrun.launcher.lifecycle import data_preparation
 from tests.lab import warm
 from tests.lab.run import run
 from tests.lab.warm import ROOT
@@ -68,3 +70,12 @@ def test_ctrl_c_while_the_demo_is_drawn_is_reported_once(tmp_path):
     _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "interrupted\n")
     assert not list((tmp_path / "data/demo").glob("*.zip"))
+
+
+def test_a_conversion_of_a_launch_calls_commands_as_they_were_typed(monkeypatch, capfd):
+    """So that `rackrun local --data images` does not name ./run-local."""
+    calls = ["-c", "from rackrun.commands import called; print(called('local'))"]
+    data_preparation._run(calls)
+    monkeypatch.setattr(_Caller, "by_name", True)
+    data_preparation._run(calls)
+    assert capfd.readouterr().out == "./run-local\nrackrun local\n"
