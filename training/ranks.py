@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from rackrun.errors import UsageError
@@ -61,14 +62,14 @@ class Ranks:
         """True where there are other ranks, and this one has joined them."""
         return self.world > 1 and dist.is_initialized()
 
-    def ddp(self, model: nn.Module) -> nn.Module:
-        """Return the model as training calls it: under DDP where there are other ranks.
+    def ddp(self, model: nn.Module, compression: str = "none") -> DistributedDataParallel | None:
+        """Return the model under DDP, which averages gradients; None where this rank is alone.
 
         Buffers are not broadcast at every step, which can double a small model's step; they are
         shared when they count (`share_statistics`).
         """
         if self.world == 1:
-            return model
+            return None
         device_ids = [self.device] if self.device.type == "cuda" else None
         # DDP begins by giving all ranks the buffers of rank 0. Running statistics are put back
         # after that: those of a run that goes on are this rank's own.
@@ -86,6 +87,9 @@ class Ranks:
         )
         for each, kept in zip(_statistics(model), statistics, strict=True):
             each.copy_(kept)
+        if compression == "bfloat16":
+            # Half the bytes of float32; sums lose about two digits.
+            distributed.register_comm_hook(None, bf16_compress_hook)
         return distributed
 
     def all_reduce_sum(self, counts: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,6 @@ from rackrun.training.device import seed_step
 from rackrun.training.divergence import not_finite
 from rackrun.training.dry_step import unused_layers, why_unused
 from rackrun.training.evaluation import Scores, Table
-from rackrun.training.gradient_sync import GradientSync, split
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange, text_of_exchange
@@ -45,6 +44,7 @@ from rackrun.training.stop_requests import SAVE, StepExchange
 from rackrun.training.stragglers import Stragglers
 from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
 from rackrun.training.trace import trace_remark, traced
+from rackrun.training.uneven_inputs import norms_of_one_image, require_join, taken_by_all
 from rackrun.units import plural
 
 
@@ -90,6 +90,7 @@ class Trainer:
         self.run = run
         self.scores: Scores | None = None  # of the last evaluation
         self.compiled: set[object] = set()  # kinds of batches
+        self.part_size = run.config.batch_size // run.config.grad_accum_steps
         # Since the last line of the log: the sums of losses and of right answers, which stay on the
         # device, as to read them would wait for the step; and the numbers of samples.
         self.sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
@@ -133,8 +134,9 @@ class Trainer:
         # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
         # after a step, so they agree on the strongest request during the steps.
         self.exchange = StepExchange(ranks, lambda: self.run.requests.pending)
-        self.sync = GradientSync(config, ranks, state)
-        self.sync.require_join(self.steps.samples_in(self.schedule.epoch_steps - 1))
+        last_samples = self.steps.samples_in(self.schedule.epoch_steps - 1)
+        require_join(state.model, last_samples, ranks.world)
+        self.ddp = ranks.ddp(state.model, config.grad_compression)
         with closing(self.times):
             yield
 
@@ -151,11 +153,10 @@ class Trainer:
                 log.note_rows(state.step, batch)
                 # A function of the step, so that a run that resumes has nothing to restore.
                 state.set_lr(schedule.lr(state.step))
-                samples = self.steps.samples_in(state.step)
-                parts, fewest = self.sync.parts(self.steps.cut(state.step), samples)
                 kind = (stage, batch.images.shape[2:])
-                with self.compiling(kind), self.sync.step(samples, fewest):
-                    self.step(batch, parts, transforms)
+                parts, fewest = self.steps.parts(state.step, self.part_size)
+                with self.compiling(kind), self.taken_by_all(fewest):
+                    self.step(batch, parts[self.ranks.rank], transforms)
                 # From here on, state.step is the number of steps that are done.
                 log.step(state.step)
                 self.checkpoints.report_ended()
@@ -168,6 +169,13 @@ class Trainer:
             if request := self.end_epoch():
                 return request
         return 0
+
+    def taken_by_all(self, fewest: int) -> AbstractContextManager[None]:
+        """Return the context of a step, whose parts have `fewest` samples or more on any rank."""
+        if not self.ddp:
+            return nullcontext()
+        samples = self.steps.samples_in(self.state.step)
+        return taken_by_all(self.ddp, self.state, self.ranks, samples, fewest)
 
     def compiling(self, kind: object) -> AbstractContextManager[None]:
         """Report the phase "compile" at the first batch of a kind, for which torch compiles.
@@ -184,20 +192,24 @@ class Trainer:
         config, state, classes = self.config, self.state, len(self.data.classes)
         if not len(batch.labels) + batch.skipped:
             # The end of an exact epoch: the ranks that have samples compute the step, and hand over
-            # their state as the context of `sync.step` ends.
+            # their state as Join ends.
             state.is_whole = False
             self.exchange.complete()
             return
         # By the step, so that a run that resumes draws what it would have drawn.
         seed_step(config, self.ranks, state.step)
         share = self.ranks.world / self.steps.batch  # DDP divides by the world
-        sums = torch.zeros_like(self.sums)
-        for number, (images, labels) in enumerate(split(batch, parts), start=1):
-            with self.sync.part(len(labels), is_last=number == parts):
+        model, sums = self.ddp or state.model, torch.zeros_like(self.sums)
+        for number, (images, labels) in enumerate(batch.split(parts), start=1):
+            # Only the last part exchanges gradients; DDP prepares for that during forward.
+            own = self.ddp.no_sync() if self.ddp and number < parts else nullcontext()
+            is_one = len(labels) == 1
+            norms = norms_of_one_image(state.model, config.compile) if is_one else nullcontext()
+            with own, norms:
                 mixed, targets = self.task.mix(config, images, labels, classes)
                 if len(labels) and self.shows_next_batch:
                     self.show_first_batch(mixed, targets)
-                logits = self.compute.logits(self.sync.model, transforms.normalised, mixed)
+                logits = self.compute.logits(model, transforms.normalised, mixed)
                 check_logits(logits, len(labels), classes)
                 if not state.step and number == 1 and are_probabilities(logits):
                     self.log.say(PROBABILITIES)
@@ -221,7 +233,7 @@ class Trainer:
         if config.clip_grad:
             # The limit is one of true gradients, not of those that a float16 loss scales up.
             state.scaler.unscale_(state.optimizer)
-            clip_grad_norm_(self.sync.model.parameters(), config.clip_grad)
+            clip_grad_norm_(state.model.parameters(), config.clip_grad)
         with state.changing():
             state.advance()
         self.sums += sums

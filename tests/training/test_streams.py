@@ -14,7 +14,6 @@ from rackrun.training.data.open import Synthetic
 from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute
 from rackrun.training.evaluation import Table
-from rackrun.training.gradient_sync import GradientSync
 from rackrun.training.ranks import Ranks
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
@@ -69,7 +68,7 @@ def test_a_step_asks_the_device_for_nothing(recipe, options, tmp_path):
     run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     run.log.folder = RunFolder(tmp_path)
     trainer = Trainer(run)
-    trainer.sync = GradientSync(config, ranks, run.state)
+    trainer.ddp = None
     trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)
     trainer.shows_next_batch = False
     run.state.step = 1

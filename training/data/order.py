@@ -15,6 +15,7 @@ A step is the next `batch` rows of the order, and each rank has a part of them (
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import NamedTuple
 
@@ -193,6 +194,13 @@ class Steps:
         """Return how this step is cut among the ranks."""
         return next(cut for cut in reversed(self._cuts) if cut.step <= step)
 
+    def parts(self, step: int, most: int) -> tuple[tuple[int, ...], int]:
+        """Return in how many parts each rank computes its samples, and the fewest of any part.
+
+        A part has at most `most` samples.
+        """
+        return _parts_and_fewest(self.cut(step), self.samples_in(step), most)
+
     @property
     def newest_cut(self) -> Cut:
         """The cut of all steps from some later one on."""
@@ -201,6 +209,15 @@ class Steps:
     def recut(self, cut: Cut) -> None:
         """Cut the steps from one on otherwise, which no loader worker has begun (see `lead`)."""
         self._cuts.append(cut)
+
+
+@lru_cache(8)  # all steps but an epoch's last have the same answer
+def _parts_and_fewest(cut: Cut, samples: int, most: int) -> tuple[tuple[int, ...], int]:
+    # Under an even cut equally many parts on all ranks, as SyncBatchNorm exchanges in each.
+    sizes = cut.sizes(samples)
+    largest = np.maximum(sizes, sizes.max()) if cut.is_even else sizes
+    parts = np.maximum(1, -(-largest // most))
+    return tuple(parts.tolist()), int((sizes // parts).min())
 
 
 class Part(NamedTuple):

@@ -63,6 +63,13 @@ class Batch(NamedTuple):
         """How many bad samples are not in it."""
         return len(self.left_out)
 
+    def split(self, parts: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the images and labels of the parts that are computed one after another."""
+        if parts == 1:
+            return [(self.images, self.labels)]
+        images, labels = self.images.tensor_split(parts), self.labels.tensor_split(parts)
+        return list(zip(images, labels, strict=True))
+
 
 class Ring:
     """Places for batches, in memory that a rank shares with its loader workers."""
