@@ -54,7 +54,9 @@ def export(trained: Trained, out: Path) -> float:
             warnings.simplefilter("ignore")  # of exporters, on what users cannot change
             data = chosen.write(trained)
             run_exported = chosen.read(trained, data)
-    except Exception as error:  # exporters raise anything
+    # torch.export, onnx and ONNX Runtime have errors without a common class, and raise those of the
+    # model's own code; all mean that this model has no such format.
+    except Exception as error:
         raise SaveError(
             f"{trained.path}: cannot be exported as {out.suffix}: {one_line(str(error))[:300]};"
             f" type another suffix: {', '.join(FORMATS)}"

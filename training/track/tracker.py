@@ -118,7 +118,9 @@ class Tracker:
     def _run(self) -> None:
         try:
             self._send()
-        except Exception as error:  # of a library that talks to a server: any
+        # Whatever the library raises, or any that it talks to its server by: a run does not end as
+        # nobody takes its lines, and one line says why.
+        except Exception as error:
             self._problem = self._problem or one_line(str(error))[:300] or repr(error)
 
     def _send(self) -> None:
