@@ -56,10 +56,8 @@ def make_groups(model: nn.Module, config: OptimSettings) -> list[Group]:
     `lr_scale` is a group's share of the learning rate: 1 for the last layer of the model, and
     --layer-decay times less for each one before it.
     """
-    depths = _depths_of(model)
     spared = set() if config.decays_all else without_decay(model)
-    deepest = max(depths.values(), default=0)
-    scales = {name: config.layer_decay ** (deepest - depth) for name, depth in depths.items()}
+    scales = _lr_scales(model, config.layer_decay)
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {
         (spares, scale): []
         for spares in (False, True)
@@ -93,6 +91,14 @@ def without_decay(model: nn.Module) -> set[str]:
         or name in named
         or not named.isdisjoint(name.split("."))
     }
+
+
+def _lr_scales(model: nn.Module, layer_decay: float) -> dict[str, float]:
+    if layer_decay == 1:
+        return dict.fromkeys((name for name, _ in model.named_parameters()), 1.0)
+    depths = _depths_of(model)
+    deepest = max(depths.values(), default=0)
+    return {name: layer_decay ** (deepest - depth) for name, depth in depths.items()}
 
 
 def _depths_of(model: nn.Module) -> dict[str, int]:
