@@ -6,7 +6,6 @@ a gradient on several ranks. It runs on the CPU, since torch's device `meta` acc
 other device allows.
 """
 
-import copy
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -21,6 +20,7 @@ from rackrun.training import checkpoint
 from rackrun.training.config import Config
 from rackrun.training.device import Compute
 from rackrun.training.layers import frozen_weights
+from rackrun.training.state import copy_for_average
 from rackrun.training.task import Task, blamed_on_model, check_logits
 from rackrun.units import first_few
 
@@ -41,7 +41,9 @@ def dry_step(task: Task, config: Config, classes: int) -> str:
                 return _step(model, task, config, classes)
         except Problem:
             raise
-        except Exception:  # of the user's code, whatever it raises
+        # Whatever the user's code raises for lack of what only hosts have: files, devices, packages
+        # with errors of their own. What is wrong on a host, too, its ranks raise with a traceback.
+        except Exception:
             return ""
 
 
@@ -50,7 +52,7 @@ def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
     height, width, channels = transforms.training_shape
     images = torch.zeros(IMAGES, channels, height, width, dtype=torch.uint8)
     if config.ema_decay:
-        require_copy(model, config)
+        copy_for_average(model, config)
     has_channels_last = config.channels_last != "off"
     compute = Compute(torch.device("cpu"), "fp32", has_channels_last, compile=False)
     try:
@@ -66,18 +68,6 @@ def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
     frozen = [name for name in config.freeze.split(",") if name]
     kept = frozen_weights(model, frozen, classes) if frozen else set()
     return why_unused(unused_layers(model, kept), config)
-
-
-def require_copy(model: nn.Module, config: Config) -> None:
-    """Raise UserCodeError for a model of which no average can be kept."""
-    try:
-        copy.deepcopy(model)
-    except (RuntimeError, TypeError, ValueError, AttributeError, PicklingError) as error:
-        raise UserCodeError(
-            f"--model {config.model}: cannot be copied, as --ema-decay needs:"
-            f" {one_line(str(error))[:200]}; leave --ema-decay out, or change the model (for"
-            " torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm)"
-        ) from None
 
 
 def require_plain_state(model: nn.Module, config: Config) -> None:

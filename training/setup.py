@@ -16,7 +16,7 @@ from rackrun.training.data.interface import Data
 from rackrun.training.data.open import open_data
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import Compute, set_up
-from rackrun.training.dry_step import require_copy, require_plain_state
+from rackrun.training.dry_step import require_plain_state
 from rackrun.training.log import Log
 from rackrun.training.loss import class_weights
 from rackrun.training.models.named import is_own
@@ -81,8 +81,6 @@ class TrainingRun:
         model = self.task.built(config, len(self.data.classes))
         if config.gradient_checkpointing:
             with_recomputed_blocks(model)
-        if config.ema_decay:
-            require_copy(model, config)
         if is_own(config.model):
             require_plain_state(model, config)
         state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pickle import PicklingError
 from threading import Lock
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import get_total_norm
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from rackrun.errors import UserCodeError
+from rackrun.terminal import one_line
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts, Scaling
 from rackrun.training.layers import frozen_weights, resting_modules
@@ -39,8 +42,10 @@ class TrainingState:
         device = next(model.parameters()).device
         self.scaler = GradScaler(device.type, enabled=float16)
         self._one, self._skipped = torch.ones((), device=device), torch.zeros((), device=device)
-        decay = config.ema_decay
-        self.average = Average(model, decay, config.ema_steps) if decay else None
+        self.average: Average | None = None
+        if config.ema_decay:
+            copied = copy_for_average(model, config)
+            self.average = Average(copied, config.ema_decay, config.ema_steps)
         self.step = 0
         self.epoch = 0  # how many are done, evaluation included
         self.accuracy = 0.0
@@ -185,8 +190,20 @@ class TrainingState:
         self.improvement = Improvement(**state["improvement"])
 
 
+def copy_for_average(model: nn.Module, config: Config) -> nn.Module:
+    """Return a copy of the model; UserCodeError for one of which no average can be kept."""
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError, ValueError, AttributeError, PicklingError) as error:
+        raise UserCodeError(
+            f"--model {config.model}: cannot be copied, as --ema-decay needs:"
+            f" {one_line(str(error))[:200]}; leave --ema-decay out, or change the model (for"
+            " torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations.weight_norm)"
+        ) from None
+
+
 class Average:
-    """The exponential moving average (EMA): a copy of the model whose weights follow it slowly.
+    """The exponential moving average (EMA) in a copy of the model, whose weights follow it slowly.
 
     Not torch's AveragedModel, for two reasons. That asks the device at every step whether its count
     of updates is 0, so that each step would wait for the GPU; and at the first update it copies the
@@ -194,7 +211,7 @@ class Average:
     """
 
     def __init__(self, model: nn.Module, decay: float, every: int) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(False).eval()
+        self.model = model.requires_grad_(False).eval()
         self.decay = decay
         self.every = every
 
