@@ -144,13 +144,16 @@ class Attempts:
                     output.note(self._fetched(attempt))
             output.note_result(self.final, is_last=following is None)
         if following is not None and following.restarts > state.restarts:
-            line = f"restart {following.restarts} of {state.max_restarts}"
-            self.spec = replace(self.spec, turn="")  # before launches that wait
-            self._say(line)
-            output.events.write("restart", number=following.restarts)
-            text = f"{line}; {last_line(self.final)}"
-            self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
+            self._announce_restart(following, output)
         return following
+
+    def _announce_restart(self, following: RestartState, output: RunOutput) -> None:
+        line = f"restart {following.restarts} of {following.max_restarts}"
+        self.spec = replace(self.spec, turn="")  # before launches that wait
+        output.note(line)
+        output.events.write("restart", number=following.restarts)
+        text = f"{line}; {last_line(self.final)}"
+        self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
 
     def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:
         active = [host.name for host in attempt.plan.hosts]
