@@ -54,18 +54,18 @@ class LaunchSpec(Requirements):
             tuple(self.hosts), options.max_restarts, options.spares, options.min_hosts
         )
 
-    def with_needs(self, task: TaskNeeds) -> LaunchSpec:
+    def with_needs(self, needs: TaskNeeds) -> LaunchSpec:
         """Return the same launch of a task that needs this of the hosts.
 
         Raise UsageError if a restart on as few of them as --min-hosts says could not continue it.
         """
         least = self.options.min_hosts
-        if task.keeps_ranks and 0 < least < len(self.restart_state.active()):
+        if needs.keeps_ranks and 0 < least < len(self.restart_state.active()):
             raise UsageError(
                 f"--min-hosts {least}: each rank adds --batch-size images to a step, so fewer ranks"
                 " cannot continue the run; type --exact-epochs behind the task, or leave it out"
             )
-        return replace(self, needs=task)
+        return replace(self, needs=needs)
 
     @property
     def planned_folder(self) -> RunFolder:

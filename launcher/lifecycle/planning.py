@@ -63,7 +63,7 @@ def preflight(
 
 def refuse_ranks(cluster: ClusterFacts) -> None:
     """Raise UsageError where the task cannot run on as many ranks as these hosts have."""
-    if why := cluster.requirements.task.rank_problem(cluster.ranks):
+    if why := cluster.requirements.task_needs.rank_problem(cluster.ranks):
         raise UsageError(why)
 
 

@@ -120,7 +120,7 @@ def _cuda_of_torch(host: HostFacts) -> str:
 
 
 def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    task, basics = cluster.requirements.task, host.basics
+    task, basics = cluster.requirements.task_needs, host.basics
     missing = _missing_packages(host, cluster)
     if missing and (_torch(host) or not cluster.requirements.is_here):
         yield Fault(
@@ -138,7 +138,7 @@ def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 
 def _missing_packages(host: HostFacts, cluster: ClusterFacts) -> list[str]:
-    task = cluster.requirements.task
+    task = cluster.requirements.task_needs
     is_first = host is first_responding(cluster)  # trackers run beside the first rank
     return _missing(host, (*task.packages, *(task.trackers if is_first else ())))
 
@@ -319,7 +319,7 @@ def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
             hint_here="name others with --data",
         )
     elif shards.dataset:
-        splits = cluster.requirements.task.splits
+        splits = cluster.requirements.task_needs.splits
         if problem := why_no_splits(shards.dataset, splits, shards.splits):
             hold_out = f"to hold one out, type: {called('convert')} --help"
             yield Fault(problem, f"name another with --eval-split; {hold_out}")

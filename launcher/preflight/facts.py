@@ -247,7 +247,7 @@ class HostProbe:
                 Image,
                 name=image.name,
                 command=command,
-                packages=requirements.task.imports,
+                packages=requirements.task_needs.imports,
                 workdir=basics.workdir,
             )
             # The ranks run on the interpreter of the container, in place of the host's.
@@ -277,7 +277,7 @@ class HostProbe:
     def _ask_basics(self) -> Basics:
         """Ask for what is known at once; note how far the host's clock is ahead of ours."""
         requirements, facts, host = self.requirements, self.facts, self.facts.host
-        python, task = host.python or requirements.options.python, requirements.task
+        python, task = host.python or requirements.options.python, requirements.task_needs
         arguments: dict[str, object] = dict(
             workdir=host.workdir or requirements.workdir,
             python=python,

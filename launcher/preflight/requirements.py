@@ -98,7 +98,7 @@ class Requirements:
         return option_of(self.work, "--device") == "cuda"
 
     @property
-    def task(self) -> TaskNeeds:
+    def task_needs(self) -> TaskNeeds:
         """What the task needs, with the packages that its interpreter must have for any task.
 
         What --sync will bring need not be there.
