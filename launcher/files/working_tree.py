@@ -19,7 +19,7 @@ from rackrun.cuda import BASE
 from rackrun.errors import UsageError
 from rackrun.launcher.remote.files import INSTALLED, file_digest
 from rackrun.launcher.remote.processes import names_in
-from rackrun.launcher.remote.upload import INCOMING, MANIFEST
+from rackrun.launcher.remote.upload import INCOMING
 from rackrun.terminal import one_line
 from rackrun.units import data_size, first_few
 
@@ -92,7 +92,7 @@ def working_tree(
         if why != _UNKNOWN and (is_in_one or why != _NO_GIT):
             say(f"warning: the hosts' code is not compared with this folder: {why}")
         return None
-    ours: tuple[str, ...] = (MANIFEST, INCOMING, f"{INSTALLED}/")
+    ours: tuple[str, ...] = (INCOMING, f"{INSTALLED}/")
     if runs:  # of a folder elsewhere, this begins with ../ and excludes nothing
         ours += (f"{os.path.relpath(runs.resolve(), folder.resolve())}/",)
     # by identity: our own output may go to a file of this folder, as with `> train.log`

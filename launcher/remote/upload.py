@@ -30,8 +30,11 @@ from rackrun.launcher.remote.files import (
 from rackrun.launcher.remote.processes import all_pids, environment_of
 from rackrun.launcher.remote.service import reply
 
-MANIFEST = ".rackrun-files"
+MANIFEST = f"{INSTALLED}/files"
 """Lists the files that were copied to a working directory: those deleted here are deleted there."""
+
+IGNORED = f"{INSTALLED}/.gitignore"
+"""Hides both from git: the folder may be the user's own working tree, as in a home of all hosts."""
 
 INCOMING = ".rackrun-incoming-"
 """Start of the name of the folder beside it, in which files wait until all have come."""
@@ -182,16 +185,11 @@ def exchange(root: str, incoming: str, arrived: list[str], paths: list[str]) -> 
     """
     for path in sorted(brought(root) - set(paths)):
         remove(root, path)
-    with open(os.path.join(incoming, MANIFEST), "x") as file:
-        json.dump(paths, file)
-    os.replace(os.path.join(incoming, MANIFEST), os.path.join(root, MANIFEST))
-    if any(path.startswith(f"{INSTALLED}/") for path in arrived):
-        # The folder may be the user's own working tree, as with a home that hosts share.
-        ignored = f"{INSTALLED}/.gitignore"
-        with open(os.path.join(incoming, ignored), "x") as file:
-            file.write("*\n")
-        arrived = [*arrived, ignored]
-    for path in arrived:
+    os.makedirs(os.path.join(incoming, INSTALLED), exist_ok=True)
+    for path, text in ((MANIFEST, json.dumps(paths)), (IGNORED, "*\n")):
+        with open(os.path.join(incoming, path), "x") as file:
+            file.write(text)
+    for path in (MANIFEST, IGNORED, *arrived):
         target = path_below(root, path)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(os.path.join(incoming, path), target)

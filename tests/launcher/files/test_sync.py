@@ -72,6 +72,11 @@ def test_sync_brings_the_tree_and_later_only_what_changed(start_lab):
     code, _, err = launch(lab, "--sync")
     assert code == 0
     assert "copied" not in err
+    subprocess.run(["git", "-C", remote, "init", "-q"], check=True)
+    status = subprocess.run(
+        ["git", "-C", remote, "status", "--porcelain"], capture_output=True, text=True, check=True
+    )
+    assert "mine" in status.stdout and "rackrun" not in status.stdout
 
 
 def test_sync_leaves_a_folder_alone_in_which_another_run_works(start_lab):
@@ -247,7 +252,7 @@ def tree(folder: Path) -> dict[str, bytes | str]:
         else path.read_bytes()
         for path in folder.rglob("*")
         if (path.is_symlink() or path.is_file())
-        and not {".git", "runs", "ignored", ".rackrun-files", "__pycache__"}
+        and not {".git", "runs", "ignored", ".rackrun", "__pycache__"}
         & set(path.relative_to(folder).parts)
     }
 
@@ -329,7 +334,7 @@ def brought(remote: Path, files: dict[str, str]) -> tuple[list[str], TrackedTran
     return lines, transport
 
 
-@pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun-files", "a"])
+@pytest.mark.parametrize("trap", ["package", "package/deep", ".rackrun/files", "a"])
 def test_links_of_a_host_are_not_written_through(tmp_path, trap):
     """A link where a folder should be is named; one where a file should be is replaced."""
     remote, outside = tmp_path / "there", tmp_path / "outside"
@@ -341,8 +346,8 @@ def test_links_of_a_host_are_not_written_through(tmp_path, trap):
     if trap in ("package", "package/deep"):
         with pytest.raises(PreflightRefused, match="package/deep/words.py: a link or a file is"):
             brought(remote, files)
-    elif trap == ".rackrun-files":
-        with pytest.raises(PreflightRefused, match=r"\.rackrun-files"):
+    elif trap == ".rackrun/files":
+        with pytest.raises(PreflightRefused, match=r"\.rackrun/files"):
             brought(remote, files)
     else:
         brought(remote, files)
@@ -360,7 +365,7 @@ def test_what_a_host_left_that_went_down_in_a_copy_goes_after_a_day(tmp_path):
         folder.mkdir(parents=True)
         os.utime(folder, (time.time() - age,) * 2)
     brought(remote, {"a": "new"})
-    assert {path.name for path in remote.iterdir()} == {"a", ".rackrun-files", folder.name}
+    assert {path.name for path in remote.iterdir()} == {"a", ".rackrun", folder.name}
 
 
 def test_a_file_that_changes_while_it_is_brought_is_named(tmp_path):
