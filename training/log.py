@@ -246,6 +246,9 @@ class Log:
         measured = dict[str, object]({"report": report} if report else {})
         if self._judges:
             measured["accuracy"] = round(accuracy, 6)
+        elif self._last_epoch.samples and not self._config.synthetic:
+            # The reports have that of the last steps, which may be of a few images.
+            measured["accuracy"] = round(self._last_epoch.accuracy, 6)
         if self._total.samples:
             measured["images_per_second"] = round(self._total.images_per_second, 1)
         self.phase(phases.DONE, **measured, final=str(self.folder.final))

@@ -285,6 +285,15 @@ def test_what_is_left_out_by_only_classes_is_said(cli, shards):
     assert "of each class" not in result.said
 
 
+def test_without_validation_the_accuracy_of_a_run_is_that_of_its_last_epoch(cli, project):
+    """Not that of its last step, which had two images."""
+    assert cli("rackrun convert folder set shards --val-percent 0").code == 0
+    result = train(cli, "Small", "--epochs 1 --batch-size 8", launcher="--name one")
+    (file,) = project.glob("runs/*-one/result.json")
+    accuracy = json.loads(file.read_text())["report"]["accuracy"]
+    assert result.code == 0 and f"\ntraining accuracy {accuracy:.2%}  " in result.said, result
+
+
 def test_a_split_that_lacks_classes_is_named(cli, project):
     for colour in COLOURS:
         shutil.copytree(project / "set" / colour, project / "split" / "train" / colour)
