@@ -67,8 +67,11 @@ class Trained:
         """Return the most likely classes of image files with their probabilities, best first.
 
         They are turned upright by their EXIF, and HEIC is read, as in a conversion of own images.
-        There are none of an image for which the model's output is not finite.
+        There are none of an image for which the model's output is not finite. Raise TypeError for
+        a path or a decoded image.
         """
+        if not isinstance(images, Sequence) or not all(isinstance(each, bytes) for each in images):
+            raise TypeError('predict takes a list of files: [Path("cat.jpg").read_bytes()]')
         return self.predict_pixels(
             [for_prediction(self.transforms, data) for data in images], top_k
         )

@@ -194,3 +194,10 @@ def test_tables_for_people(untrained, three, capsys):
     assert "calibration error" in shown
     assert "label ↓ predicted →" in shown
     assert sum(line.startswith("cross") for line in shown.splitlines()) == 2
+
+
+@pytest.mark.parametrize("images", ["cat.jpg", Path("cat.jpg"), [Path("cat.jpg")], b"GIF89a"])
+def test_what_is_no_list_of_files_is_told_what_one_is(images, final):
+    """A path as text would be a list of letters, and a file one of numbers."""
+    with pytest.raises(TypeError, match="list of files.*read_bytes"):
+        load_of_any_task(final).predict(images)
