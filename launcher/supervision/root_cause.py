@@ -53,6 +53,10 @@ _BETWEEN_RANKS = re.compile("gloo|NCCL|nccl")
 
 _TRACEBACK = "Traceback (most recent call last):"
 _PLACED_ERROR = re.compile(r"^error: (\S.*?:\d+(?: in \S+)?: .+)", re.MULTILINE)
+_USAGE = re.compile(r"\S+: error: |Error: ")
+"""How argparse and click begin what they say last of words that they do not take."""
+_UNGUARDED = "freeze_support()"
+"""In what multiprocessing says of a script that starts processes as it is imported."""
 _TERMINATED = "terminate called without an active exception"
 _COLLECTIVE = re.compile(r"/torch/(distributed|nn/parallel)/|in _engine_run_backward$")
 
@@ -247,9 +251,12 @@ def _cause_of_rank(ended: RankEnded, tail: str) -> Cause:
     if ended.code == 127 and "rackrun: cannot start" in tail:  # the shim found no such program
         return replace(cause, text=_last_line(tail).removeprefix("rackrun: "))
     if not exception:
-        only = _last_line(tail) if len(tail.splitlines()) == 1 else ""
-        return replace(cause, text=f"exit code {ended.code}{only and f': {only}'}")
+        is_said = len(tail.splitlines()) == 1 or _USAGE.match(_last_line(tail))
+        said = f": {_last_line(tail)}" if is_said else ""
+        return replace(cause, text=_cut(f"exit code {ended.code}{said}"))
     advice = "a smaller --batch-size may fit" if "out of memory" in exception else ""
+    if _UNGUARDED in tail:
+        advice = "what starts processes must be below if __name__ == '__main__':"
     return replace(cause, text=_cut(exception), advice=advice, traceback=_cut_traceback_of(tail))
 
 

@@ -81,6 +81,31 @@ def test_a_log_of_one_line_is_the_reason():
     assert cause.text == "exit code 2"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py: error: the following arguments are required: --local_rank",
+        "Error: No such option: --epoch Did you mean --epochs?",
+    ],
+)
+def test_words_that_a_script_does_not_take_are_the_reason(line):
+    """A log that ends as argparse and click end it; what is said of a count of errors is not."""
+    cause = find_root_cause([RankEnded(0, 0, 2)], [], tails(rank0=f"usage: it\n{line}\n"))
+    assert cause.text == f"exit code 2: {line}"
+    cause = find_root_cause([RankEnded(0, 0, 2)], [], tails(rank0=f"{line}\n3 tests\n"))
+    assert cause.text == "exit code 2"
+
+
+def test_a_script_that_starts_processes_as_it_is_imported_is_told_where_to():
+    """The exception that ends the rank says only that a worker has ended."""
+    guard = "RuntimeError: \n  if __name__ == '__main__':\n      freeze_support()\n"
+    ended = "RuntimeError: DataLoader worker (pid 7) exited unexpectedly\n"
+    trace = f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n{ended}'
+    cause = find_root_cause([RankEnded(0, 0, 1)], [], tails(rank0=guard + trace))
+    assert cause.text == ended.strip()
+    assert "__main__" in cause.advice
+
+
 @pytest.mark.parametrize("noise", [GLOO, NCCL, PREFIXED, GLOO + ABORTED])
 def test_a_broken_connection_is_a_secondary_failure(noise):
     """Peers notice a dead rank before its host reports: one without a network error is named."""
