@@ -104,7 +104,8 @@ def call_by(script: str, folder: str) -> None:
 
 def called(name: str) -> str:
     """Return a command as the user would call it here: `rackrun stop`, or `./run-ssh stop`."""
-    return f"{_called(name)} --on {_Caller.on}" if _Caller.on and name in MANAGES else _called(name)
+    is_there = _Caller.on and name in (*MANAGES, "rerun")
+    return f"{_called(name)} --on {_Caller.on}" if is_there else _called(name)
 
 
 def _called(name: str) -> str:

@@ -91,7 +91,7 @@ def run_on_host(args: Sequence[str]) -> int:
         raise UsageError(f"--on {host}: name the command to run there, such as ssh or ps")
     ssh = ["ssh", *(("-F", config) if config else ())]
     is_launch = not any(word in MANAGES for word in remote_args[:2])
-    if is_launch and remote_args[0].rpartition("run-")[2] not in LAUNCHES:
+    if is_launch and remote_args[0].rpartition("run-")[2] not in (*LAUNCHES, "rerun"):
         name = remote_args[0]
         raise UsageError(f"--on {host}: {name} runs only here; to use it there, log in there")
     folder = _folder_there()

@@ -19,6 +19,8 @@ TWICE = {f"runs/2026010{day}-000000-night/plan.json": "{}" for day in (1, 2)}
 # fmt: off
 ROWS = [
     Refusal("rackrun --on gpu01", 64, ("--on gpu01", "such as ssh")),
+    Refusal("rackrun doctor --on gpu01 RUN", 64, ("--on gpu01", "log in there")),
+    Refusal("rackrun rerun --on none.invalid latest", 69, "no host named none.invalid"),
     # Which run.
     *(
         Refusal(f"./run-ssh {verb}", 64, (f"{verb}: which run?", f"./run-ssh {verb} RUN"))

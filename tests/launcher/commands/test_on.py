@@ -87,6 +87,8 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
         assert not path.is_file() or b"canary-" not in path.read_bytes(), path
     code, _, err = ended(typed("nothing", verb=("attach",)))
     assert code == 64 and "ps --on head lists" in err, err
+    code, out, _ = ended(typed("--dry-run", "--secret", "CANARY", "latest", verb=("rerun",)))
+    assert code == 0 and "train.py" in out, out
 
 
 def test_data_that_is_only_here_is_refused_with_what_to_type(laptop):
