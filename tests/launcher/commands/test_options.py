@@ -2,6 +2,7 @@
 
 import ast
 import json
+import subprocess
 import tomllib
 from importlib import import_module
 from itertools import chain
@@ -15,7 +16,6 @@ from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
 from rackrun.errors import UsageError
 from rackrun.launcher import launch
-from rackrun.launcher.commands.local import LocalLaunch
 from rackrun.launcher.commands.parse import (
     ELSEWHERE,
     OF_TASKS,
@@ -24,14 +24,10 @@ from rackrun.launcher.commands.parse import (
 )
 from rackrun.launcher.commands.ray import RayOptions
 from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
-from rackrun.launcher.run.job import Command, TaskWork
-from rackrun.launcher.run.plan import make_plan
-from rackrun.launcher.run.planned_host import PlannedHost
+from rackrun.launcher.run.job import TaskWork
 from rackrun.launcher.run.settings import LocalOptions
-from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
 from rackrun.training.entry import run_command
-from rackrun.user_code.revision import git_commit
 from tests.lab.warm import ROOT
 
 
@@ -98,12 +94,14 @@ def test_type_checkers_know_what_programs_may_import():
         assert "py.typed" in marked["package-data"][package], package
 
 
-def test_ranks_know_the_commit_of_the_launchers_code(tmp_path, monkeypatch):
+def test_ranks_know_the_commit_of_the_launchers_code(cli, tmp_path):
     """Code that --sync sent to a host has no git there."""
-    monkeypatch.chdir(ROOT)
-    job = LocalLaunch(LocalOptions()).spec_of(Command(("true",))).job(RunFolder(tmp_path))
-    plan = make_plan(job, [PlannedHost("a", "a", 1, "python", "/", "/x")], 1)
-    assert dict(plan.hosts[0].environment)["RACKRUN_COMMIT"] == git_commit(ROOT) != ""
+    git = ["git", "-C", tmp_path, "-c", "user.name=x", "-c", "user.email=x"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    (host,) = json.loads(cli("rackrun local --dry-run --json -- true").out)["hosts"]
+    assert dict(host["environment"])["RACKRUN_COMMIT"] == commit
 
 
 CLASSES = {"ssh": SshOptions, "local": LocalOptions, "node": NodeOptions}

@@ -15,7 +15,6 @@ from rackrun.launcher.commands import upload
 from rackrun.launcher.commands.settings import SshOptions
 from rackrun.launcher.files.working_tree import (
     WorkingTree,
-    _is_private,
     remarks_on,
     with_installed,
     with_untracked,
@@ -25,6 +24,7 @@ from rackrun.launcher.remote.files import INSTALLED
 from rackrun.launcher.run.hosts import Host
 from tests.lab.hosts import Lab
 from tests.lab.needs import need
+from tests.lab.run import write
 from tests.lab.waiting import until
 
 DIGESTS = """
@@ -251,11 +251,10 @@ keyboard.csv environment.yml data.csv model.pt tokenize.py monkey.txt auth/login
 """
 
 
-@pytest.mark.parametrize(("names", "is_private"), [(SECRET, True), (PLAIN, False)])
 @pytest.mark.security("SSH-9")
-def test_names_of_secrets_are_known_and_others_are_not(names, is_private, tmp_path):
+def test_names_of_secrets_are_known_and_others_are_not(tmp_path):
     """SSH-9: what programs call their secrets is left out of --sync; vocabularies are not."""
-    for name in names.split():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch(mode=0o644)
-    assert [name for name in names.split() if _is_private(tmp_path, name) != is_private] == []
+    write(tmp_path, dict.fromkeys((SECRET + PLAIN).split(), ""))
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    code = working_tree(tmp_path, print)
+    assert sorted(with_untracked(code, [], print).files) == sorted(PLAIN.split())

@@ -4,9 +4,9 @@ import json
 import signal
 import sys
 
-from rackrun.launcher.commands.local import main as local
-from rackrun.launcher.run.job import Command, TaskWork
-from rackrun.launcher.search.sweep import cells, members_of
+import pytest
+
+from rackrun.launcher.search.sweep import cells
 from rackrun.run_files import RunEnd
 from rackrun.run_report.folder import Story
 from tests.lab.hosts import Lab
@@ -64,15 +64,6 @@ def test_each_combination_is_a_run_and_one_that_fails_ends_no_other(start_lab):
     assert "t-2-lr-0.1-wd-1" in (lab.folder / page).read_text()
 
 
-def test_values_in_brackets_and_names_with_underscores_stay_as_they_are_typed():
-    """A script gets [1,2] whole, and its --layer_sizes; a task has no underscores."""
-    combinations = members_of(["layer_sizes=[1,2],[3]"], "t")
-    words = [each.work(Command(("python", "t.py"))).args[-1] for each in combinations]
-    assert words == ["--layer_sizes=[1,2]", "--layer_sizes=[3]"]
-    task = members_of(["weight_decay=0"], "t")[0].work(TaskWork("mnist", ("--weight-decay", "1")))
-    assert task.options == ("--weight-decay=0",)
-
-
 def test_a_script_has_what_it_reported():
     """Without metrics.jsonl a row shows the numbers of its last report, and nothing else of it."""
     report = {"accuracy": 0.9, "loss": 0.25, "images_per_second": 1234.0}
@@ -99,11 +90,22 @@ def test_ctrl_c_ends_every_run(start_lab):
     )
 
 
-def test_a_dry_run_of_a_sweep_prints_lines_that_can_be_typed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    task = ("catdog", "--synthetic", "--device", "cpu", "--epochs", "1")
-    assert local(["--dry-run", "--sweep", "lr=0.1,0.3", *task]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.startswith("./run-local --plain --name=catdog-1-lr-0.1 ")
-    assert second.endswith(" catdog --synthetic --device cpu --epochs 1 --lr=0.3")
-    assert list(tmp_path.iterdir()) == []
+TASK = "--synthetic --device cpu"
+
+
+@pytest.mark.parametrize(
+    ("swept", "name", "last"),
+    [
+        (f"lr=0.1,0.3 catdog {TASK}", "catdog-1-lr-0.1", f"catdog {TASK} --lr=0.3"),
+        (f"weight_decay=0,1 mnist {TASK} --weight-decay 2", "mnist-1-weight_decay-0",
+         f"mnist {TASK} --weight-decay=1"),
+        ("layer_sizes=[1,2],[3] -- true", "true-1-layer_sizes-_1_2_", "true '--layer_sizes=[3]'"),
+    ],
+)  # fmt: skip
+def test_a_dry_run_of_a_sweep_prints_lines_that_can_be_typed(swept, name, last, cli, tmp_path):
+    """Values in brackets are whole; a script gets names as they are typed, a task its own."""
+    result = cli(f"./run-local --dry-run --sweep {swept}")
+    first, second = result.out.splitlines()
+    assert first.startswith(f"./run-local --plain --name={name} "), result
+    assert second.endswith(f" {last}"), result
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]  # of the lab
