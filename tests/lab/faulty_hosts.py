@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.lab import warm
 from tests.lab.data import drawn_shards
@@ -233,6 +233,29 @@ class Hosts(NetLab):
                 self.cut_power(number)
         super().stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class OnHosts:
+    """A run on hosts of its own, which end with it."""
+
+    def __init__(self, count: int) -> None:
+        self.hosts = Hosts(count)
+        self.runs = self.hosts.folder / "runs"
+        self.process: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.process is not None:
+            if self.process.poll() is None:
+                self.process.kill()
+            self.process.communicate()
+        self.hosts.stop()
+
+    def write_hosts(self) -> str:
+        """Write hosts.txt and return its path."""
+        return self.hosts.cheap_hosts(f"workdir={self.hosts.folder} slots=1")
 
 
 @contextmanager

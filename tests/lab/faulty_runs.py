@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.lab.detached import writers_of
 from tests.lab.fault import LEASE_SECONDS, Fault, Outcome, with_limits
-from tests.lab.faulty_hosts import Hosts
+from tests.lab.faulty_hosts import OnHosts
 from tests.lab.hosts import ROOT, children, command_line, processes_with, with_signal
 from tests.lab.waiting import until
 
@@ -24,30 +24,18 @@ RANK = str(Path(__file__).with_name("fault_rank.py"))
 SAYS_DONE = "all steps are done"
 
 
-class Run:
+class Run(OnHosts):
     """An attached run, and what a fault does to it."""
 
     def __init__(
         self, fault: Fault, folder: Path, chance: random.Random | None, slow: float, count: int = 2
     ) -> None:
+        super().__init__(count)
         self.fault, self.chance, self.slow = fault, chance, slow
-        self.hosts = Hosts(count)
         self.number = chance.randint(1, count) if chance else count
         """Of the host of the fault."""
 
-        self.runs = self.hosts.folder / "runs"
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
-        self.process: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.kill()
-            self.process.communicate()
-        self.hosts.stop()
 
     # -- the run
 
@@ -78,11 +66,6 @@ class Run:
             fresh=self.fault.moment != "step",
             env=self.environment(),
         )
-
-    def write_hosts(self) -> str:
-        """Write hosts.txt and return its path."""
-        python = self.hosts.cheap_python()
-        return str(self.hosts.write_hosts(f"python={python} workdir={self.hosts.folder} slots=1"))
 
     def environment(self) -> dict[str, str]:
         """Return the variables that mark what is left on this machine."""
@@ -136,13 +119,13 @@ class Run:
             return list(self.hosts.processes(self.number))
         return self.hosts.parts(self.number).get(kind, [])
 
-    def send(self, kinds: str, *names: str, pause_seconds: float = 0.2) -> None:
+    def send(self, kinds: str, *names: str) -> None:
         """Send signals, some time apart, to a process of each kind of `agent+guard`."""
         pids = [pid for kind in kinds.split("+") for pid in self.any_of(self.processes(kind))]
         assert pids or self.fault.moment != "step", f"no {kinds} on {self.victim}"
         self.send_to(pids, names[0])
         for name in names[1:]:
-            time.sleep(pause_seconds)
+            time.sleep(0.2)
             self.send_to(pids, name)
 
     def any_of(self, pids: list[int]) -> list[int]:

@@ -10,12 +10,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.lab.checkout import copy_rackrun
 from tests.lab.clusters import SlurmLab
 from tests.lab.fault import LEASE_SECONDS, LIMITS
-from tests.lab.faulty_hosts import Hosts, in_network
+from tests.lab.faulty_hosts import OnHosts, in_network
 from tests.lab.faulty_runs import RANK
 from tests.lab.hosts import ROOT, children, processes_with, with_signal
 from tests.lab.run import MAIN
@@ -33,24 +33,12 @@ sys.exit(ended.exit_code)
 """
 
 
-class Starter:
+class Starter(OnHosts):
     """A run on one host that a command without a terminal has started, as in a CI job."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(1)
         self.folder = folder
-        self.hosts = Hosts(1)
-        self.runs = self.hosts.folder / "runs"
-        self.process: Any = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.process is not None:
-            if self.process.poll() is None:
-                self.process.kill()
-            self.process.communicate()
-        self.hosts.stop()
 
     def start(self) -> None:
         """Start the run, and wait until it trains."""
@@ -66,13 +54,8 @@ class Starter:
         """Return the words of the launcher."""
         return (
             *("--ssh-config", str(self.hosts.config), "--runs", str(self.runs), *LIMITS),
-            *(self.hosts_file(), *self.ranks()),
+            *(self.write_hosts(), *self.ranks()),
         )
-
-    def hosts_file(self) -> str:
-        """Write hosts.txt and return its path."""
-        python = self.hosts.cheap_python()
-        return str(self.hosts.write_hosts(f"python={python} workdir={self.hosts.folder} slots=1"))
 
     def ranks(self) -> tuple[str, ...]:
         """Return the command to run."""
@@ -216,7 +199,7 @@ class OnAnotherMachine(OnTerminal):
         (host.folder / ".ssh").mkdir()
         shutil.copy(self.hosts.config, host.folder / ".ssh" / "config")
         copy_rackrun(self.working_folder(), self.hosts.cheap_python())
-        shutil.copy(self.hosts_file(), self.working_folder())
+        shutil.copy(self.write_hosts(), self.working_folder())
         super().begin()
 
     def words(self) -> tuple[str, ...]:
@@ -252,7 +235,7 @@ class FromProgram(Starter):
     def program(self) -> str:
         """Return the text of the program."""
         names = [name.lstrip("-").replace("-", "_") for name in LIMITS[::2]]
-        options = {"hosts": self.hosts_file(), "ssh_config": str(self.hosts.config), "plain": True}
+        options = {"hosts": self.write_hosts(), "ssh_config": str(self.hosts.config), "plain": True}
         options |= {
             "runs": str(self.runs),
             **dict(zip(names, map(float, LIMITS[1::2]), strict=True)),
