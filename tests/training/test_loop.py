@@ -281,7 +281,7 @@ def test_a_report_that_cannot_be_drawn_fails_no_run(shapes, tmp_path, capsys):
     assert "model" in checkpoint.read(tmp_path / "final.pt")
 
 
-@pytest.mark.parametrize("options", [{}, {"exact_epochs": True}], ids=str)
+@pytest.mark.parametrize("options", [{"exact_epochs": False}, {}], ids=["drawn", "exact"])
 def test_a_set_without_validation_trains_without_evaluation(make_shards, tmp_path, capsys, options):
     """train/ and nothing else is a data set, too; that nothing is judged is said in a line."""
     data = make_shards(train=(40,), val=())
