@@ -70,7 +70,7 @@ def test_what_was_spoilt_is_read_again_once_the_source_is_whole(tmp_path, conver
     assert shown(out) == shown(convert("catdog", source, *options, out="fresh"))
 
 
-def test_a_file_that_grew_or_shrank_is_not_read(tmp_path, command):
+def test_a_file_that_grew_or_shrank_is_not_read(tmp_path):
     """A source that changes meanwhile is named: 65, and no half image."""
     folder = Folder(write(tmp_path / "set", {"a/0.jpg": drawn(0), "a/1.jpg": drawn(1)}))
     first, second = folder.records()

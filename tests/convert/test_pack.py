@@ -126,7 +126,7 @@ def test_a_log_has_the_quality_report_before_the_command_that_trains(train_zip, 
     assert lines[-1].startswith("to train on it") and "stored" in lines[-2], lines
 
 
-def test_force_removes_what_the_manifest_lists_and_nothing_else(tmp_path, train_zip, convert):
+def test_force_removes_what_the_manifest_lists_and_nothing_else(train_zip, convert):
     """Foreign tars, reports and partial files in OUT stay, though named like ours."""
     mine = {
         "holiday-photos-202408.tar": b"precious",

@@ -21,16 +21,15 @@ from tests.convert.conftest import (
 )
 from tests.lab.data import drawn, write_zip
 from tests.lab.run import write
+from tests.lab.sources import flipped
 
 
 def test_a_damaged_index_hides_no_damaged_shard_of_an_earlier_version(tmp_path, data, capsys):
     """Each shard is verified by any version whose index can be read, not by the newest alone."""
     photos(tmp_path / "photos", range(24, 28))
     run("append", tmp_path / "photos", data, "--val-percent", 0)
-    for name, at in (("photos-train.v2.index.npy", -3), ("photos-train-000000.tar", 1600)):
-        damaged = bytearray((data / name).read_bytes())
-        damaged[at] ^= 1
-        (data / name).write_bytes(damaged)
+    flipped(-3)(data / "photos-train.v2.index.npy")
+    flipped(1600)(data / "photos-train-000000.tar")
     with pytest.raises(DataError, match="3 faults"):
         run("verify", data)
     printed = capsys.readouterr().out

@@ -32,17 +32,15 @@ def stored(folder: Path) -> Iterator[tuple[str, bytes]]:
                     yield key, file.read()
 
 
-def zip_without_zip64(
-    members: Iterable[tuple[bytes, bytes]], made_by: int = 0x0315, flags: int = 0
-) -> bytes:
+def zip_without_zip64(members: Iterable[tuple[bytes, bytes]], made_by: int = 0x0315) -> bytes:
     """Return a zip of (name, data) whose end counts entries modulo 65,536, as macOS writes it.
 
-    Names are bytes: in which encoding they are, only `flags` says.
+    Names are bytes: nothing says in which encoding they are.
     """
     body, table, entries = bytearray(), bytearray(), 0
     for name, data in members:
         sizes = zlib.crc32(data), len(data), len(data), len(name)
-        record = struct.pack("<HHHHHLLLHH", 20, flags, 0, 0, 0x5821, *sizes, 0)
+        record = struct.pack("<HHHHHLLLHH", 20, 0, 0, 0, 0x5821, *sizes, 0)
         rest = struct.pack("<HHHLL", 0, 0, 0, 0o100644 << 16, len(body))
         table += b"PK\1\2" + struct.pack("<H", made_by) + record + rest + name
         body += b"PK\3\4" + record + name + data

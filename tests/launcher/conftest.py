@@ -23,8 +23,6 @@ from tests.lab.network import NetLab
 from tests.lab.waiting import until
 from tests.lab.warm import ROOT
 
-CHEAP_NODE = "tests.lab.cheap_node"
-
 
 @pytest.fixture
 def detached(start_lab: Callable[[int], Lab]) -> Iterator[DetachedLab]:
@@ -129,9 +127,7 @@ class Nodes:
         self.canary = f"RUN_CANARY={uuid.uuid4()}"
         self.started: list[subprocess.Popen[str]] = []
 
-    def start(
-        self, node: int, nodes: int, *args: str, program: str = CHEAP_NODE
-    ) -> subprocess.Popen[str]:
+    def start(self, node: int, nodes: int, *args: str) -> subprocess.Popen[str]:
         """Start one launcher as a scheduler does."""
         name, _, value = self.canary.partition("=")
         given = {
@@ -143,10 +139,9 @@ class Nodes:
             "OMP_NUM_THREADS": "1",
             name: value,
         }
-        program_words = program.split()
         self.started.append(
             warm.Launcher(
-                *("-m", *program_words, "--runs", str(self.folder), *args),
+                *("-m", "tests.lab.cheap_node", "--runs", str(self.folder), *args),
                 cwd=ROOT,
                 env={**os.environ, **given},
                 stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ def test_the_processes_of_a_host_have_one_copy_of_an_index(tiny, server, where):
     assert memory not in ("", "0")
 
 
-def test_an_index_that_is_damaged_on_this_host_is_fetched_again(tiny, server):
+def test_an_index_that_is_damaged_on_this_host_is_fetched_again(server):
     """It is told by its digest, like any other."""
     whole = open_source(server.url).index("train").copy()
     (kept,) = Path(tempfile.gettempdir()).glob("rackrun-cache-*/*.npy")

@@ -17,9 +17,9 @@ from rackrun.catdog.recipes import CatDog, DemoRecipe
 from rackrun.errors import SaveError, UsageError
 from rackrun.run_folder import RunFolder
 from rackrun.training import checkpoint
-from rackrun.training.config import Config
 from rackrun.training.run import compatibility, resume
 from tests.lab import warm
+from tests.lab.sources import flipped
 
 
 @pytest.fixture
@@ -72,9 +72,7 @@ def test_the_newest_whole_one_is_taken_and_the_others_are_named(folder, capsys):
     for step in (1, 2, 3, 4):
         checkpoint.save(folder, content(step), keep=9, best=False)
     folder.checkpoint(4).write_bytes(b"")
-    damaged = bytearray(folder.checkpoint(3).read_bytes())
-    damaged[200] ^= 0x10
-    folder.checkpoint(3).write_bytes(damaged)
+    flipped(200)(folder.checkpoint(3))
     path, _ = resume.requested_checkpoint(str(folder.path), "catdog")
     assert path == folder.checkpoint(2)
     errors = capsys.readouterr().err.splitlines()
@@ -115,10 +113,8 @@ def test_latest_is_the_newest_run_of_this_launch(tmp_path, monkeypatch):
 SMALL, LARGE = nn.Linear(2, 3), nn.Linear(2, 4)
 
 
-def described(
-    recipe: type[Config] = CatDog, task: str = "catdog", dataset: str = "pets", **settings: Any
-) -> checkpoint.Content:
-    config = asdict(recipe(**settings))
+def described(task: str = "catdog", dataset: str = "pets", **settings: Any) -> checkpoint.Content:
+    config = asdict(CatDog(**settings))
     return {"task": task, "config": config, "dataset": dataset, "classes": ["cat", "dog"]}
 
 

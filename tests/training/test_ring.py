@@ -97,7 +97,7 @@ def test_no_batch_that_is_held_is_overwritten():
         list(made)
 
 
-def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it(tmp_path):
+def test_too_little_shared_memory_is_refused_before_a_rank_dies_of_it():
     """In a mount namespace with a small /dev/shm, as `docker run` makes it."""
     program = (
         "import sys; from rackrun.training.data.ring import Ring\n"

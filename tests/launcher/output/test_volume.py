@@ -25,12 +25,12 @@ SSH_MIB = 40  # what Fabric and its buffers add
 LINE = b"a line of some length, as a chatty rank would write it over and over\n"
 
 
-def flooder(folder: Path, megabytes: int, text: bytes = LINE) -> list[str]:
-    """Return the command of a rank that writes this many bytes of a text."""
+def flooder(folder: Path, megabytes: int) -> list[str]:
+    """Return the command of a rank that writes this many bytes in lines."""
     script = folder / "flood.py"
     script.write_text(
         "import sys\n"
-        f"block = {text!r} * ({1_000_000 // len(text)} + 1)\n"
+        f"block = {LINE!r} * ({1_000_000 // len(LINE)} + 1)\n"
         f"for _ in range({megabytes}): sys.stdout.buffer.write(block[:{1_000_000}])\n"
     )
     return [sys.executable, str(script)]

@@ -99,7 +99,7 @@ READ_ONLY = 'mount -t tmpfs -o ro tmp /tmp && exec "$@"'
 @pytest.mark.parametrize(
     ("script", "says"), [(FULL, "/tmp is full"), (READ_ONLY, "/tmp cannot be written")]
 )
-def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(tmp_path, script, says):
+def test_a_tmp_that_cannot_hold_an_agent_is_found_by_the_check(script, says):
     """Neither a check nor a launch takes such a host, and no --wait is advised."""
     need("root")
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:  # seen beside the other /tmp

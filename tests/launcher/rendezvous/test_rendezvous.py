@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -61,7 +61,7 @@ STRANGE = [
 class Zero:
     """Node 0 of two, in a thread."""
 
-    def __init__(self, wait_seconds: float = 60.0) -> None:
+    def __init__(self) -> None:
         self.port = free_port()
         self.met: Rendezvous | None = None
         self.error: Problem | None = None
@@ -74,7 +74,7 @@ class Zero:
 
         def meet() -> None:
             try:
-                self.met = gather(this_node, self.port, wait_seconds, agree, self.lines.append)
+                self.met = gather(this_node, self.port, 60.0, agree, self.lines.append)
             except Problem as error:
                 self.error = error
 
@@ -90,37 +90,30 @@ class Zero:
 
 
 @pytest.fixture
-def zero() -> Iterator[Callable[..., Zero]]:
-    made: list[Zero] = []
-
-    def make(*args: Any, **more: Any) -> Zero:
-        made.append(Zero(*args, **more))
-        return made[-1]
-
-    yield make
-    for node in made:
-        node.thread.join(60)
-        assert not node.thread.is_alive()
-        for connection in (node.met.connections if node.met else {}).values():
-            connection.close()
+def zero() -> Iterator[Zero]:
+    node = Zero()
+    yield node
+    node.thread.join(60)
+    assert not node.thread.is_alive()
+    for connection in (node.met.connections if node.met else {}).values():
+        connection.close()
 
 
 @pytest.mark.security("NET-4")
 def test_no_stranger_ends_or_holds_up_the_roll_call(zero):
     """Nonsense of every kind, 60 who are silent and one who drips: the true node is met at once."""
-    node = zero()
     enough = threading.Event()
     with contextlib.ExitStack() as callers:
-        dripping = callers.enter_context(node.called())
+        dripping = callers.enter_context(zero.called())
         callers.callback(enough.set)
         threading.Thread(target=drip, args=(dripping, enough), daemon=True).start()
         for _ in range(60):
-            callers.enter_context(node.called())
+            callers.enter_context(zero.called())
         for args in STRANGE:
             with contextlib.suppress(ConnectionError):  # it hangs up on long ones in the middle
-                callers.enter_context(node.called()).sendall(args)
+                callers.enter_context(zero.called()).sendall(args)
         began = time.monotonic()
-        meeting = node.second()
+        meeting = zero.second()
         assert time.monotonic() - began < 20  # each of the silent ones had been waited for: 5 min
     assert (meeting.agreement.folder, meeting.agreement.names) == (RUN, ("n0", "n1"))
     meeting.connections[0].close()

@@ -193,18 +193,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, dict
     wait_for_banner(remote.address, remote.port)
     certify(remote, make_key(folder / "authority"))
     make_key(folder / "other")
+    (folder / "open").touch()
+    (folder / "open").chmod(0o666)
     with key_agent(lab) as agent:
-        yield from made(lab, remote, agent)
+        yield lab, vocabulary(folder, remote) | {"agent": str(agent)}
     lab.stop()
-
-
-def made(lab: Lab, remote: Sshd, agent: Path) -> Iterator[tuple[Lab, dict[str, str]]]:
-    folder = lab.folder
-    args = vocabulary(folder, remote) | {"agent": str(agent)}
-    for name, mode in {"open": 0o666, "closed": 0o644}.items():
-        (folder / name).touch()
-        (folder / name).chmod(mode)
-    yield lab, args
 
 
 @contextmanager
@@ -248,9 +241,7 @@ def vocabulary(folder: Path, host: Sshd) -> dict[str, str]:
     return {
         **keys,
         "folder": str(folder),
-        "user": getpass.getuser(),
         "address": host.address,
-        "port": str(host.port),
         "there": host.known_as,
         "key": host.public_key,
         "blob": host.public_key.split()[1],

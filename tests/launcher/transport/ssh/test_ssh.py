@@ -161,7 +161,7 @@ def test_a_host_that_wants_two_keys_lets_us_in(start_lab, network):
 
 
 @pytest.mark.security("SSH-2")
-def test_the_agent_is_not_forwarded(start_lab, network, monkeypatch):
+def test_the_agent_is_not_forwarded(start_lab, network):
     """SSH-2: a host's root does not get our keys, whatever ssh_config says."""
     lab = start_lab(1)
     lab.configure("ForwardAgent yes")
