@@ -9,7 +9,7 @@ from rackrun.training.counts import Counts, Scaling
 from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute, Normalise
 from rackrun.training.differences import short
-from rackrun.training.evaluation import MOST_NAMED, answers
+from rackrun.training.scores import MOST_NAMED, answers
 from rackrun.training.state import TrainingState
 from rackrun.units import first_few, plural
 

@@ -12,7 +12,7 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
-from rackrun.training.evaluation import Scores, answers
+from rackrun.training.scores import Scores, answers
 from rackrun.training.setup import TrainingRun
 
 GRID_IMAGES = 24  # in each grid of predictions in the report

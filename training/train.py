@@ -31,13 +31,13 @@ from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
 from rackrun.training.divergence import not_finite
 from rackrun.training.dry_step import unused_layers, why_unused
-from rackrun.training.evaluation import Scores, Table
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange, text_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, due, refuse_scale
+from rackrun.training.scores import Scores, Table
 from rackrun.training.setup import TrainingRun, started
 from rackrun.training.step_times import COMPUTE, StepTimes, Times
 from rackrun.training.stop_requests import SAVE, StepExchange

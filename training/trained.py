@@ -28,9 +28,9 @@ from rackrun.training.config import Config
 from rackrun.training.data.decode import Pixels
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.differences import table_differences
-from rackrun.training.evaluation import answers
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
+from rackrun.training.scores import answers
 from rackrun.training.settings.published import PublishedWeights
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of

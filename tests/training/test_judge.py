@@ -20,10 +20,10 @@ from rackrun.shards.index import Manifest
 from rackrun.shards.open import open_source
 from rackrun.shards.samples import samples
 from rackrun.training.data.ring import Batch
-from rackrun.training.evaluation import Table
 from rackrun.training.judge.command import main
 from rackrun.training.judge.evaluation import Evaluation
 from rackrun.training.ranks import Ranks
+from rackrun.training.scores import Table
 from rackrun.training.trained import load_of_any_task
 from tests.lab import warm
 from tests.lab.ranks import without_gloo

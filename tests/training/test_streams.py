@@ -13,8 +13,8 @@ from rackrun.training.data.loader import on_device
 from rackrun.training.data.open import Synthetic
 from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute
-from rackrun.training.evaluation import Table
 from rackrun.training.ranks import Ranks
+from rackrun.training.scores import Table
 from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
 from rackrun.training.stop_requests import StepExchange, StopRequests

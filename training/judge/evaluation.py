@@ -26,8 +26,8 @@ from rackrun.training.data.ring import Batch
 from rackrun.training.data.tars import NOT_VERIFIED, Labels
 from rackrun.training.data.validation import Validation
 from rackrun.training.device import set_up
-from rackrun.training.evaluation import ClassScore, Scores, Table
 from rackrun.training.ranks import Ranks
+from rackrun.training.scores import ClassScore, Scores, Table
 from rackrun.training.trained import Trained
 from rackrun.training.world import joined
 from rackrun.units import first_few, plural

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rackrun.tables import table
 from rackrun.terminal import clean
 from rackrun.training.counts import TOP5_CLASSES
-from rackrun.training.evaluation import ClassScore
 from rackrun.training.judge.evaluation import Evaluation
+from rackrun.training.scores import ClassScore
 
 MOST_CLASSES = 20  # rows; of more classes, the worst are shown
 MOST_COLUMNS = 10  # of a confusion matrix
