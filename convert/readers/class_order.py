@@ -20,7 +20,7 @@ def with_classes(listing: RecordListing, path: Path | None) -> RecordListing:
         return listing
     names = lines_of(path)
     numbers = {normalize("NFC", name): number for number, name in enumerate(names)}
-    if len(numbers) < len(names):
+    if len(numbers) < len(names) or "" in numbers:
         raise UsageError(f"--classes {path}: a class is in it twice, or a line is empty")
     # macOS takes the letters in names of files apart, which nobody sees.
     number_of = [numbers.get(normalize("NFC", name)) for name in listing.classes]

@@ -123,7 +123,7 @@ class LaunchMethod(ABC):
     def prepared(self, spec: LaunchSpec) -> Iterator[LaunchSpec]:
         """Yield a launch on its hosts; the options of its task are checked meanwhile."""
         check_allowed(spec.options.ignore_check)
-        typed, spec = spec.work, replace(spec, work=with_shards(spec.work))
+        typed, spec = spec.work, replace(spec, work=with_shards(spec.work, spec.options.runs))
         is_visible = spec.is_here and not spec.options.image
         if is_visible and not is_to_make(typed, spec.work):
             refuse_absent_data(spec.work, spec.options.runs)

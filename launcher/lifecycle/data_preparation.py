@@ -16,7 +16,7 @@ from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.data_location import is_folder
-from rackrun.errors import Problem
+from rackrun.errors import Problem, UsageError
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import TaskWork, Work, data_of, with_data
 from rackrun.run_folder import file_name
@@ -45,15 +45,18 @@ def demo_for_hosts() -> TaskWork:
     return TaskWork("catdog", ("--recipe", "demo", "--data", str(Path(DEMO_SHARDS).absolute())))
 
 
-def with_shards(work: Work) -> Work:
+def with_shards(work: Work, runs: Path) -> Work:
     """Return the work with its shards in place of a folder of images, whether they are made or not.
 
     Each state of such a folder has shards of its own, in the user's cache folder; a folder that was
-    moved keeps those that it had, or none of its runs could go on.
+    moved keeps those that it had, or none of its runs could go on. Raise UsageError if the folder
+    of runs is in it: the second launch would take that for a class.
     """
     data = data_of(work)
     if not data or not is_folder(data) or not holds_images(Path(data)):
         return work
+    if runs.resolve().is_relative_to(Path(data).resolve()):
+        raise UsageError(f"--data {data}: {runs} is in it, which is no class; type: --runs FOLDER")
     with translated_os_errors(Path(data)):
         digest = hashlib.sha256(b"".join(_states(Path(data)))).hexdigest()[:DIGITS]
     shards = cache_folder() / f"{file_name(Path(data).resolve().name)}-{digest}"

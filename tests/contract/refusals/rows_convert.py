@@ -341,6 +341,18 @@ TABLES = [
             (("'holdout'",), "img/2.jpg,a,holdout"),
         )
     ),
+    Refusal(
+        "rackrun convert csv set/t.csv out", 64, ("line 3", "old", "quote"),
+        IMAGES | {"set/t.csv": "path,label\nimg/0.jpg,a\nimg/1.jpg,b, old\n"},
+    ),
+    Refusal(
+        "rackrun convert csv set/t.csv out", 64, "two columns are called 'label'",
+        IMAGES | {"set/t.csv": "path,label,label\nimg/0.jpg,a,1\nimg/1.jpg,b,2\n"},
+    ),
+    Refusal(
+        f"{FOLDER} --classes names.txt", 64, ("names.txt", "a line is empty"),
+        PHOTOS | {"names.txt": "a\n\nb\n"},
+    ),
     *(
         Refusal(
             "rackrun convert csv set/t.csv out", 65, names,

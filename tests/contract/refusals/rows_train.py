@@ -190,6 +190,10 @@ PLAIN_TARS = [
     ),
 ]  # fmt: skip
 SHARDS = [
+    Refusal(
+        "rackrun local classify --data . --device cpu", 64, ("--data .", "runs", "--runs FOLDER"),
+        classes(2, "box", "disc"),
+    ),
     Refusal("rackrun local catdog --data nowhere", 64, "nowhere"),
     Refusal(
         "rackrun local catdog --data x.zip", 64, "rackrun convert folder x.zip OUT", {"x.zip": ""}
