@@ -5,7 +5,7 @@ import ssl
 import tarfile
 import time
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -158,9 +158,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         half = begin + (len(WHOLE) - begin) // 2 if type(self).broken > 0 else len(WHOLE)
         type(self).broken -= 1
-        for at in range(begin, half, PIECE_BYTES):
-            self.wfile.write(WHOLE[at : min(at + PIECE_BYTES, half)])
-            time.sleep(type(self).pause)
+        with suppress(BrokenPipeError, ConnectionResetError):  # the reader has left
+            for at in range(begin, half, PIECE_BYTES):
+                self.wfile.write(WHOLE[at : min(at + PIECE_BYTES, half)])
+                time.sleep(type(self).pause)
 
     def log_message(self, *args):
         pass
