@@ -197,7 +197,7 @@ def test_tables_for_people(untrained, three, capsys):
 
 
 @pytest.mark.parametrize("images", ["cat.jpg", Path("cat.jpg"), [Path("cat.jpg")], b"GIF89a"])
-def test_what_is_no_list_of_files_is_told_what_one_is(images, final):
+def test_what_is_no_list_of_files_is_told_what_one_is(images, untrained):
     """A path as text would be a list of letters, and a file one of numbers."""
     with pytest.raises(TypeError, match="list of files.*read_bytes"):
-        load_of_any_task(final).predict(images)
+        load_of_any_task(untrained).predict(images)
