@@ -167,8 +167,14 @@ def _set_splits(
                 "--group-level and --group-column: the splits are given; leave them out"
             )
         groups = (hash_of(f"{VAL}:{as_text(group_of(table[number]))}") for number in free.tolist())
+        units = np.fromiter(groups, np.uint64)
+        if len(np.unique(units)) == len(units) > 1:
+            raise UsageError(
+                "--group-level and --group-column: each image is a group of its own; name a level "
+                "or a column that several images share, or leave them out"
+            )
         classes = np.zeros(len(free), int)  # drawn from all
-        _hold_out(splits, Drawable(free, np.fromiter(groups, np.uint64), classes, classes), packing)
+        _hold_out(splits, Drawable(free, units, classes, classes), packing)
     elif len(free) and (packing.val_percent or packing.test_percent):
         labels = table.rows["label"][free]
         images = Drawable(free, table.hashes(VAL)[free], labels, labels)

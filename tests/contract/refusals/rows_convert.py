@@ -60,6 +60,7 @@ WORDS = [
     Refusal(f"{FOLDER} --exif hope", 64, "--exif hope", PHOTOS),
     Refusal(f"{FOLDER} --allow copies", 64, ("copies", "leaks"), PHOTOS),
     Refusal(f"{FOLDER} --group-level 1", 64, "--group-level", TRAIN | VAL),
+    Refusal(f"{FOLDER} --group-level 1", 64, "a group of its own", PHOTOS),
     Refusal(f"{FOLDER} --classes names", 64, "names", PHOTOS),
     Refusal(
         f"{FOLDER} --classes names.txt", 64, ("names.txt", "'a'", "two at least"),
