@@ -19,7 +19,7 @@ PAGES = {
 }
 FOREIGN = {  # of docker, iptables, Slurm, torchrun and the tests
     *("--ipc", "--shm-size", "--connlimit-mask", "--ntasks", "--ntasks-per-node"),
-    *("--cpus-per-task", "--nproc-per-node", "--fast", "--long"),
+    *("--cpus-per-task", "--nproc-per-node", "--local_rank", "--fast", "--long"),
 }
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 BY_MODULE = re.compile(r"python3? -m rackrun(?!\.training (?:TASK|evaluate))\b.*")
