@@ -55,7 +55,6 @@ def libraries(kind: str) -> list[str]:
     if kind == "torch":
         own = [name for package in OURS for name in modules_of(package)]
         return [*TORCH, *own, "rackrun.cli.dispatch", "rackrun.run_report.page"]
-    sys.path.insert(0, str(ROOT))
     return modules_of("launcher")
 
 
@@ -229,7 +228,7 @@ def leave(code: object) -> NoReturn:
 
 def main(path: Path, master: int, kind: str) -> None:
     """Import what the kind asks for, serve, and in each forked process run what was asked for."""
-    sys.path.pop(0)  # the folder of the tests
+    sys.path[0] = str(ROOT)  # not the folder of this file; an installed rackrun may be another
     for library in libraries(kind):
         importlib.import_module(library)
     if kind == "torch":
