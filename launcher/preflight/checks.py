@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 from rackrun.commands import called
 from rackrun.contract import variables
-from rackrun.errors import UsageError
+from rackrun.errors import UsageError, install_command
 from rackrun.launcher.errors import DataRefused
 from rackrun.launcher.preflight import gpus
 from rackrun.launcher.preflight.examine import Check, Fault
@@ -34,6 +36,8 @@ LOCK, DRAINED = "lock", "drained"
 INSTALL_HERE = (
     "install it (in a project with a uv.lock: uv add), or name another interpreter with --python"
 )
+EXTRAS = frozenset(("timm", "wandb", "mlflow"))
+"""Packages that an option needs, and that the extra of the same name installs."""
 
 Faults = Iterator[Fault]
 CheckFaults = Callable[[HostFacts, ClusterFacts], Faults]
@@ -128,13 +132,20 @@ def _packages(host: HostFacts, cluster: ClusterFacts) -> Faults:
             "install rackrun there with that interpreter's pip (an extra as rackrun[NAME]), or, in"
             " a project with a uv.lock, with uv add, or name another interpreter with python= in"
             " hosts.txt",
-            hint_here=INSTALL_HERE,
+            hint_here=_install_here(basics.python, missing),
         )
     if missing := _missing(host, task.modules):
         yield Fault(
             f"no module {', '.join(missing)} in {basics.workdir} or installed",
             "type MODULE:NAME, as my_module:Net for Net in my_module.py of this folder",
         )
+
+
+def _install_here(python: str, missing: Collection[str]) -> str:
+    """Return what to type on this machine; the whole command if the interpreter is this one."""
+    if Path(python).parent == Path(sys.executable).parent and EXTRAS.issuperset(missing):
+        return f"type: {install_command(','.join(missing))}"
+    return INSTALL_HERE
 
 
 def _missing_packages(host: HostFacts, cluster: ClusterFacts) -> list[str]:

@@ -174,6 +174,15 @@ def test_what_the_task_needs_is_looked_for_where_its_ranks_run():
     assert refused(first).exit_code == 78
 
 
+def test_the_command_that_installs_an_extra_is_printed_where_it_can_be_typed(monkeypatch):
+    """On this machine, for the interpreter that runs rackrun; else in words."""
+    lacking = finding("a", look__interpreter={**INTERPRETER, "missing": ["timm", "wandb"]})
+    needs = facts(lacking, needs=replace(NEEDS, splits=()), is_here=True)
+    assert "name another interpreter with --python" in rows_of(needs)[0].hint
+    monkeypatch.setattr("sys.executable", "/w/.venv/bin/python")
+    assert re.fullmatch(r"type: .*\[timm,wandb\].*", rows_of(needs)[0].hint)
+
+
 def test_gpus_do_not_matter_to_ranks_on_the_cpu_nor_those_that_are_not_used():
     """With --device cpu, and with --include host:0."""
     broken = finding("a", gpus={"gpus": [], "problem": "mismatch"})
