@@ -88,6 +88,7 @@ class ImageTable:
 
     def listing(self) -> RecordListing:
         """List the images of the table."""
+        _refuse_no_table(self.source)
         rows = _rows(self.source, self.columns)
         names = class_names({row.label for row in rows})
         if missing := [row.label for row in rows if row.label in OF_MISSING]:
@@ -182,14 +183,19 @@ def _complete(records: Iterator[Listed], container: TableImages, allowed: int) -
         )
 
 
+def _refuse_no_table(path: Path) -> None:
+    if path.suffix.lower() in (".jsonl", ".json"):
+        raise UsageError(
+            f"{path}: lines of JSON; type: {called('convert')} hf FOLDER OUT --label-column label "
+            "--root FOLDER, with the folder that it is in"
+        )
+    if not path.exists():
+        raise UsageError(f"{path}: there is no such file")
+
+
 def _rows(table: Path, columns: Columns) -> list[ListedImage]:
     names = (columns.path_column, columns.label_column, columns.split_column)
     needed = (*names[:2], *filter(None, [columns.group_column]))
-    if table.suffix.lower() in (".jsonl", ".json"):
-        raise UsageError(
-            f"{table}: lines of JSON; type: {called('convert')} hf FOLDER OUT --label-column label "
-            "--root FOLDER, with the folder that it is in"
-        )
     is_parquet = table.suffix.lower() in (".parquet", ".pq")
     rows, of_splits = list[ListedImage](), set[str]()
     for number, fields in _of_parquet(table) if is_parquet else csv_rows(table):

@@ -232,7 +232,10 @@ def _refuse_absent(edits: Sequence[Edit], newest: NewestVersion) -> None:
     if not edits:
         return
     dropped = {key for stored in newest.earlier_shards() for key in stored.sample_keys()}
+    keys = (key for stored in shards_of(newest.source) for key in stored.sample_keys())
+    example = next(keys, "")
+    hint = f"; keys look like {example}" if example else ""
     for edit in edits:
         if edit.key not in dropped:
-            raise edit.refuse(f"no sample has that key (version {newest.manifest.number})")
+            raise edit.refuse(f"no sample has that key (version {newest.manifest.number}){hint}")
     say(f"{newest.target.folder}: {plural(len(edits), 'sample')} dropped already")

@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from rackrun.errors import DataError, MissingPackage
+from rackrun.errors import DataError, MissingPackage, UsageError
 from tests.convert.conftest import manifest_of
 from tests.lab.data import drawn, every_sample
 from tests.lab.run import write
@@ -43,6 +43,13 @@ def test_parquet_without_pyarrow_names_the_extra(tmp_path, convert, monkeypatch)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(MissingPackage, match=r"^pyarrow is not installed; type: .*\[parquet\]'$"):
         convert("csv", as_parquet(tmp_path, ROWS))
+
+
+@pytest.mark.parametrize("name", ["trees.csv", "trees.parquet"])
+def test_a_table_that_is_not_there_is_named(tmp_path, convert, name):
+    """In plain words, not in those of the operating system."""
+    with pytest.raises(UsageError, match=f"{name}: there is no such file$"):
+        convert("csv", tmp_path / name)
 
 
 def test_all_missing_files_are_named_and_can_be_left_out(tmp_path, convert):

@@ -112,6 +112,15 @@ def test_own_splits_stay_apart(tmp_path, data):
         assert {f"{kind}_{number}" for kind in CLASSES} <= keys_of_split(source, part)
 
 
+def test_a_mistyped_key_is_answered_with_a_real_one(data):
+    """Keys come from file names, and zeros may be before their numbers."""
+    with pytest.raises(
+        DataError, match=r"^cat_01: no sample .* \(version 1\); keys look like (\w+)$"
+    ) as refused:
+        run("drop", data, "cat_01")
+    assert str(refused.value).split()[-1] in labels(data)
+
+
 def test_what_is_set_aside_for_tests_leaves_less_to_hold_out(tmp_path, data):
     """--test-percent 85 leaves 5 % to validate on, not the usual 10, and a tenth to train on."""
     run("append", photos(tmp_path / "new", range(100, 140)), data, "--test-percent", 85)
