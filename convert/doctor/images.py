@@ -27,10 +27,10 @@ DROP, RELABEL, UNDECIDED = "drop", "relabel", ""
 
 LABEL = "label"
 PROBLEMS = {
-    "leak": "exact copies of an image in another split: results there look too good",
+    "leak": "the same image in another split: results there look too good",
     "two classes": "the same image in two classes: one of the labels is wrong",
     LABEL: "a model that was not fitted to the image is confident of another class",
-    "copy": "exact copies of an image in the same split",
+    "copy": "the same image twice in a class of a split",
     "near leak": "looks like an image in another split",
     "near copy": "looks like an image in the same split",
     "damaged": "cannot be read, or not be decoded",

@@ -43,9 +43,9 @@ LEFT_OUT = LOSSES | {
     "no image": "samples without an image",
 }
 KEPT = {
-    "leak": "exact copies of images in another split",
-    "two classes": "exact copies of images in another class",
-    "copy": "exact copies of other images",
+    "leak": "identical to an image in another split",
+    "two classes": "identical to an image in another class",
+    "copy": "identical to another image",
     "other format": "in another format than their name says; the bytes decide",
     "cmyk": "CMYK; converted to RGB when decoded",
     "gray": "gray; converted to RGB when decoded",

@@ -22,7 +22,7 @@ from rackrun.shards.index import Shard
 from rackrun.shards.samples import NAME_BYTES, key_of
 from rackrun.shards.source import Stored
 from rackrun.shards.writer import BLOCK
-from rackrun.units import first_few
+from rackrun.units import first_few, plural
 
 LEAK, TWO_CLASSES, COPY = "leak", "two classes", "copy"
 NAMED = 3  # leaks that a message names
@@ -109,9 +109,9 @@ def leaks_refused(findings: Iterable[ImageDefect]) -> str:
     if not names:
         return ""
     return (
-        f"{len(names):,} of its images are exact copies of images in another split, so results on "
-        f"them are not those on unseen images: {first_few(names, NAMED)}; take them out of the "
-        "source and add --force, or add --allow leaks"
+        f"{plural(len(names), 'image')} also in another split, so results on them are not those on "
+        f"unseen images: {first_few(names, NAMED)}; take them out of the source and add --force, "
+        "or add --allow leaks"
     )
 
 

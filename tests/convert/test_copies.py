@@ -53,7 +53,9 @@ def reported(folder: Path) -> dict[str, set[str]]:
 def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys):
     """The message has both names and the option; what is converted stays; all are named."""
     source = write(tmp_path / "set", with_copies())
-    with pytest.raises(DataError, match="1 of its images .*: val/pine/leak.jpg = ") as refused:
+    with pytest.raises(
+        DataError, match="1 image also in another split.*: val/pine/leak.jpg = "
+    ) as refused:
         convert("folder", source)
     assert "train/pine/2.jpg in train" in str(refused.value)
     assert "--allow leaks" in str(refused.value) and "--force" in str(refused.value)
@@ -63,11 +65,11 @@ def test_a_leak_is_refused_until_it_is_allowed_by_name(tmp_path, convert, capsys
     out = convert("folder", source, "--allow", "leaks")
     printed = capsys.readouterr()
     assert "shards are already there" in printed.err
-    assert "kept: 1 exact copies of images in another split: val/pine/leak.jpg (" in printed.out
+    assert "kept: 1 identical to an image in another split: val/pine/leak.jpg (" in printed.out
     report = manifest_of(out).report
     assert report == {"copy": 1, "leak": 1, "two classes": 1}
     main(["summary", str(out)])
-    assert "kept: 1 exact copies of images in another class" in capsys.readouterr().out
+    assert "kept: 1 identical to an image in another class" in capsys.readouterr().out
 
 
 def test_copies_in_a_published_set_are_named_only(tmp_path, convert):
@@ -89,7 +91,7 @@ def test_copies_in_tars_of_others(tmp_path, capsys):
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["report.json"]
     main([*args, "--force", "--allow", "leaks"])
     main(["verify", str(tmp_path / "out"), "--workers", "1"])
-    assert capsys.readouterr().out.count("1 exact copies of images in another split: set-val-") == 2
+    assert capsys.readouterr().out.count("1 identical to an image in another split: set-val-") == 2
     main(["verify", str(tmp_path / "out"), "--workers", "1", "--json"])
     assert "in another split" in json.loads(capsys.readouterr().out)["copies"][0]
 

@@ -57,7 +57,7 @@ def main(args: Sequence[str]) -> int:
     difference = export(trained, given.out)
     size = given.out.stat().st_size / 1e6
     sys.stdout.write(
-        f"{given.out}: {size:.1f} MB; answers to random images differ from the model's by at most"
+        f"{given.out}: {size:.1f} MB; outputs for random images differ from the model's by at most"
         f" {difference:.1e}\n"
     )
     return 0
