@@ -438,7 +438,9 @@ def fuzz_differences(data: bytes) -> None:
 def fuzz_brought(data: bytes) -> None:
     """Fuzz a host's list of files: it names files below its folder, or is refused."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / upload.MANIFEST).write_bytes(data)
+        manifest = Path(folder) / upload.MANIFEST
+        manifest.parent.mkdir()
+        manifest.write_bytes(data)
         with suppress(OSError):
             for path in upload.brought(folder):
                 assert not {"", ".", ".."} & set(path.split("/"))

@@ -113,7 +113,7 @@ def test_processes_that_start_at_once_fetch_each_shard_once(large, large_proxy, 
     assert sum(fetched) == sum(path.stat().st_size for path in large.folder.glob("*.tar"))
 
 
-def test_the_data_set_longest_unused_makes_room(tmp_path, caplog):
+def test_the_data_set_longest_unused_makes_room(tmp_path, capsys):
     """Never one that is in use: then the rest is read from the origin, and a line says so."""
     sets = [write_tiny(tmp_path / f"set-{n}", shards=1, seed=n) for n in range(3)]
     sources = [CachedSource(FolderSource(str(each.folder)), str(tmp_path / "c")) for each in sets]
@@ -124,22 +124,22 @@ def test_the_data_set_longest_unused_makes_room(tmp_path, caplog):
     assert filled(sources[2], limit)
     assert [source.shard_folder.exists() for source in sources] == [False, True, True]
     with CacheFiller(sources[1:], ["train"], limit).filling():
-        assert not caplog.records
+        assert not capsys.readouterr().err
         assert filled(sources[0], limit) == 0
-    assert "is full" in caplog.text and "is read from" in caplog.text
+    warned = capsys.readouterr().err
+    assert "is full" in warned and "is read from" in warned
     assert everything(sources[0]) == sets[0].all
 
 
-def test_a_tenth_of_the_disk_stays_free(tmp_path, caplog):
+def test_a_tenth_of_the_disk_stays_free(tmp_path, capsys):
     """Of a file system of 1 MB, 0.9 are used; a larger --cache-size than the disk is no failure."""
     tiny = write_tiny(tmp_path / "set", shards=4, samples=10, size=30_000)
     with small_disk(tmp_path / "disk") as disk:
         source = CachedSource(FolderSource(str(tiny.folder)), str(disk))
-        assert 0 < filled(source, 0) <= 900_000 and "is full" in caplog.text
+        assert 0 < filled(source, 0) <= 900_000 and "is full" in capsys.readouterr().err
         assert everything(source) == tiny.all
-        caplog.clear()
         filled(source, 10**9)
-        assert "No space left on device" in caplog.text
+        assert "No space left on device" in capsys.readouterr().err
         assert everything(source) == tiny.all
 
 
