@@ -251,7 +251,8 @@ class FromNotebook(FromProgram):
 
         connection = self.hosts.folder / "kernel.json"
         self.process = self.spawn(sys.executable, "-m", "ipykernel_launcher", "-f", str(connection))
-        until(connection.exists, "the kernel is up", 60)
+        # The kernel makes the file before it writes it.
+        until(lambda: connection.exists() and "}" in connection.read_text(), "a kernel is up", 60)
         self.client = BlockingKernelClient(connection_file=str(connection))
         with in_network(self.hosts.bridge):
             self.client.load_connection_file()
