@@ -105,7 +105,8 @@ PROCESSES = [
     ),
     Fault(
         *("pythons-killed", (75, 137), "{victim}", LOST, lambda run: run.kill_pythons()),
-        sends("daemon", "KILL"),  # of rackrun, nothing is left there that could
+        # Of rackrun, nothing is left there that could, unless a part was killed last of all.
+        lambda run: run.send_to(run.processes("daemon"), "KILL"),
     ),
     goes_on(
         "any-killed",
