@@ -245,7 +245,9 @@ class Log:
         self._is_finished = True
         measured = dict[str, object]({"report": report} if report else {})
         if self._judges:
-            measured["accuracy"] = round(accuracy, 6)
+            # A resumed run without a step left has evaluated nothing itself.
+            best = self._result.get("best", accuracy)
+            measured |= {"accuracy": round(accuracy, 6), "best": round(best, 6)}
         elif self._last_epoch.samples and not self._config.synthetic:
             # The reports have that of the last steps, which may be of a few images.
             measured["accuracy"] = round(self._last_epoch.accuracy, 6)

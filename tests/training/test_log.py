@@ -51,6 +51,17 @@ def test_a_report_says_where_a_rank_is(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
+def test_a_run_that_had_no_step_left_ends_with_an_accuracy_of_validation(tmp_path, monkeypatch):
+    """It has evaluated nothing itself; without `best`, the launcher prints a training accuracy."""
+    monkeypatch.setenv("RACKRUN_REPORTS", str(tmp_path / "reports"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
+        launcher.bind(str(tmp_path / "reports"))
+        launcher.settimeout(30)
+        log().finish(0.75, "")
+        report = json.loads(launcher.recv(4096))
+    assert (report["phase"], report["accuracy"], report["best"]) == ("done", 0.75, 0.75)
+
+
 def test_without_a_launcher_the_first_rank_prints(monkeypatch, capsys):
     """How long ranks waited for data is in each line; above a fifth, what to type, once."""
     monkeypatch.delenv("RACKRUN_REPORTS", raising=False)
