@@ -28,7 +28,7 @@ IMAGES = 20
 SHOWN = ("done {0: 0, 1: 0} {'gpu01': 'clean', 'gpu02': 'clean'}", "image/png")
 """What the outputs of ssh-demo.ipynb hold when it has done its work."""
 
-FOREIGN = ("pip",)
+FOREIGN = ("pip", ".venv/bin/python -m pip")
 """What lines of other programs begin with which are not typed."""
 
 TYPED_ELSEWHERE = ("./run-ssh --sync hosts.txt",)  # the demo on hosts, in a test of its own
