@@ -173,7 +173,7 @@ class RestartingServer:
 
         try:
             server = start(self.site, self.path)
-        except Exception as error:
+        except Exception as error:  # raised again by whoever waits for the server
             self.started.put(error)
             return
         self.started.put(server)

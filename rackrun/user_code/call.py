@@ -26,7 +26,7 @@ def main(args: list[str]) -> int:
     function = imported("launch", name, "train")
     try:
         value = function(*json.loads(arguments))
-    except Exception:
+    except Exception:  # of the user: it may be any
         traceback.print_exc()
         return 1
     folder = Path(os.environ[variables.RUN_FOLDER], RETURNED)

@@ -76,7 +76,7 @@ def own_module(where: str, name: str, hint: str = "") -> ModuleType:
         return import_module(name)
     except Problem:
         raise
-    except Exception as error:
+    except Exception as error:  # of the user's module: it may be any
         if isinstance(error, ModuleNotFoundError):
             if missing_package(error):
                 raise
