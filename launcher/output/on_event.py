@@ -1,8 +1,8 @@
 """`--on-event COMMAND`: run a program of the user's when a run stalls, restarts, or ends.
 
 The program gets the event as a JSON object on standard input, and its name in RACKRUN_EVENT.
-Nothing of it is on a command line, as parts of it come from hosts. It never delays the run: each
-event has a thread, which waits for the one before.
+Nothing of it is on a command line, as parts of it come from hosts. It never delays the run: a
+thread runs it for one event after the other.
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ class EventCommand:
         """Take the command; without arguments, events go nowhere."""
         self._args = list(args)
         self._limit_seconds = limit_seconds
-        self._threads: list[threading.Thread] = []
+        self._events = queue.SimpleQueue[tuple[EventName, bytes] | None]()
+        """Those that the command has not run for yet; None after the last one."""
         self._problems = queue.SimpleQueue[str]()
         self._process: subprocess.Popen[bytes] | None = None
-        self._abandoned: set[threading.Thread] = set()
+        self._is_abandoned = False
+        self._thread = threading.Thread(target=self._run_for_all, daemon=True)
+        if self._args:
+            self._thread.start()
 
     def send(
         self,
@@ -65,10 +69,7 @@ class EventCommand:
             "rank": rank,
             "result": result and as_plain(result),
         }
-        args = (self._threads[-1:], event, json.dumps(content, default=str).encode())
-        thread = threading.Thread(target=self._run_after, args=args, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        self._events.put((event, json.dumps(content, default=str).encode()))
 
     def problems(self) -> Iterator[str]:
         """Yield, once, why the command did not end well."""
@@ -76,42 +77,32 @@ class EventCommand:
             yield self._problems.get()
 
     def wait(self, say: Callable[[str], None]) -> None:
-        """Wait until the command has run for all events, at most as long as it may take for one.
-
-        Half of that time is for the last event, if others are left.
-        """
-        if not self._threads:
+        """Wait until the command has run for all events, at most as long as it may take for one."""
+        if not self._args:
             return
-        *earlier, last = self._threads
-        began, seconds = time.monotonic(), self._limit_seconds
-        if any(thread.is_alive() for thread in earlier):
-            self._limit_seconds = seconds / 2
-        if _alive_at(began + seconds / 20, [last]):  # not for one that takes no time
+        self._events.put(None)
+        seconds = self._limit_seconds
+        self._thread.join(seconds / 20)
+        if self._thread.is_alive():  # most commands take no time
             say(f"waiting up to {seconds:g} s for --on-event {self._args[0]}; Ctrl-C ends the wait")
-        if late := _alive_at(began + seconds / 2, earlier):
-            self.abandon(late)
-            dropped = f"{plural(len(late), 'event')} before the end dropped"
-            self._problems.put(f"--on-event {self._args[0]}: too slow; {dropped}")
-        last.join()
+            self._thread.join(seconds)
+        if self._thread.is_alive():
+            dropped = plural(self._events.qsize(), "event")  # the present one in place of the None
+            self._problems.put(f"--on-event {self._args[0]}: too slow; {dropped} dropped")
+            self.abandon()
 
-    def abandon(self, threads: Sequence[threading.Thread] = ()) -> None:
-        """End the command for some events, or for all: it is not run for them any more."""
-        self._abandoned.update(threads or self._threads)
-        if self._process is not None:
-            _end(self._process)
+    def abandon(self) -> None:
+        """End the command; it is not run any more."""
+        self._is_abandoned = True
+        if (process := self._process) is not None:
+            _end(process)
 
-    def _run_after(
-        self, before: Sequence[threading.Thread], event: EventName, content: bytes
-    ) -> None:
-        for thread in before:
-            thread.join()
-        problem = "" if self._is_abandoned else self._run(event, content)
-        if problem and not self._is_abandoned:
-            self._problems.put(f"--on-event {self._args[0]}, {event}: {problem}")
-
-    @property
-    def _is_abandoned(self) -> bool:
-        return threading.current_thread() in self._abandoned
+    def _run_for_all(self) -> None:
+        while (next_event := self._events.get()) and not self._is_abandoned:
+            event, content = next_event
+            problem = self._run(event, content)
+            if problem and not self._is_abandoned:
+                self._problems.put(f"--on-event {self._args[0]}, {event}: {problem}")
 
     def _run(self, event: EventName, content: bytes) -> str:
         """Run the command for an event; return what went wrong, "" if nothing did."""
@@ -144,13 +135,6 @@ class EventCommand:
         last = next((line for line in reversed(lines) if line.strip()), "")
         shown = f"exit code {code}: {one_line(last)}" if last else f"exit code {code}"
         return shown if code else ""
-
-
-def _alive_at(moment: float, threads: Sequence[threading.Thread]) -> list[threading.Thread]:
-    """Wait until threads have ended, until a moment at most; return those that have not."""
-    for thread in threads:
-        thread.join(max(0.0, moment - time.monotonic()))
-    return [thread for thread in threads if thread.is_alive()]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

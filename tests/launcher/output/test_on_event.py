@@ -69,8 +69,8 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
     command.wait(said.append)
     assert said == ["waiting up to 4 s for --on-event sh; Ctrl-C ends the wait"]
     first, second = command.problems()
-    assert first == "--on-event sh: too slow; 3 events before the end dropped"
-    assert second == "--on-event sh, end: ended after 2 s without a result"
+    assert first == "--on-event sh, stall: ended after 4 s without a result"
+    assert second == "--on-event sh: too slow; 3 events dropped"
     started = pids.read_text().split()
     assert len(started) == 4
     until(lambda: not any(Path(f"/proc/{pid}/exe").exists() for pid in started))
