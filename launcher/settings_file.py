@@ -21,7 +21,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,8 @@ NOT_KEPT = {"config", "dry_run", "json", "check"}
 HEAD = "# The settings of this run; `rerun` starts it again.\n"
 HOSTS = "hosts"
 """The option that is typed without its name."""
+CONTINUING = {"auto-resume", "resume"}
+"""Options that continue an earlier run."""
 NO_FILE = {"--slurm", "--host-list"}
 """Options that name the hosts in place of a file."""
 
@@ -65,6 +67,20 @@ class SettingsFile:
     launcher: Table
     tasks: Mapping[str, Table]
     """Options by the name of their task."""
+
+    @property
+    def continues_a_run(self) -> bool:
+        """Return True if they continue the run of another launch."""
+        tables = (self.launcher, *self.tasks.values())
+        return any(table.keys() & CONTINUING for table in tables)
+
+    def as_a_new_run(self) -> SettingsFile:
+        """Return settings without the options by which a launch has continued another run."""
+        launcher, *tables = (
+            {key: value for key, value in table.items() if key not in CONTINUING}
+            for table in (self.launcher, *self.tasks.values())
+        )
+        return replace(self, launcher=launcher, tasks=dict(zip(self.tasks, tables, strict=True)))
 
 
 def read_settings(path: Path) -> SettingsFile:

@@ -34,6 +34,7 @@ from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
+from rackrun.launcher.output.console import say
 from rackrun.launcher.run.job import TaskWork, Work
 from rackrun.launcher.run.settings import LocalOptions, Options
 from rackrun.launcher.settings_file import (
@@ -119,6 +120,7 @@ def read(
     Raises UsageError. A task that is called for help, or for a tool of its own, replaces this
     process; --help before a task prints ours and exits.
     """
+    new_run = again.as_a_new_run() if again else None
     count = _count_of_launch_words(args)
     launch_args, command = list(map(_with_long_name, args[:count])), list(args[count:])
     name = "check" if "--check" in launch_args else command_name
@@ -126,7 +128,9 @@ def read(
     for param in launch.params:
         if param.name == "config":
             param.is_eager, param.callback = True, _use_file
-    known = {"default_map": launcher_values(again, settings), "obj": again} if again else {}
+    known: dict[str, Any] = {}
+    if new_run:
+        known = {"default_map": launcher_values(new_run, settings), "obj": new_run}
     context = parser.context_of(launch, launch_args, **known)
     file: SettingsFile | None = context.obj
     typed = frozenset(_typed_in(context))
@@ -138,13 +142,24 @@ def read(
         hosts, rest = _host_file(settings, context, words, command)
         options = parser.built(settings, {**parser.values_of(context), **hosts})
         host_words = tuple(map(str, hosts.values()))
-        rest = [*_with_task(rest, again), *command]
+        rest = [*_with_task(rest, new_run), *command]
         if rest and rest[0] != "--" and rest[0].startswith("-"):
+            if new_run and new_run.command:
+                whole = shlex.join([*new_run.command, *rest])
+                raise UsageError(
+                    f"{rest[0]}: not an option of {called(name)}; to change the run's own command,"
+                    f" type all of it: -- {whole}"
+                )
             raise parser.no_such_option(rest[0].partition("=")[0], launch)
         rest = work_words(file, rest) if file else rest
         if is_command(rest[:1]):
             refuse_command(rest, words, host_words)
         work = _work(name, settings, (*words, *host_words), rest)
+    if again:
+        from_where = (
+            ", from its beginning" if again.continues_a_run and "resume" not in typed else ""
+        )
+        say(f"{again.path.parent} again{from_where}")
     return CommandLine(options, (*words, *host_words), work, file, typed)
 
 
@@ -170,13 +185,6 @@ def _with_long_name(word: str) -> str:
     return f"--host-list={word.removeprefix('-H=')}" if word.startswith("-H=") else word
 
 
-def split(args: Sequence[str], settings: type[Options], name: str) -> tuple[list[str], list[str]]:
-    """Return the options of a launch among words, and the other words."""
-    launch = launch_command(settings, name, Head("", "", ()))
-    context = parser.context_of(launch, list(map(_with_long_name, args)))
-    return list(words_in(context)), context.args
-
-
 def launch_command(settings: type[Options], name: str, head: Head) -> SettingsCommand:
     """Return a launch as a command of click."""
     hints = partial(hints_of, settings, name)
@@ -187,6 +195,9 @@ def launch_command(settings: type[Options], name: str, head: Head) -> SettingsCo
 
 
 def _use_file(context: click.Context, param: click.Parameter, name: str | None) -> str | None:
+    if name and context.obj:
+        what = "a run that is started again has its own settings"
+        raise UsageError(f"--config {name}: {what}; leave it out")
     if name and isinstance(context.command, SettingsCommand):
         context.obj = file = read_settings(Path(name))
         context.default_map = launcher_values(file, context.command.settings)

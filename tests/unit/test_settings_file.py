@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rackrun.launcher.commands import rerun
 from rackrun.launcher.commands.local import LocalLaunch
 from rackrun.launcher.commands.parse import CommandLine, read
+from rackrun.launcher.commands.rerun import settings_to_repeat
 from rackrun.launcher.commands.settings import SSH_HEAD, SshOptions
 from rackrun.launcher.run.job import Command, TaskWork
 from rackrun.launcher.run.settings import LocalOptions
@@ -139,8 +139,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str, name: str
 
 def again(*args: str) -> CommandLine[SshOptions]:
     """Return the launch that `rerun` makes of its words."""
-    _, file, typed = rerun.read(args)
-    return read("ssh", SshOptions, SSH_HEAD, typed, rerun.as_a_new_run(file))
+    return read("ssh", SshOptions, SSH_HEAD, args[1:], settings_to_repeat(args))
 
 
 RESUMED = """launch = "ssh"
@@ -175,6 +174,6 @@ def test_options_of_the_task_need_no_task_and_a_rerun_does_not_resume(
     """What is typed wins, wherever the options of launcher and task stand."""
     launched(monkeypatch, tmp_path, RESUMED, "night")
     task, *options = work.replace("DATA", "--data=shards --epochs=90").split()
-    for line in (again("night", *typed.split()), again("--dry-run", "night", *typed.split())):
+    for line in (again("night", *typed.split()), again("night", "--dry-run", *typed.split())):
         assert sorted({*line.launch_words} - {"--dry-run"}) == sorted(["--wait", *words.split()])
         assert line.work == TaskWork(task, tuple(options))

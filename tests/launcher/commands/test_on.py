@@ -87,7 +87,7 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
         assert not path.is_file() or b"canary-" not in path.read_bytes(), path
     code, _, err = ended(typed("nothing", verb=("attach",)))
     assert code == 64 and "ps --on head lists" in err, err
-    code, out, _ = ended(typed("--dry-run", "--secret", "CANARY", "latest", verb=("rerun",)))
+    code, out, _ = ended(typed("latest", "--dry-run", "--secret", "CANARY", verb=("rerun",)))
     assert code == 0 and "train.py" in out, out
 
 
