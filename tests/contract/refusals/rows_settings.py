@@ -44,7 +44,7 @@ ROWS = [
     Refusal("rackrun rerun", 64, "rackrun rerun latest"),
     Refusal("./run-ssh rerun 3fa", 64, ("3fa", "./run-ssh ps")),
     Refusal("rackrun rerun latest", 64, ("latest", "rackrun ps")),
-    Refusal("rackrun rerun --nproc 2 3fa", 64, ("3fa", "rackrun ps")),
+    Refusal("rackrun rerun --nproc 2 3fa", 64, "rackrun rerun latest"),
     Refusal("rackrun rerun night", 64, ("night", "run.toml"),
             {"runs/20260101-000000-night/plan.json": "{}"}),
     again("rackrun rerun night", "[catdog]\nepochs = 1\n", "run.toml: launch", "--config"),
