@@ -6,20 +6,15 @@ import contextlib
 import mmap
 import os
 import stat
-from collections.abc import Iterable, Iterator
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rackrun.contract.files import MANIFEST_NAME
 from rackrun.errors import DataError, UsageError
 from rackrun.shard_folder import folder_and_version, why_no_shards
 from rackrun.shards.host_folder import mapped_file
 from rackrun.shards.index import Shard, Split, largest_index
-from rackrun.shards.source import Range, Source, Stored
-
-if TYPE_CHECKING:
-    from rackrun.shards.http_source import HttpSource
+from rackrun.shards.source import Source, Stored
 
 
 class FolderSource(Source):
@@ -29,28 +24,17 @@ class FolderSource(Source):
         super().__init__(location, location)
         self._folder = Path(folder_and_version(location)[0])
 
-    @cached_property
-    def _tars(self) -> HttpSource | None:  # the server that has them, if the folder has not
-        if not self.manifest.tars:
-            return None
-        from rackrun.shards.http_source import HttpSource
-
-        return HttpSource(self.manifest.tars)
-
     def stream(self, shard: Shard) -> Iterator[Stored]:
         """Yield the bytes of a shard in blocks; DataError if its size or its digest is wrong."""
-        if not self._tars:
-            path = self._folder / shard.name
-            with _opened(path) as file:
-                size = os.fstat(file).st_size
-            if size != shard.bytes:
-                raise DataError(f"{path}: {size} bytes long, not the {shard.bytes} in the manifest")
+        path = self._folder / shard.name
+        with _opened(path) as file:
+            size = os.fstat(file).st_size
+        if size != shard.bytes:
+            raise DataError(f"{path}: {size} bytes long, not the {shard.bytes} in the manifest")
         yield from super().stream(shard)
 
     def read(self, shard: Shard, offset: int, length: int) -> Stored:
         """Return exactly `length` bytes of a shard from `offset` on."""
-        if self._tars:
-            return self._tars.read(shard, offset, length)
         return self.part(self._folder / shard.name, shard, offset, length)
 
     @staticmethod
@@ -61,10 +45,6 @@ class FolderSource(Source):
         if len(data) != length:
             raise DataError(f"{path}: ends at byte {offset + len(data)}, not at {shard.bytes}")
         return data
-
-    def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
-        """Yield each range in turn; the kernel, or a server's reader, reads ahead."""
-        return self._tars.reads(ranges) if self._tars else super().reads(ranges)
 
     def index_data(self, part: Split, again: bool) -> bytes | mmap.mmap:
         """Return the bytes of an index, mapped from its file."""

@@ -25,7 +25,7 @@ from functools import cached_property
 from rackrun.commands import called
 from rackrun.contract import variables
 from rackrun.contract.files import MANIFEST_NAME
-from rackrun.errors import DataError, UsageError
+from rackrun.errors import UsageError
 from rackrun.shard_folder import folder_and_version
 from rackrun.shards.credentials import authorization, tls_context
 from rackrun.shards.host_folder import Bytes, kept_index
@@ -42,7 +42,7 @@ from rackrun.shards.http_client import (
     field,
     shown,
 )
-from rackrun.shards.index import Manifest, Shard, Split, largest_index
+from rackrun.shards.index import Shard, Split, largest_index
 from rackrun.shards.source import BLOCK_BYTES, Range, Source, Stored
 from rackrun.units import whole_number
 
@@ -93,17 +93,6 @@ class HttpSource(Source):
         named = f"{self.folder}@{version}" if version else self.folder
         super().__init__(named, named, self.timeouts)
 
-    @property
-    def manifest(self) -> Manifest:
-        """The manifest of the data set; DataError if the server has none."""
-        manifest = super().manifest
-        if manifest.tars:  # trusted in a local folder, never from a server
-            raise DataError(
-                f"{self.location}: its manifest names another server for the tars; copy the index "
-                "folder here, and give its path"
-            )
-        return manifest
-
     def reads(self, ranges: Iterable[Range]) -> Iterator[Stored]:
         """Yield each range in turn, while the next ones are being fetched."""
         fetches = (
@@ -123,17 +112,13 @@ class HttpSource(Source):
 
     def read_file(self, name: str, most_bytes: int) -> bytes:
         """Return a file of unknown size; raise DataError if it is larger than allowed."""
-        return b"".join(self.file(name, most_bytes))
-
-    def file(self, name: str, most_bytes: int) -> Iterator[Stored]:
-        """Yield a file of unknown size in blocks."""
         first = Fetch(self, name, 0, BLOCK_BYTES, most_bytes=most_bytes)
-        yield first.finish()
-        total = first.total or 0
-        starts = range(BLOCK_BYTES, total, BLOCK_BYTES)
-        yield from _in_turn(
-            Fetch(self, name, start, min(start + BLOCK_BYTES, total), total) for start in starts
+        block, total = first.finish(), first.total or 0
+        rest = (
+            Fetch(self, name, start, min(start + BLOCK_BYTES, total), total)
+            for start in range(BLOCK_BYTES, total, BLOCK_BYTES)
         )
+        return b"".join((block, *_in_turn(rest)))
 
     def path(self, name: str) -> str:
         """Return the path of a file, as a request has it."""

@@ -115,12 +115,10 @@ class Manifest:
     version: Whole = VERSION
     adopted: bool = False
     """True for tars that another program has written."""
-    tars: str = ""
-    """URL of the folder with the tars, if they are not next to the manifest."""
     parents: Annotated[tuple[Sha256, ...], at_most(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
-    """The number of samples added, adopted (in other programs' tars), dropped and relabelled."""
+    """The number of samples added, dropped and relabelled."""
     made: Annotated[str, at_most(40)] = ""
     """When a later version than the first was made, as 2026-11-26 12:00 UTC."""
     command: Annotated[str, at_most(LONGEST_COMMAND)] = ""

@@ -60,7 +60,6 @@ UNTYPED = {
     r"--sync-wheels wheels": "typed in tests/launcher/files/test_sync.py",
     r"--gpus-needed": "needs GPUs",
     r"WANDB_MODE=online": "needs a server of Weights & Biases",
-    r"convert index 'https": "typed in tests/convert/test_index.py",
     r"convert hf uoft-cs/cifar10": "needs a download",
 }
 ENDLESS = {r" attach ": " | ", r" logs .*--follow": "epoch 1", r"report --watch": ""}

@@ -3,50 +3,26 @@
 import re
 import shlex
 from collections import Counter
-from dataclasses import dataclass
-from itertools import chain, islice
-from pathlib import Path, PurePosixPath
-
-from braceexpand import braceexpand
+from collections.abc import Sequence
+from pathlib import Path
 
 from rackrun.convert.indexing.tar_index import ForeignTar
 from rackrun.convert.readers.names import dataset_name
 from rackrun.convert.readers.records import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
 from rackrun.shards.index import ADOPTED_NAME
-from rackrun.terminal import one_line
 
 LETTERS = re.compile(r"[a-z]+")
-MOST = 1_000_000  # tars, as in a manifest
 
 
-@dataclass(frozen=True)
-class TarListing:
-    """Tars of other programs that become shards of one data set."""
+def list_tars(sources: Sequence[str], split: str, command: str) -> list[ForeignTar]:
+    """Return the tars in these folders or at these paths; UsageError if that is not possible.
 
-    tars: tuple[ForeignTar, ...]
-    folder: Path | None
-    """The folder that holds all of them, if there is one."""
-    url: str
-    """The folder's URL; empty for files."""
-    dataset: str
-
-
-def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> TarListing:
-    """Return the tars of these folders, files or URLs; UsageError if that is not possible.
-
-    `command` is what was typed, for a message that adds to it.
+    `split`: of all tars, empty: by their names. `command` is what was typed, for a message.
     """
     if split and split not in (TRAIN, VAL, TEST):
         raise UsageError(f"--split {split}: train, val and test are possible")
-    expanded = _expanded(sources)
-    remote = [location for location in expanded if location.startswith(("http://", "https://"))]
-    if remote and len(remote) < len(expanded):
-        raise UsageError("some tars are here and some on a server; index them separately")
-    paths = [Path(location.rpartition("/")[2]) for location in remote] or _files(expanded)
-    urls = {location.rpartition("/")[0] + "/" for location in remote}
-    if len(urls) > 1:
-        raise UsageError(f"{', '.join(sorted(urls)[:2])}: index the tars of one URL at a time")
+    paths = [path for source in sources for path in _files(source)]
     if len(set(paths)) < len(paths):
         raise UsageError(f"{Counter(paths).most_common(1)[0][0]}: is given twice")
     for path in paths:
@@ -57,57 +33,45 @@ def list_tars(sources: tuple[str, ...], split: str, name: str, command: str) -> 
             )
         if not ADOPTED_NAME.fullmatch(path.name):
             raise UsageError(f"{path}: a name of letters, digits, _, - and . is needed")
-    tars = tuple(ForeignTar(path, path.name, split or _split_of(path)) for path in paths)
-    parents = {path.parent.resolve() for path in paths}  # of links: not where these lead
-    beside = parents.pop() if len(parents) == 1 and not remote else None
-    return TarListing(tars, beside, "".join(urls), _dataset(name, tars[0].name))
+    return [ForeignTar(path, path.name, split or _split_of(path)) for path in paths]
 
 
-def _expanded(sources: tuple[str, ...]) -> list[str]:
-    """Return all sources, braces as in {000..003} expanded."""
-    try:
-        each = chain.from_iterable(braceexpand(source, escape=False) for source in sources)
-        expanded = list(islice(each, MOST + 1))
-    except ValueError:
-        raise UsageError(f"{one_line(sources[0])[:80]}: type braces as in {{000..127}}") from None
-    if len(expanded) > MOST:
-        raise UsageError(f"{sources[0][:80]}: more than {MOST:,} tars; index them in parts")
-    return expanded
+def dataset_of(tars: Sequence[ForeignTar]) -> str:
+    """Return the name of a data set: what precedes split and number in that of the first tar."""
+    stem = tars[0].name.removesuffix(".tar")
+    splits = (match.start() for match in LETTERS.finditer(stem.lower()) if match[0] in SPLITS)
+    return dataset_name(stem[: next(splits, None)] or stem)
 
 
-def _files(locations: list[str]) -> list[Path]:
-    tars: list[Path] = []
-    for source in map(Path, locations):
-        if not source.exists():
-            raise UsageError(f"{source}: there is no such file or folder{_of_hub(str(source))}")
-        below = sorted(source.rglob("*.tar")) if source.is_dir() else [source]
-        if not below or not all(path.is_file() for path in below):
-            packed = source.is_dir() and [*source.rglob("*.tar.gz"), *source.rglob("*.tgz")]
-            raise UsageError(
-                f"{packed[0]}: a compressed tar, which cannot be read in place;"
-                f" type: gunzip {shlex.quote(str(packed[0]))}"
-                if packed
-                else f"{source}: no tars there; give a folder with *.tar, tars, or URLs of tars"
-            )
-        tars += below
+def _files(source: str) -> list[Path]:
+    path = Path(source)
+    if not path.exists():
+        raise UsageError(f"{source}: there is no such file or folder{_elsewhere(source)}")
+    tars = sorted(path.rglob("*.tar")) if path.is_dir() else [path]
+    if not tars or not all(tar.is_file() for tar in tars):
+        packed = path.is_dir() and [*path.rglob("*.tar.gz"), *path.rglob("*.tgz")]
+        raise UsageError(
+            f"{packed[0]}: a compressed tar, which cannot be read in place;"
+            f" type: gunzip {shlex.quote(str(packed[0]))}"
+            if packed
+            else f"{source}: no tars there; give a folder with *.tar, or tars"
+        )
     return tars
 
 
-def _of_hub(address: str) -> str:
-    """Return what to type for a data set on the Hugging Face Hub; nothing for other places."""
-    if not address.startswith("hf:/"):
+def _elsewhere(source: str) -> str:
+    """Return what to type for tars that do not lie on this machine; nothing for others."""
+    if source.startswith(("http://", "https://")):
+        return (
+            f"; index the tars where they lie, or train on them without an index: --data"
+            f" {shlex.quote(source)} --resampled"
+        )
+    if not source.startswith("hf:/"):
         return ""
-    name = "/".join(address.removeprefix("hf:").strip("/").removeprefix("datasets/").split("/")[:2])
+    name = "/".join(source.removeprefix("hf:").strip("/").removeprefix("datasets/").split("/")[:2])
     return f"; to fetch it, type: hf download --repo-type dataset {shlex.quote(name)}"
 
 
 def _split_of(path: Path) -> str:
     parts = (*LETTERS.findall(path.name.lower()), path.parent.name.lower())
     return next((SPLITS[part] for part in parts if part in SPLITS), "")
-
-
-def _dataset(name: str, first: str) -> str:
-    # What precedes split and number in the name of the first tar, unless a name is given.
-    stem = PurePosixPath(name or first).name.removesuffix(".tar")
-    splits = (match.start() for match in LETTERS.finditer(stem.lower()) if match[0] in SPLITS)
-    return dataset_name(stem if name else stem[: next(splits, None)] or stem)

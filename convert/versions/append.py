@@ -1,4 +1,4 @@
-"""More images for a finished shard folder, or more tars for a folder of tars from other programs.
+"""More images for a finished shard folder.
 
     listing -> what no version has yet -> converted into DATA, under the next free numbers
             -> copies, leaks -> next version
@@ -6,6 +6,7 @@
 No file that a version has is written again.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rackrun.commandline.options import Examples, Positional
+from rackrun.commands import called
 from rackrun.convert.folder import listing as listing_of_folder
 from rackrun.convert.images.treatment import Treatment
 from rackrun.convert.options import Packing
@@ -36,10 +38,8 @@ from rackrun.convert.readers.records import (
     RecordListing,
 )
 from rackrun.convert.table import Columns, ImageTable
-from rackrun.convert.versions.append_tars import append_tars, holds_tars
 from rackrun.convert.versions.version import NewestVersion
 from rackrun.errors import UsageError
-from rackrun.shards.class_names import LABEL_FIELD
 from rackrun.shards.index import Manifest
 from rackrun.shards.resize import Resize
 from rackrun.shards.writer import MAX_KEY_BYTES
@@ -48,8 +48,6 @@ from rackrun.units import plural
 
 TABLES = (".csv", ".parquet", ".pq")
 DEFAULT_VAL_PERCENT = 10.0
-OF_IMAGES = ("test_percent", "exif")
-"""Options that tars of other programs do not have."""
 COMPARED_AT_ONCE = 64  # images
 
 
@@ -61,12 +59,10 @@ class Append:
         ("{prog} photos data/shards", "all images of photos/ that are not in it yet"),
         ("{prog} new.csv data/shards --root photos", "the images that a table lists"),
         ("{prog} new.zip data/shards --val-percent 0", "a zip of class folders; all for training"),
-        ("{prog} tars/ tars/", "tars from other programs that are new in the folder"),
     )
 
     source: Positional[Path]
-    """Folder, zip or tar of class folders; CSV or Parquet file of paths and labels; or, if DATA
-    consists of tars from other programs, more such tars."""
+    """Folder, zip or tar of class folders; CSV or Parquet file of paths and labels."""
     data: Positional[str]
     """Finished shard folder."""
     columns: Columns = field(default_factory=Columns)
@@ -75,10 +71,6 @@ class Append:
     default: 10 if DATA has one, else 0."""
     test_percent: float = 0.0
     """Percent of each class of the new images to set aside as the split test."""
-    split: str = ""
-    """For tars from other programs: train, val or test; default: by the name of each tar."""
-    label_field: str = LABEL_FIELD
-    """For tars from other programs: field of .json members that holds the class."""
     exif: Literal["apply", "ignore"] = "apply"
     """apply: turn images upright by their EXIF or XMP."""
     allow_left_out: int | None = None
@@ -97,19 +89,11 @@ class Append:
     def run(self) -> None:
         """Append; an interrupted append continues with the same command."""
         with NewestVersion.locked(self.data) as newest:
+            _refuse_tars(self.source)
             packing = self._packing(newest.manifest)
             command = ("append", str(self.source), self.data)
             takes_dropped = "dropped" in self.allow
-            if not holds_tars(self.source):
-                append_images(newest, self._listing(), packing, takes_dropped, command)
-                return
-            for name in OF_IMAGES:
-                if getattr(self, name) != getattr(Append, name):
-                    option = name.replace("_", "-")
-                    raise UsageError(f"--{option}: tars are added as they are; leave it out")
-            packing = replace(packing, val_percent=self.val_percent or 0.0)
-            fields = (self.split, self.label_field)
-            append_tars(newest, self.source, *fields, packing, takes_dropped, command)
+            append_images(newest, self._listing(), packing, takes_dropped, command)
 
     def _packing(self, manifest: Manifest) -> Packing:
         """Return the options of the conversion that made the folder, with those of this one."""
@@ -138,6 +122,16 @@ class Append:
             )
         packing = Packing(allow_left_out=self.allow_left_out)
         return ImageTable(self.source, Path(self.data), self.columns, packing=packing).listing()
+
+
+def _refuse_tars(source: Path) -> None:
+    """Raise UsageError for a folder of tars of samples."""
+    if any(next(source.glob(pattern), None) for pattern in ("*.tar", "*/*.tar")):
+        raise UsageError(
+            f"{source}: tars of samples: to train on them, too, type --data twice, after"
+            f" {called('convert')} index {shlex.quote(str(source))} --out FOLDER if they have no"
+            " index; to have them in one, index all tars again with --force"
+        )
 
 
 def append_images(

@@ -75,11 +75,6 @@ class NewestVersion:
                     f" can be changed; to go on from an earlier one, type: {called('convert')}"
                     f" shards {shlex.quote(folder)} OUT"
                 )
-            if manifest.tars:
-                raise UsageError(
-                    f"{location}: its tars lie on a server, and are changed only there: index them "
-                    "in their own folder, and type this with it"
-                )
             yield newest
 
     @property

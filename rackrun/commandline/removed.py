@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 OPTIONS: Mapping[str, str] = MappingProxyType(
     {
+        "append --label-field": "index all tars again: convert index FOLDER --force",
+        "append --split": "index all tars again: convert index FOLDER --force",
         "--augmix": "type --trivial-augment or --rand-augment 9",
         "--blur-pool": "--recipe ffcv16 blurs before each strided convolution",
         "--cache-peers": "leave it out: with --cache, each host fetches from the server",

@@ -1,8 +1,6 @@
 """Tars of other programs get an index and a manifest, keep every byte, and train exactly."""
 
-import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +8,8 @@ import pytest
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
 from rackrun.convert.__main__ import main
-from rackrun.errors import DataError, UsageError
 from rackrun.nginx.serve import serving, start
 from rackrun.nginx.site import FolderError, Site
-from rackrun.shards.http_source import HttpSource
 from tests.convert.conftest import manifest_of
 from tests.lab.data import (
     as_hugging_face,
@@ -111,26 +107,6 @@ def test_indexed_tars_can_be_served_under_their_own_names(served, tmp_path):
     main(["index", str(served), "--out", str(tmp_path / "out"), "--workers", "1"])
     with pytest.raises(FolderError, match="0.tar: a link, and links are not followed; index the"):
         start(Site(tmp_path / "out", port=0, native=True))
-
-
-def test_tars_on_a_server(served, tmp_path):
-    """Index and manifest are here, the bytes stay there; a server may not name another one."""
-    labels = by_webdataset(served)
-    listed = [{"name": path.name} for path in sorted(served.glob("*.tar"))]
-    (served / "dataset.json").write_text(json.dumps({"splits": [{"shards": listed}]}))
-    out = tmp_path / "out"
-    with serving(Site(served, port=0, native=True)) as server:
-        train, val = "imagenet-train-{000000..000001}.tar", "imagenet-val-000000.tar"
-        urls = [f"{server.url.rstrip('/')}/{name}" for name in (train, val)]
-        with pytest.raises(UsageError, match="add --out FOLDER"):
-            main(["index", *urls])
-        main(["index", *urls, "--out", str(out), "--workers", "1"])
-        assert not list(out.glob("*.tar"))
-        assert [sample.label for sample in every_sample(out)] == list(labels.values())
-        main(["verify", str(out), "--workers", "1"])
-        shutil.copy(out / "dataset.json", served)
-        with pytest.raises(DataError, match="names another server for the tars"):
-            _ = HttpSource(server.url).manifest
 
 
 def train_tars(folder: Path, labels: list[tuple[int, int]]) -> Path:
