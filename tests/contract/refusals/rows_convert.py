@@ -474,7 +474,7 @@ INDEXED = [
         "rackrun convert index hf://datasets/timm/imagenet-1k/train-{0000..0003}.tar", 64,
         "hf download --repo-type dataset timm/imagenet-1k",
     ),
-    Refusal("rackrun convert index http://127.0.0.1:1/a-train-0.tar", 64, "--out FOLDER"),
+    Refusal("rackrun convert index http://127.0.0.1:1/a-train-0.tar", 64, "--resampled"),
     Refusal(
         INDEX, 64, ("dataset.json", "--force"), {"tars": made_by(INDEX, name="tars", **TRAIN_TAR)},
     ),

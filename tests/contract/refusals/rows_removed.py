@@ -42,6 +42,8 @@ ROWS = [
             ("convert folder photos shards --tiles", "--short-side 256"),
             ("convert folder photos shards --sidecars", "wds2idx"),
             ("convert verify shards --source", ""),
+            ("convert append tars shards --label-field", "convert index FOLDER --force"),
+            ("convert append tars shards --split", "convert index FOLDER --force"),
             ("convert drop shards a --force", "leave it out"),
             ("convert drop shards a --workers", "no tar is written"),
             ("convert relabel shards a=cat --force", "leave it out"),
