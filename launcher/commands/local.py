@@ -67,7 +67,7 @@ class LocalLaunch(LaunchMethod):
         if not options.image:
             python = interpreter(options.python, spec.work)
             if not any(name == "PATH" for name, _ in options.environment):
-                refuse_absent_program(spec.work)
+                refuse_absent_program(spec.work, python)
         host = Host(THIS_MACHINE, slots=options.nproc or None, address=LOOPBACK)
         if gpu_count():
             visible = ((name, os.environ[name]) for name in VISIBLE if name in os.environ)

@@ -118,8 +118,11 @@ def _file_meant(path: Path) -> str:
     return f"; did you mean {meant}?" if meant else ""
 
 
-def refuse_absent_program(work: Work) -> None:
-    """Raise UsageError for a command whose program, or Python file, is not on this machine."""
+def refuse_absent_program(work: Work, python: str) -> None:
+    """Raise UsageError for a command whose program, or Python file, is not on this machine.
+
+    It may lie beside the interpreter of the ranks.
+    """
     if not isinstance(work, Command):
         return
     program, file, *_ = *work.args, ""
@@ -127,7 +130,8 @@ def refuse_absent_program(work: Work) -> None:
         if file.endswith(".py") and not Path(file).is_file():
             raise UsageError(why_no_task(file))
         return
-    if shutil.which(program):
+    beside = Path(shutil.which(python) or python).parent
+    if shutil.which(program) or shutil.which(program, path=beside):
         return
     if Path(program).is_file():
         raise UsageError(f"{program}: not a program that can be run; type: chmod +x {program}")

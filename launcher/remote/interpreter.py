@@ -83,6 +83,19 @@ def behind_shim(workdir: str, interpreter: str) -> str:
     return done.stdout.decode(errors="replace").strip() or interpreter
 
 
+def after_setup(before: list[str], interpreter: str) -> str:
+    """Return the python3 that a host's setup leaves first on PATH, as `conda activate` does.
+
+    `before` is the setup, and the working directory; where it fails, `describe` says why.
+    """
+    shown = [*before, "python3", "-c", "import sys; print(sys.executable)"]
+    try:
+        done = answer_of(shown, INTERPRETER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return interpreter
+    return done.stdout.decode(errors="replace").strip() or interpreter
+
+
 def describe(
     command: list[str], packages: Sequence[str] = (), workdir: str = "/"
 ) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from rackrun.launcher.remote.disks import (
 )
 from rackrun.launcher.remote.files import file_digest
 from rackrun.launcher.remote.interpreter import (
+    after_setup,
     behind_shim,
     describe,
     find_interpreter,
@@ -97,10 +98,13 @@ def basics(
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     shared = facts_of_host(lock, parts)
     interpreter = (python or "python3") if contained else facts["python"]
+    is_of_path = facts.pop("is_of_path")
     described: dict[str, Any] = {}
     address, problems = (own_endpoint() or [""])[0], facts["problems"]
     if not contained:
         before = [*setup, workdir] if setup and not problems["workdir"] else []
+        if before and is_of_path:
+            interpreter = after_setup(before, interpreter)
         described = describe([*before, interpreter], packages, workdir)
     if interface:
         address, problems["interface"] = network.address_of(interface)
@@ -129,6 +133,7 @@ def disk_facts(
     workdir: str, python: str, weights: str, cache: str, own_command: bool
 ) -> dict[str, Any]:
     """Return facts that need file systems to answer; relative paths start at `workdir`."""
+    found = find_interpreter(workdir, python, own_command)
     return {
         "problems": {
             "workdir": workdir_problem(workdir),
@@ -136,7 +141,8 @@ def disk_facts(
             "weights": weights_problem(os.path.join(workdir, weights)) if weights else "",
             "cache": cache_problem(os.path.join(workdir, cache)) if cache else "",
         },
-        "python": behind_shim(workdir, find_interpreter(workdir, python, own_command)),
+        "python": behind_shim(workdir, found),
+        "is_of_path": not python and found == (shutil.which("python3") or "python3"),
         "disk_free": disk_free(workdir),
     }
 

@@ -73,9 +73,9 @@ class Host:
         """What goes before the working directory and the interpreter's command; often nothing."""
         if not self.setup:
             return ()
-        # A sourced file gets the arguments of its caller, and may change them.
+        # A sourced file gets the arguments of its caller, may change them, and may print.
         keep, start = 'rackrun_command=("$@") && set --', 'exec "${rackrun_command[@]}"'
-        return ("bash", "-c", f'{keep} && cd "$0" && {{ {self.setup}\n}} && cd / && {start}')
+        return ("bash", "-c", f'{keep} && cd "$0" && {{ {self.setup}\n}} >&2 && cd / && {start}')
 
     def processes(self, gpus: int) -> int:
         """Return how many ranks it gets, if it has this number of GPUs."""

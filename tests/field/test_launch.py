@@ -142,6 +142,23 @@ def test_an_interpreter_that_the_folder_chooses_is_the_one_of_the_ranks(lab):
     assert code == 0, out + err
 
 
+def test_a_script_that_a_rank_runs_finds_the_interpreter_of_the_rank(lab):
+    lab.ready(1)
+    (lab.folder / "train.sh").write_text("command -v python\n")
+    code, said = launch(lab, "sh", "train.sh")
+    assert code == 0 and f"{Path(sys.executable).parent}/python\n" in said, said
+
+
+def test_an_interpreter_that_setup_puts_first_is_the_one_of_the_ranks(lab):
+    lab.ready(1)
+    environment = lab.folder / "environment"
+    environment.mkdir()
+    (environment / "python3").symlink_to(lab.cheap_python())
+    hosts = lab.write_hosts(f'setup="echo activated; PATH={environment}:$PATH"')
+    code, out, err = lab.result_of(os.fspath(hosts), "--", "true")
+    assert code == 0, out + err
+
+
 @pytest.mark.parametrize("name", ["CUDA_VISIBLE_DEVICES", "WANDB_MODE", "NCCL_DEBUG"])
 def test_a_variable_of_this_shell_that_ranks_do_not_get_is_named(name, lab):
     lab.ready(1)

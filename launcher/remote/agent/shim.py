@@ -90,6 +90,7 @@ class Shim:
         words, workdir = command["command"], command["workdir"]
         is_alone = os.environ["WORLD_SIZE"] == "1"
         environment = {**os.environ, **({} if is_alone else NO_TORCHRUN)}
+        environment["PATH"] = path_with(sys.executable, environment.get("PATH", os.defpath))
         rank = spawn(words, environment, workdir, streams, signal.SIGKILL)
         for descriptor in streams:
             os.close(descriptor)
@@ -135,3 +136,15 @@ class Shim:
         except OSError:
             self.agent_is_gone = True
             self._abandon()
+
+
+def path_with(interpreter: str, path: str) -> str:
+    """Return a PATH on which this interpreter is the first of its name.
+
+    So a script that a rank runs finds it, as in an activated environment, and what is beside it.
+    """
+    folder, name = os.path.split(interpreter)
+    for other in path.split(os.pathsep):
+        if os.access(os.path.join(other, name), os.X_OK):
+            return path if other == folder else f"{folder}{os.pathsep}{path}"
+    return f"{folder}{os.pathsep}{path}"
