@@ -1,7 +1,6 @@
 """Reading a whole shard folder again, from disk or over HTTP, to name what is wrong.
 
-Of all its versions: a tar that several versions have is read once, and later versions must have
-rows of the earlier ones, with other classes at most.
+Of its versions one is read; an earlier one has the same tars, and is verified when it is used.
 """
 
 import json
@@ -11,9 +10,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
-
-import rackrun  # isort: skip # noqa: F401 - a script goes on as ./run-local, and lacks numpy
-import numpy as np
 
 from rackrun.commandline.options import Examples, Positional
 from rackrun.convert.packing.copies import SplitRows, copies
@@ -38,39 +34,39 @@ class Verify:
     examples: ClassVar[Examples] = (
         ("{prog} data/shards", "check every byte"),
         ("{prog} http://server:8080/", "of a served folder"),
-        ("{prog} data/shards@2", "only version 2"),
+        ("{prog} data/shards@2", "of version 2"),
     )
 
     location: Positional[str]
-    """Shard folder, or the http(s):// URL of one; all its versions, or only one: DATA@2."""
+    """Shard folder, or the http(s):// URL of one; for one of its versions: DATA@2."""
     workers: int = 0
     """Number of processes; 0: one per core."""
     json: bool = False
-    """Print JSON: location, versions, samples, shards; faults and copies as lists of text."""
+    """Print JSON: location, version, samples, shards; faults and copies as lists of text."""
 
     def run(self) -> None:
         """Verify; DataError after everything that is wrong has been named."""
         if self.workers < 0:
             raise UsageError("--workers cannot be negative")
-        versions = list(sources_of(self.location))
-        newest = versions[0]
-        shards, faults = _readable(versions)
+        source, *earlier = sources_of(self.location)
+        manifest = source.manifest
+        shards, faults = _readable(source)
         samples = sum(stored.shard.samples for stored in shards)
-        faults += _unlisted_files(self.location, versions)
+        faults += _unlisted_files(self.location, [source, *earlier])
         workers = self.workers or core_count()
         faults += chain(*in_parallel(shards, _verify_shard, workers, "checked", samples))
         duplicates = list[str]()
         if not faults:
             splits = [
-                SplitRows(split.name, split.shards, newest.index(split.name))
-                for split in newest.manifest.splits
+                SplitRows(split.name, split.shards, source.index(split.name))
+                for split in manifest.splits
             ]
-            duplicates = report_lines([*copies(splits, newest.manifest.classes, newest.read)])
+            duplicates = report_lines([*copies(splits, manifest.classes, source.read)])
         faults = sorted(map(clean, faults))
         if self.json:
             report = {
                 "location": self.location,
-                "versions": [version.manifest.number for version in versions],
+                "version": manifest.number,
                 "samples": samples,
                 "shards": len(shards),
                 "faults": faults,
@@ -81,47 +77,25 @@ class Verify:
             lines = faults
         else:
             what = f"{plural(samples, 'sample')} in {plural(len(shards), 'shard')}"
-            of = f" of {plural(len(versions), 'version')}" if len(versions) > 1 else ""
-            lines = [f"{self.location}: {what}{of}, all correct", *duplicates]
+            lines = [f"{self.location}: {what}, all correct", *duplicates]
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         if faults:
             count = plural(len(faults), "fault") + (", first" if len(faults) > 1 else "")
             raise DataError(f"{self.location}: {count}: {faults[0]}; convert or copy it again")
 
 
-def _readable(versions: Sequence[Source]) -> tuple[list[StoredShard], list[str]]:
-    """Return each shard once, as the oldest version has it, and the faults of the indexes."""
-    shards, faults = dict[str, StoredShard](), list[str]()
-    for source in reversed(versions):
-        damaged = set[str]()
-        for split in source.manifest.splits:
-            try:
-                source.index(split.name)  # read before the fork, so that all workers have it
-            except Unavailable:
-                raise
-            except DataError as fault:
-                faults.append(str(fault))
-                damaged.add(split.name)
-        for stored in shards_of(source):
-            if stored.split in damaged:
-                continue
-            older = shards.setdefault(stored.shard.name, stored)
-            if not _follows(stored, older):
-                faults.append(
-                    f"{stored.where}: its rows differ from those in {older.source.location}"
-                )
-    return list(shards.values()), faults
-
-
-def _follows(newer: StoredShard, older: StoredShard) -> bool:
-    """Return True if a version has rows of an older one, with other classes at most."""
-    rows, before = newer.rows.copy(), older.rows
-    places = np.searchsorted(before["offset"], rows["offset"])
-    if newer.shard.sha256 != older.shard.sha256 or np.any(places >= len(before)):
-        return False
-    rows["shard"] = older.number  # which may change from one version to the next
-    rows["label"] = before["label"][places]
-    return np.array_equal(rows, before[places])
+def _readable(source: Source) -> tuple[list[StoredShard], list[str]]:
+    """Return the shards whose index can be read, and the faults of the other indexes."""
+    readable, faults = set[str](), list[str]()
+    for split in source.manifest.splits:
+        try:
+            source.index(split.name)  # read before the fork, so that all workers have it
+            readable.add(split.name)
+        except Unavailable:
+            raise
+        except DataError as fault:
+            faults.append(str(fault))
+    return [stored for stored in shards_of(source) if stored.split in readable], faults
 
 
 def _unlisted_files(location: str, versions: Sequence[Source]) -> list[str]:

@@ -22,7 +22,7 @@ def test_a_whole_folder_passes(folder, capsys):
     main(["verify", str(folder)])
     assert "40 samples in 4 shards, all correct" in capsys.readouterr().out
     main(["verify", str(folder), "--json"])
-    counted = {"location": str(folder), "versions": [1], "samples": 40, "shards": 4}
+    counted = {"location": str(folder), "version": 1, "samples": 40, "shards": 4}
     assert json.loads(capsys.readouterr().out) == {**counted, "faults": [], "copies": []}
 
 
