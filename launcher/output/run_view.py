@@ -10,7 +10,7 @@ from typing import Annotated
 from rackrun.contract import phases
 from rackrun.launcher.run.events import Usage
 from rackrun.launcher.run.plan import Plan
-from rackrun.launcher.run.state import HostState, RankState, RunState
+from rackrun.launcher.run.state import HostState, RunState
 from rackrun.run_files import MOST_BYTES
 from rackrun.run_folder import RunFolder
 from rackrun.shapes import Misshapen, Real, Shape, Whole, between, matches, parsed_file
@@ -114,31 +114,31 @@ def view(
     run: RunState, name: str, folder: RunFolder, now: float, last_lines: Mapping[int, str]
 ) -> RunView:
     """Return a run at the moment `now` of the monotonic clock."""
-    first = run.lead
-    total = _whole(first, "epoch_steps")
+    first, fields = run.lead, run.lead.fields
+    total = fields.get("epoch_steps", 0)
     hosts = [_host_view(run, host, last_lines.get(host.plan.node, "")) for host in run.hosts]
     return RunView(
         name=one_line(name),
         run_id=run.plan.run_id,
         folder=one_line(str(folder.path)),
         machines=machines(run.plan),
-        dataset=one_line(str(first.fields.get("dataset", ""))),
+        dataset=one_line(fields.get("dataset", "")),
         seconds=max(0.0, now - run.started_at),
         has_first_rank=run.plan.has_first_rank,
         phase=first.phase,
-        epoch=_whole(first, "epoch"),
-        epochs=_whole(first, "epochs"),
-        epoch_step=first.step - max(0, _whole(first, "epoch") - 1) * total,
+        epoch=fields.get("epoch", 0),
+        epochs=fields.get("epochs", 0),
+        epoch_step=first.step - max(0, fields.get("epoch", 0) - 1) * total,
         epoch_steps=total,
         step=first.step,
-        steps=_whole(first, "steps"),
-        loss=_measure(first, "loss"),
-        accuracy=_measure(first, "accuracy"),
-        images_per_second=_measure(first, "images_per_second"),
-        data_share=_measure(first, "data_share"),
+        steps=fields.get("steps", 0),
+        loss=fields.get("loss"),
+        accuracy=fields.get("accuracy"),
+        images_per_second=fields.get("images_per_second"),
+        data_share=fields.get("data_share"),
         seconds_left=first.seconds_left(now),
-        best=_measure(first, "best"),
-        checkpoint=_whole(first, "checkpoint"),
+        best=fields.get("best"),
+        checkpoint=fields.get("checkpoint", 0),
         all_running=all(rank.running for rank in run.ranks),
         hosts=tuple(sorted(hosts, key=lambda host: host.urgency)),
     )
@@ -148,8 +148,8 @@ def _host_view(run: RunState, host: HostState, last_line: str) -> HostView:
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host)
-    speeds = [_measure(rank, "images_per_second") or 0.0 for rank in ranks]
-    shares = [_measure(rank, "share") for rank in ranks]
+    speeds = [rank.fields.get("images_per_second") or 0.0 for rank in ranks]
+    shares = [rank.fields.get("share") for rank in ranks]
     evenly = 1 / run.plan.world_size
     speed = sum(
         speed * (evenly if share is None else share)
@@ -203,13 +203,3 @@ def machines(plan: Plan) -> str:
     models = dict.fromkeys(host.gpu_model for host in plan.hosts if host.gpu_model)
     shown = [where, each if len(counts) > 1 and most > 1 else "", " and ".join(models)]
     return one_line(", ".join(filter(None, shown)))
-
-
-def _whole(rank: RankState, name: str) -> int:
-    value = rank.fields.get(name)
-    return value if isinstance(value, int) else 0
-
-
-def _measure(rank: RankState, name: str) -> float | None:
-    value = rank.fields.get(name)
-    return value if isinstance(value, int | float) else None

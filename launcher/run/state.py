@@ -51,8 +51,8 @@ class RankState:
     phase: str = ""
     """The phase that it reported, `train` if it names none; empty when it never reported."""
     step: int = 0
-    fields: dict[str, object] = field(default_factory=dict)
-    """The newest value of everything it reported."""
+    fields: dict[str, Any] = field(default_factory=dict)
+    """The newest value of everything it reported, each of its type (see `supervision.reports`)."""
     moved_at: float = 0.0
     """When it last reported progress; before its first report, when it started."""
     computed_at: float = -math.inf

@@ -28,8 +28,7 @@ def result_of(
 ) -> Result:
     """Build the final result of a run whose logs are complete."""
     first = run.lead.fields
-    steps = (rank.fields.get("checkpoint") for rank in run.ranks)
-    saved = max((step for step in steps if isinstance(step, int)), default=0)
+    saved = max((rank.fields.get("checkpoint", 0) for rank in run.ranks), default=0)
     host = run.plan.host(run.lead.node)
     is_continuable = bool(saved and run.plan.task and job.folder.settings.exists())
     verdict = "interrupted" if interrupted else "failed" if cause.exit_code else "done"

@@ -27,7 +27,7 @@ from rackrun.launcher.run.events import (
     Stopping,
     TorchrunEnded,
 )
-from rackrun.launcher.run.state import RankState, RunState
+from rackrun.launcher.run.state import RunState
 from rackrun.launcher.supervision.hangs import Hang
 
 Failure: TypeAlias = RankEnded | TorchrunEnded | AskedToStop | Lost | Stopping | PeerFailed | Hang
@@ -132,11 +132,7 @@ class FailureLog:
     def _early_leavers(self) -> str:
         """Return which ranks had ended with 0 before the run was done, as the end of a sentence."""
 
-        def steps_of(rank: RankState) -> int:
-            steps = rank.fields.get("steps")
-            return max(rank.step, steps if isinstance(steps, int) else 0)
-
-        furthest = max(map(steps_of, self._run.ranks))
+        furthest = max(max(rank.step, rank.fields.get("steps", 0)) for rank in self._run.ranks)
         left = [
             rank
             for rank in self._run.ranks
