@@ -11,11 +11,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.launch import LaunchMethod
 from rackrun.launcher.commands.reach import listed_hosts, on_hosts
-from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, SshOptions
+from rackrun.launcher.commands.settings import CHECK_HEAD, SSH_HEAD, DetachOptions, SshOptions
 from rackrun.launcher.commands.show import check, deep_check
 from rackrun.launcher.commands.upload import bring_code, plan_code
 from rackrun.launcher.lifecycle.attempts import Attempts
@@ -74,8 +73,12 @@ class SshLaunch(LaunchMethod):
         if options.check:
             with self.planned(spec) as planned:
                 return self._check(planned)
-        if options.detach:
-            refuse_ineffective_wait(spec.work, options)
+        is_timed = options.detach_seconds != DetachOptions.detach_seconds
+        if options.detach and is_timed and not isinstance(spec.work, Command):
+            raise UsageError(
+                f"--detach-seconds {options.detach_seconds:g} has no effect: a task is waited for"
+                " until the first step of every rank; leave it out"
+            )
         if options.dry_run or not options.detach:
             return super().carry_out(work)
         if ends_with_starter(os.environ):
@@ -131,16 +134,6 @@ class CheckLaunch(SshLaunch):
 def main(args: Sequence[str], again: SettingsFile | None = None) -> int:
     """Run the command line, or a run `again`; return the exit code."""
     return (CheckLaunch if "--check" in args else SshLaunch).main(args, again)
-
-
-def refuse_ineffective_wait(work: Work, options: SshOptions) -> None:
-    """Raise UsageError for seconds to wait for a task, whose steps are waited for."""
-    condition = Condition(
-        ("detach_seconds",),
-        lambda _: isinstance(work, Command),
-        "a task is waited for until the first step of every rank",
-    )
-    refuse_without_effect(options, changed_settings(options), [condition])
 
 
 def is_forwarded(environment: Mapping[str, str]) -> bool:
