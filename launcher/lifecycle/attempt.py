@@ -1,4 +1,4 @@
-"""One attempt of a run from end to end: agents, supervision, output; and the end of a run."""
+"""One attempt of a run from end to end: agents, supervision, output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rackrun.errors import Problem
-from rackrun.launcher.output.console import last_line, start_line
-from rackrun.launcher.output.log_files import write_result, write_run_page
-from rackrun.launcher.output.on_event import EventCommand
+from rackrun.launcher.output.console import start_line
+from rackrun.launcher.output.log_files import write_result
 from rackrun.launcher.output.run_output import RunOutput, StartReader
 from rackrun.launcher.preflight.gpus import suspects
 from rackrun.launcher.preflight.replies import Gpus, checked_reply
@@ -52,7 +51,6 @@ class Attempt:
 def supervise(
     attempt: Attempt,
     output: RunOutput,
-    alerts: EventCommand,
     signals: SignalQueue,
     peers: Peers | None = None,
     versions: str = "",
@@ -62,18 +60,18 @@ def supervise(
 ) -> Result:
     """Start the plan of an attempt, and supervise it to its end.
 
-    `alerts` runs the command of --on-event. `signals` must be installed, so that the attempt gets a
-    result whatever arrives; the caller finds there whether one asked for the end. `peers` are the
-    launchers of the other nodes, if each node has its own. `versions` are those of the hosts' torch
-    and driver, for the first line. `fit_again` and `is_followed` are explained at `Supervisor`.
-    `probes` on the hosts, if any, become the agents, which saves a login to each.
+    `signals` must be installed, so that the attempt gets a result whatever arrives; the caller
+    finds there whether one asked for the end. `peers` are the launchers of the other nodes, if each
+    node has its own. `versions` are those of the hosts' torch and driver, for the first line.
+    `fit_again` and `is_followed` are explained at `Supervisor`. `probes` on the hosts, if any,
+    become the agents, which saves a login to each.
     """
     job, plan = attempt.job, attempt.plan
     output.begin(job, plan)
     if not plan.task and peers is None:  # a task's rank 0 tells more
         output.note(start_line(plan, versions, job.folder.path))
     agents = AgentGroup(plan, attempt.transports, probes)
-    supervisor = Supervisor(job, agents, output, peers, alerts, signals, fit_again, is_followed)
+    supervisor = Supervisor(job, agents, output, peers, signals, fit_again, is_followed)
     result = supervisor.supervise()
     output.end_attempt()
     if result.verdict == "failed":
@@ -114,29 +112,10 @@ def run(
 ) -> Result:
     """Make the only attempt of a run; once its ranks have ended, no signal changes the result."""
     attempt = Attempt(job, plan, transports)
-    alerts = EventCommand(() if job.folder.node else job.options.on_event_args)
     signals = SignalQueue()
     with signals.installed(), RunOutput(job, start_reader) as output:
-        result = supervise(attempt, output, alerts, signals, peers).with_attempts(None)
+        result = supervise(attempt, output, signals, peers).with_attempts(None)
         output.note(write_result(job.folder, result))
         output.note_result(result)
-        close_run(output, result, alerts)
+        output.end(result)
     return result
-
-
-def close_run(output: RunOutput, result: Result, alerts: EventCommand) -> None:
-    """Draw the page of a run whose result is written; run the command of --on-event for the end.
-
-    It waits for that command, and reports what fails with it.
-    """
-    output.note(write_run_page(result.folder, output.plan.task))
-    alerts.send("end", result.folder, last_line(result), result.host, result.rank, result)
-    try:
-        with ended_by_a_signal():
-            alerts.wait(output.note)
-    except KeyboardInterrupt:
-        alerts.abandon()
-        output.note("--on-event: not waiting for the command")
-    for problem in alerts.problems():
-        output.note(problem)
-    output.end(result)

@@ -16,14 +16,13 @@ from rackrun.commands import called
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostError
 from rackrun.launcher.files.download import fetch_run, left_behind
-from rackrun.launcher.lifecycle.attempt import Attempt, close_run, supervise
+from rackrun.launcher.lifecycle.attempt import Attempt, supervise
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.lost_hosts import LostHosts
 from rackrun.launcher.lifecycle.planning import environment_lines, plan_for, preflight, refuse_ranks
 from rackrun.launcher.lifecycle.restart_policy import RestartState, with_earlier_attempts
 from rackrun.launcher.output.console import last_line, say
 from rackrun.launcher.output.log_files import write_result
-from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_output import RunOutput, StartReader
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
 from rackrun.launcher.run.job import Job, TaskWork
@@ -61,7 +60,6 @@ class Attempts:
         """Until when hosts that were all lost at once are tried again."""
         self._uncounted_from = 0.0
         """From when on such a loss costs no restart; the run itself may bring all hosts down."""
-        self._alerts = EventCommand(spec.options.on_event_args)
         self._signals = SignalQueue()
 
     @property
@@ -94,7 +92,7 @@ class Attempts:
                 if self._output is not None and self.result is not None:
                     if not self._is_over:
                         self._output.note(write_result(self._output.folder, self.result))
-                    close_run(self._output, self.result, self._alerts)
+                    self._output.end(self.result)
         return self.final
 
     def _make_attempts(self) -> None:
@@ -153,7 +151,7 @@ class Attempts:
         output.note(line)
         output.events.write("restart", number=following.restarts)
         text = f"{line}; {last_line(self.final)}"
-        self._alerts.send("restart", self.final.folder, text, self.final.host, self.final.rank)
+        output.alert("restart", text, self.final.host, self.final.rank)
 
     def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:
         active = [host.name for host in attempt.plan.hosts]
@@ -162,7 +160,7 @@ class Attempts:
         takes_hosts_in = state.is_short and isinstance(self.spec.work, TaskWork)
         with self._signals.installed():  # until there is a result, none may interrupt
             result = supervise(
-                *(attempt, self._running_output, self._alerts, self._signals),
+                *(attempt, self._running_output, self._signals),
                 probes=cluster.probes,
                 versions=cluster.versions,
                 fit_again=self._lost_hosts.fit if takes_hosts_in else None,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rackrun.launcher.output.on_event import EventCommand, EventName
+from rackrun.launcher.output.on_event import EventName
 from rackrun.launcher.output.run_output import RunOutput
 from rackrun.launcher.run.events import (
     Event,
@@ -67,7 +67,6 @@ class Supervisor:
         agents: AgentGroup,
         output: RunOutput,
         peers: Peers | None,
-        alerts: EventCommand,
         signals: SignalQueue,
         fit_again: Callable[[], Collection[str]] | None = None,
         is_followed: Callable[[Result], bool] | None = None,
@@ -79,7 +78,6 @@ class Supervisor:
         part again; if there are any at the end of an epoch, all ranks save and end. `is_followed`
         says whether another attempt follows a result: then silent hosts are not waited for.
         """
-        self.alerts = alerts
         self.job = job
         self.limits = job.options.limits
         self.agents = agents
@@ -142,8 +140,6 @@ class Supervisor:
         for event in self._arrivals():
             self._take(event)  # before anything is decided: it may explain why a host is silent
         self.output.write_logs()
-        for problem in self.alerts.problems():
-            self.output.note(problem)
         before, self.now = self.now, time.monotonic()
         if self.now - before > _PAUSE_SECONDS:
             # After a closed laptop lid or a SIGSTOP of ours, all hosts would seem silent.
@@ -262,8 +258,7 @@ class Supervisor:
 
     def _take_hosts_in(self, fit_again: Callable[[], Collection[str]]) -> None:
         """Interrupt the run at the end of an epoch if lost hosts could take part again."""
-        before, epoch = self.epoch, self.run.lead.fields.get("epoch")
-        self.epoch = epoch if isinstance(epoch, int) else before
+        before, self.epoch = self.epoch, self.run.lead.fields.get("epoch", self.epoch)
         if 0 < before < self.epoch and (hosts := fit_again()):
             line = f"{grouped(sorted(hosts))} can take part again: ranks save and start again"
             self._interrupt(TAKE_IN, line)
@@ -300,7 +295,7 @@ class Supervisor:
     ) -> None:
         """Run the user's command for an event of this run."""
         host = None if node is None else self.run.plan.host(node).name
-        self.alerts.send(event, self.job.folder.path, text, host, rank)
+        self.output.alert(event, text, host, rank)
 
     def _report_straggler(self) -> None:
         """Report which rank delays the others, once for each rank and reason."""
