@@ -1,1 +1,1 @@
-"""The catalog of runs: run folders here, runs started from here, runs on hosts."""
+"""The lists of runs and of hosts: `ps` and `rack`."""

@@ -1,4 +1,4 @@
-"""`ps`: list the runs whose folders are here; `ps HOSTS`: what hosts run."""
+"""`ps`: list the runs whose folders are here."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from rackrun import tables
-from rackrun.commandline.conditions import Condition
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.launcher.catalog.listed_runs import ListedRun, runs_in
-from rackrun.launcher.catalog.rack import RackOptions, rack
 from rackrun.launcher.output.console import short_path
 from rackrun.launcher.run.host_names import grouped
-from rackrun.launcher.run.settings import ReachOptions, refuse_ineffective
+from rackrun.launcher.run.settings import OnOptions
 from rackrun.run_folder import RUNS
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import one_line
@@ -31,46 +29,23 @@ NUMBERS = ("step", "age")
 
 
 @dataclass(frozen=True)
-class PsOptions(ReachOptions):
-    """List the runs of this folder, or what hosts run."""
+class PsOptions(OnOptions):
+    """List the runs of this folder; `rack` shows what hosts run."""
 
     examples: ClassVar[Examples] = (
         ("{prog}", "the runs of this folder"),
-        ("{prog} hosts.txt", "what the hosts of a file run, as `rack` shows it once"),
         ("{prog} --json", "as JSON"),
     )
 
-    hosts: Positional[str] = ""
-    """Host file."""
     runs: Path = RUNS
     """Folder that contains run folders."""
     json: bool = False
     """Print the result as JSON."""
 
-    conditions: ClassVar[tuple[Condition, ...]] = (
-        Condition(("runs",), lambda options: not options.hosts, "hosts are asked what they run"),
-        Condition(("accept_new",), lambda options: bool(options.hosts), "no host is asked"),
-    )
-
-    def __post_init__(self) -> None:
-        """Refuse options without effect."""
-        refuse_ineffective(self)
-
 
 def main(args: Sequence[str]) -> int:
-    """List the runs, or what hosts run; return the exit code."""
-    options = parse(PsOptions, called("ps"), args)
-    if not options.hosts:
-        return ps(options)
-    return rack(
-        RackOptions(
-            ssh_config=options.ssh_config,
-            accept_new=options.accept_new,
-            hosts=options.hosts,
-            plain=True,
-            json=options.json,
-        )
-    )
+    """List the runs; return the exit code."""
+    return ps(parse(PsOptions, called("ps"), args))
 
 
 def ps(options: PsOptions) -> int:

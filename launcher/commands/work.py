@@ -135,9 +135,9 @@ def refuse_command(rest: Sequence[str], options: Sequence[str], hosts: Sequence[
     words_kept: Sequence[str] = ()
     if command in LAUNCHES:
         words_kept = [*options, *hosts]
-    elif command in ("rack", "ps"):
+    elif command == "rack":
         words_kept = [*others, *hosts]
-    elif command in ("attach", "logs", "status", "stop"):
+    elif command in ("ps", "attach", "logs", "status", "stop"):
         words_kept = others
     typed_first = f"{called(command)} {shlex.join([*words_kept, *args])}".rstrip()
     raise UsageError(f"{command} is a command, and comes first: {typed_first}")

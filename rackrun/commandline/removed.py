@@ -55,6 +55,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--no-tiles": "leave it out: images keep their bytes",
         "--plateau-factor": "--lr-schedule plateau divides the learning rate by ten",
         "--polite": "stop the run yourself, and type it again with --wait and --resume",
+        "ps --accept-new": "type rack with it, which shows who uses which host",
         "ps --host-list": "type rack with it, which shows who uses these hosts",
         "--preset": "add --short-side 256 --quality 90",
         "relabel --force": "leave it out: what is interrupted changes nothing",
