@@ -35,10 +35,10 @@ from rackrun.training.data.ring import Batch
 from rackrun.training.device import set_up
 from rackrun.training.optimizer import make_optimizer
 from rackrun.training.ranks import Ranks
-from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 from rackrun.training.train import train
+from rackrun.training.training_run import TrainingRun
 from rackrun.training.world import joined
 
 WARM_UP_STEPS = 5

@@ -16,29 +16,11 @@ import numpy as np
 from torch import nn
 
 from rackrun.training.data.order import MOST_SHARE, Cut, Numbers, Steps
-from rackrun.training.setup import TrainingRun
 from rackrun.training.step_times import Times
 
 FEWEST_STEPS = 10  # under a cut, to judge it
 CHANCE = 0.5  # over the square root of the number of steps: what differs by less may be chance
 LEAST_SHARE = 8  # a rank gets an eighth of its even part at least
-
-
-def begin_balance(run: TrainingRun) -> "Balance | None":
-    """Begin to look for a faster cut; None where only an even one is possible.
-
-    A line says why, unless this rank is alone.
-    """
-    if run.config.balance != "auto" or run.ranks.world == 1:
-        return None
-    state, log = run.state, run.log
-    if why := why_even(state.model, run.data.steps.batch, run.ranks.world):
-        log.say(f"--balance auto: steps are split evenly, since {why}")
-        return None
-    balance = Balance(run.data.steps)
-    run.checkpoints.images_by_rank = balance.counts
-    log.shares(state.step, balance.counts)
-    return balance
 
 
 def why_even(model: nn.Module, batch: int, world: int) -> str:

@@ -13,6 +13,7 @@ from pickle import PicklingError
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from rackrun.errors import Problem, UserCodeError
 from rackrun.terminal import one_line
@@ -82,6 +83,16 @@ def require_plain_state(model: nn.Module, config: Config) -> None:
             f"--model {config.model}: cannot be saved as tensors and plain data:"
             f" {first_few([*others], 3)} of its state_dict(): {one_line(str(error))[:200]}"
         ) from None
+
+
+def require_gradients(model: nn.Module, optimizer: Optimizer, config: Config) -> None:
+    """Raise UserCodeError where layers that train have no gradient after a step.
+
+    Also if they are skipped at times only: DDP would mix up what the ranks send.
+    """
+    trained = (weight for group in optimizer.param_groups for weight in group["params"])
+    if any(weight.requires_grad and weight.grad is None for weight in trained):
+        raise UserCodeError(why_unused(unused_layers(model, set()), config))
 
 
 def unused_layers(model: nn.Module, frozen: set[str]) -> list[str]:

@@ -30,7 +30,7 @@ from rackrun.training.models.named import is_own
 from rackrun.training.ranks import Numbers, Ranks
 from rackrun.training.schedule import Stage
 from rackrun.training.settings.optim import BODY
-from rackrun.training.setup import TrainingRun
+from rackrun.training.training_run import TrainingRun
 from rackrun.units import first_few, plural
 from rackrun.user_code.revision import git_commit
 

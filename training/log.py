@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ from rackrun.training.track.tracker import Line, Tracker, hand_on
 
 CLEAR_LINE = "\r\x1b[K"
 JUDGED_STEPS = 20  # before how long ranks wait for data says something
+REPORTED_SECONDS = 5.0  # of waiting for a batch
 
 
 class Log:
@@ -117,6 +119,30 @@ class Log:
         self.phase(name)
         yield
         self.phase(before)
+
+    def waits_reported(self, batches: Iterator[Batch]) -> Generator[Batch]:
+        """Yield all batches; report the phase "data" while one is late, and then the one before.
+
+        A server may be away for as long as its client has patience (shards.http_source): a rank
+        that waits for it does not hang. The report comes from the loop's own thread, by a signal:
+        it is a sign of life.
+        """
+        while True:
+            before = self.current_phase
+            # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed
+            # by any thread, and only the main thread may restore one.
+            handler = signal.signal(signal.SIGALRM, lambda *_: self.phase(phases.DATA))
+            try:
+                signal.setitimer(signal.ITIMER_REAL, REPORTED_SECONDS)
+                batch = next(batches, None)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)  # first: `handler` may not take an alarm
+                signal.signal(signal.SIGALRM, handler)
+            if self.current_phase == phases.DATA:
+                self.phase(before)
+            if batch is None:
+                return
+            yield batch
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks; nothing if it is empty."""

@@ -8,8 +8,8 @@ import time
 import torch
 
 from rackrun.contract import phases
-from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import NOTHING, SAVE
+from rackrun.training.training_run import TrainingRun
 from rackrun.units import data_size, duration
 
 MEETING_SECONDS = 1.0  # between two exchanges
@@ -28,7 +28,7 @@ def prefetch(run: TrainingRun) -> int:
     while True:
         filling = _sum(run, int(cache.is_filling))
         fetched, seconds = _sum(run, cache.fetched_bytes), time.monotonic() - began
-        if (request := run.agreed_request()) not in (NOTHING, SAVE):
+        if (request := run.exchange.agreed_now()) not in (NOTHING, SAVE):
             return request
         if not filling:
             break

@@ -12,8 +12,8 @@ from rackrun.atomic import atomic_write, translated_os_errors
 from rackrun.errors import Problem
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
-from rackrun.training.scores import Scores, answers
-from rackrun.training.setup import TrainingRun
+from rackrun.training.scores import answers
+from rackrun.training.training_run import TrainingRun
 
 GRID_IMAGES = 24  # in each grid of predictions in the report
 FIRST_IMAGES, LONGEST_SIDE = 16, 224  # of the first batch, in the report: at most 2.4 MB
@@ -23,12 +23,12 @@ Grid = dict[str, Any]
 """Images, uint8 (N, size, size, channels), with arrays and lists of N."""
 
 
-def write_results(run: TrainingRun, scores: Scores | None) -> str:
+def write_results(run: TrainingRun) -> str:
     """Write final.pt, the grids of predictions and the report; return the report's path.
 
-    `scores` are those of the last evaluation. The path is empty where no report can be drawn.
+    It is empty where no report can be drawn.
     """
-    folder, state = run.log.folder, run.state
+    folder, state, scores = run.log.folder, run.state, run.scores
     model = state.evaluated.state_dict()
     checkpoint.write(folder.final, {"model": model, "accuracy": state.accuracy, **run.described})
     from rackrun.run_report.page import write  # nothing else here needs what that imports

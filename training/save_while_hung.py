@@ -14,8 +14,8 @@ from threading import Thread
 
 from rackrun.errors import SaveError
 from rackrun.terminal import say
-from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import STOP, StopRequests
+from rackrun.training.training_run import TrainingRun
 
 NOTICE_SECONDS = 1.5, 3.5  # at least, at most, to take the signal; the launcher kills after 5
 _POLL_SECONDS = 0.05

@@ -1,41 +1,44 @@
-"""The set-up of a run: join the other ranks, set up the device, open the data, build the model."""
+"""The set-up of a run, from top to bottom: all that comes before its first step.
+
+started   joins the other ranks, sets up the device, opens the data: TrainingRun
+begin     loads a checkpoint or weights, opens the run folder, prints the first lines
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from functools import cached_property
+from dataclasses import asdict
+from typing import Any
 
-from rackrun.contract import phases
+from rackrun.atomic import write_whole
+from rackrun.contract import phases, variables
 from rackrun.reports import rank_number, send
-from rackrun.training.checkpoint import Content
+from rackrun.training import first_lines
+from rackrun.training.balance import Balance, why_even
 from rackrun.training.conditions import without_evaluation
 from rackrun.training.config import Config
-from rackrun.training.data.interface import Data
 from rackrun.training.data.open import open_data
-from rackrun.training.data.transforms import Transforms
-from rackrun.training.device import Compute, set_up
-from rackrun.training.dry_step import require_plain_state
-from rackrun.training.log import Log
-from rackrun.training.loss import class_weights
-from rackrun.training.models.named import is_own
-from rackrun.training.models.recomputed import with_recomputed_blocks
-from rackrun.training.ranks import Ranks
+from rackrun.training.data.order import Cut
+from rackrun.training.device import set_up
+from rackrun.training.models.published import downloaded_weights
+from rackrun.training.models.weights import load_weights
 from rackrun.training.run import compatibility
-from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.run.data_version import pinned
-from rackrun.training.run.resume import Earlier, earlier_run
-from rackrun.training.schedule import Schedule
-from rackrun.training.state import TrainingState
+from rackrun.training.run.folder import own_folder, run_name, writes_to
+from rackrun.training.run.resume import earlier_run
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
+from rackrun.training.track.tracker import check_trackers
+from rackrun.training.training_run import TrainingRun
 from rackrun.training.world import joined
 
 
 @contextmanager
 def started(task: Task, config: Config) -> Iterator[TrainingRun]:
-    """Join the world that torchrun describes as one of its ranks; yield the run, set up."""
+    """Join the world that torchrun describes as one of its ranks; yield the run."""
     # From now on hangs are detected, even before ranks join.
     send({"rank": rank_number(), "phase": phases.START})
     with joined(config) as ranks, StopRequests(config.save_minutes) as requests:
@@ -51,82 +54,88 @@ def started(task: Task, config: Config) -> Iterator[TrainingRun]:
         yield TrainingRun(task, config, ranks, requests, compute, data, earlier, remarks)
 
 
-class TrainingRun:
-    """What a run is made of; only the state, the log and the checkpoints of it change."""
+def begin(run: TrainingRun) -> None:
+    """Load the checkpoint or the weights of a run, open its folder, print its first lines."""
+    config, state, log, earlier = run.config, run.state, run.log, run.earlier
+    log.phase(phases.START)
+    if earlier:
+        state.load_state_dict(earlier.content["state"])
+        run.ranks.restore_statistics(state.model, earlier.content.get("statistics"))
+        _restore_cut(run, earlier.content.get("images_by_rank"))
+    # Before the folder: a file that does not fit ends the run while nothing is written.
+    loaded = _load_weights(run)
+    if run.ranks.first:
+        check_trackers(config.trackers)
+    log.folder = own_folder(run.task.name, config.run_folder, run.ranks)
+    writes = writes_to(log.folder, run.ranks)
+    facts = first_lines.facts_of(run)
+    for line in first_lines.lines_of(run, facts):
+        log.say(line)
+    if run.ranks.first:
+        log.report(dataset=", ".join(first_lines.images(facts)))
+    if writes:
+        run.checkpoints.open(config.keep_checkpoints)
+    log.open(state, _written_settings(run, facts), earlier.folder if earlier else None)
+    if earlier:
+        log.say(f"resumed after step {state.step} of {earlier.path}")
+        changed = compatibility.changes(asdict(config), earlier.content)
+        log.say(f"settings changed since the checkpoint: {changed}" if changed else "")
+        if not (config.exact_epochs or config.synthetic):
+            log.say(f"shards are drawn anew from step {state.step} on (--resampled)")
+        run.checkpoints.take_over(state.step, earlier)
+    elif config.earlier_attempts:
+        log.say("no checkpoint from earlier attempts; starting from scratch")
+    for remark in (*first_lines.remarks(run), loaded):
+        log.say(remark)
+    _begin_balance(run)
 
-    def __init__(
-        self,
-        task: Task,
-        config: Config,
-        ranks: Ranks,
-        requests: StopRequests,
-        compute: Compute,
-        data: Data,
-        earlier: Earlier | None = None,
-        version_remarks: Sequence[str] = (),
-    ) -> None:
-        """Build the model and all that is kept of it; `earlier` is the checkpoint to go on from.
 
-        Remarks on versions say whether a resumed run stays on its version of the data.
-        """
-        self.task, self.config, self.ranks, self.requests = task, config, ranks, requests
-        self.compute, self.data, self.earlier = compute, data, earlier
-        self.version_remarks = version_remarks
-        self.schedule = Schedule(config, data.steps.per_epoch, data.steps.batch / config.batch_size)
-        self.class_weights = class_weights(config.loss_weights, data.classes, data.class_sizes)
-        self.state = self._new_state()
+def _restore_cut(run: TrainingRun, counts: object) -> None:
+    # Steps are cut as they were before, if that was among as many ranks. A checkpoint may hold
+    # anything.
+    if run.config.balance != "auto" or not isinstance(counts, list):
+        return
+    is_cut = all(isinstance(count, int) and count > 0 for count in counts)
+    if is_cut and len(counts) == run.ranks.world and sum(counts) == run.steps.batch:
+        run.steps.recut(Cut.into(counts))
 
-    def _new_state(self) -> TrainingState:
-        config, compute = self.config, self.compute
-        model = self.task.built(config, len(self.data.classes))
-        if config.gradient_checkpointing:
-            with_recomputed_blocks(model)
-        if is_own(config.model):
-            require_plain_state(model, config)
-        state = TrainingState(compute.placed(model), config, float16=compute.precision == "fp16")
-        if compute.compile and state.average:
-            state.average.model.compile()  # the copy of a compiled model is not compiled
-        return state
 
-    @cached_property
-    def described(self) -> Content:
-        """What is in every file of weights beside them: task, classes, settings."""
-        return {
-            "task": self.task.name,
-            "classes": list(self.data.classes),
-            "dataset": self.data.dataset,
-            "preparation": asdict(self.preparation),
-            "config": asdict(self.config),
-            "data_versions": self.data.versions,
-        }
+def _load_weights(run: TrainingRun) -> str:
+    config, state, log = run.config, run.state, run.log
+    if not config.weights or run.earlier or config.synthetic:
+        return ""
+    log.phase(phases.DOWNLOAD)
+    path = downloaded_weights(config.weights, config.model, run.ranks)
+    log.phase(phases.START)
+    line = load_weights(state.model, path, run.data.classes, run.preparation)
+    state.start_average()
+    return line
 
-    @cached_property
-    def log(self) -> Log:
-        """The log of the run."""
-        return Log(self.config, self.schedule, self.ranks, self.data)
 
-    @cached_property
-    def checkpoints(self) -> RunCheckpoints:
-        """The checkpoints of the run; SaveError if the one to go on from does not fit."""
-        data = self.data
-        identity = compatibility.identity(
-            self.described, self.state.model, data.digest, data.steps.batch, data.steps.per_epoch
-        )
-        if self.earlier:
-            earlier = self.earlier
-            compatibility.check(identity, self.described, earlier.content, earlier.path)
-        content = {"identity": identity, **self.described}
-        return RunCheckpoints(self.ranks, self.log, content)
+def _written_settings(run: TrainingRun, facts: first_lines.Facts) -> dict[str, Any]:
+    # Writes config.json, on the first rank; returns what trackers get.
+    settings = {
+        "task": run.task.name,
+        "name": run_name(run.task.name),
+        **asdict(run.config),
+        "data_sha256": run.data.digest,
+        "data_versions": run.data.versions,
+        "resolved": facts,
+    }
+    if run.ranks.first:
+        text = json.dumps(settings, indent=2, allow_nan=False) + "\n"
+        write_whole(run.log.folder.config, text.encode())
+    run_id = os.environ.get(variables.RUN_ID, "")
+    return {**settings, "run_id": run_id, "git_commit": facts["git_commit"]}
 
-    @property
-    def preparation(self) -> Transforms:
-        """How evaluation and prediction show images to the trained model."""
-        transforms = self.task.transformed(self.config, self.config.epochs - 1)
-        return replace(transforms, conversion=self.data.conversion, upright=self.data.upright)
 
-    def agreed_request(self) -> int:
-        """Return the strongest request of any rank: none, to save, or to stop.
-
-        It is an exchange: all ranks have to ask at the same point of the run.
-        """
-        return self.ranks.all_reduce_max(self.requests.pending)
+def _begin_balance(run: TrainingRun) -> None:
+    # Where only an even cut is possible, a line says why, unless this rank is alone.
+    if run.config.balance != "auto" or run.ranks.world == 1:
+        return
+    if why := why_even(run.state.model, run.steps.batch, run.ranks.world):
+        run.log.say(f"--balance auto: steps are split evenly, since {why}")
+        return
+    run.balance = Balance(run.steps)
+    run.checkpoints.images_by_rank = run.balance.counts
+    run.log.shares(run.state.step, run.balance.counts)

@@ -10,7 +10,6 @@ of it, and the exchange is read a step later, so that no host waits for the slow
 
 import signal
 import time
-from collections.abc import Callable
 from types import FrameType, TracebackType
 
 import torch
@@ -63,11 +62,10 @@ class StopRequests:
 
 
 class StepExchange:
-    """The exchanges of all ranks, step by step."""
+    """The exchanges of all ranks, step by step: all of them follow the strongest request."""
 
-    def __init__(self, ranks: Ranks, pending: Callable[[], int]) -> None:
-        """Exchange what `pending` returns: all ranks follow the strongest request."""
-        self._ranks, self._pending = ranks, pending
+    def __init__(self, ranks: Ranks, requests: StopRequests) -> None:
+        self._ranks, self._requests = ranks, requests
         self._number: torch.Tensor | None = None  # under way
         self._steps_left = 0
         self._agreed = NOTHING
@@ -76,7 +74,7 @@ class StepExchange:
         """Begin a step. A request that arrives from now on waits for the next exchange."""
         self._agreed = NOTHING
         if self._ranks.world > 1 and self._number is None:
-            self._number = torch.tensor(self._pending())
+            self._number = torch.tensor(self._requests.pending)
             self._work = dist.all_reduce(self._number, dist.ReduceOp.MAX, async_op=True)
             self._steps_left = int(self._ranks.device.type == "cuda")
 
@@ -94,4 +92,8 @@ class StepExchange:
     @property
     def request(self) -> int:
         """The strongest request of all ranks that is due after the step, once it is complete."""
-        return self._pending() if self._ranks.world == 1 else self._agreed
+        return self._requests.pending if self._ranks.world == 1 else self._agreed
+
+    def agreed_now(self) -> int:
+        """Return the strongest request of all ranks, which ask at the same point of the run."""
+        return self._ranks.all_reduce_max(self._requests.pending)

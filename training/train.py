@@ -1,4 +1,4 @@
-"""Train an image classifier: set up, loop, step, evaluate, save; read from top to bottom.
+"""Train an image classifier: loop, step, report, evaluate, save; read from top to bottom.
 
 The position of a run is one number, the step: the learning rate, the samples, their augmentation
 and random numbers follow from it, so that a checkpoint needs no more than `TrainingState`. A run
@@ -12,51 +12,47 @@ compensate for that, and is never reduced before `backward`.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from rackrun.contract import phases
-from rackrun.errors import Problem, UserCodeError
-from rackrun.training.balance import begin_balance
-from rackrun.training.begin import begin
+from rackrun.errors import Problem
 from rackrun.training.config import Config
 from rackrun.training.counts import Counts
-from rackrun.training.data.loader import after_all, waits_reported
 from rackrun.training.data.ring import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import seed_step
 from rackrun.training.divergence import not_finite
-from rackrun.training.dry_step import unused_layers, why_unused
+from rackrun.training.dry_step import require_gradients
 from rackrun.training.loss import summed_loss
 from rackrun.training.prefetch import prefetch
 from rackrun.training.ranks import is_of_exchange, text_of_exchange
 from rackrun.training.results import training_pictures, write_grid, write_results
 from rackrun.training.save_while_hung import saves_while_hung
-from rackrun.training.schedule import Stage, due, refuse_scale
+from rackrun.training.schedule import Stage, due
 from rackrun.training.scores import Scores, Table
-from rackrun.training.setup import TrainingRun, started
+from rackrun.training.setup import begin, started
 from rackrun.training.step_times import COMPUTE, StepTimes, Times
-from rackrun.training.stop_requests import SAVE, StepExchange
-from rackrun.training.stragglers import Stragglers
+from rackrun.training.stop_requests import SAVE
 from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
 from rackrun.training.trace import trace_remark, traced
+from rackrun.training.training_run import TrainingRun
 from rackrun.training.uneven_inputs import norms_of_one_image, require_join, taken_by_all
 from rackrun.units import plural
 
 
 def run(task: Task, config: Config) -> int:
     """Train as one rank of the world that torchrun describes; return the exit code."""
-    with started(task, config) as opened:
-        return train(opened)
+    with started(task, config) as run:
+        return train(run)
 
 
 def train(run: TrainingRun) -> int:
     """Train to the end (0), or until a signal asks to stop (128 + its number)."""
-    refuse_scale(run.config, run.data.steps.batch)
     with run.log, run.checkpoints:
         begin(run)
         try:
@@ -65,7 +61,7 @@ def train(run: TrainingRun) -> int:
                 if run.config.prefetch and (request := prefetch(run)):
                     return request
                 with saves_while_hung(run):
-                    return Trainer(run).train()
+                    return train_stages(run)
         except (RuntimeError, OSError) as error:
             if run.ranks.world == 1 or not is_of_exchange(error):
                 raise
@@ -80,260 +76,244 @@ def train(run: TrainingRun) -> int:
             ) from error
 
 
-class Trainer:
-    """Trains a run, stage by stage, epoch by epoch, step by step."""
-
-    def __init__(self, run: TrainingRun) -> None:
-        self.task, self.config, self.ranks, self.data = run.task, run.config, run.ranks, run.data
-        self.steps, self.schedule, self.state = run.data.steps, run.schedule, run.state
-        self.compute, self.log, self.checkpoints = run.compute, run.log, run.checkpoints
-        self.run = run
-        self.scores: Scores | None = None  # of the last evaluation
-        self.compiled: set[object] = set()  # kinds of batches
-        self.part_size = run.config.batch_size // run.config.grad_accum_steps
-        # Since the last line of the log: the sums of losses and of right answers, which stay on the
-        # device, as to read them would wait for the step; and the numbers of samples.
-        self.sums = torch.zeros(2, dtype=torch.float64, device=run.ranks.device)
-        self.samples = self.skipped = 0
-        self.stragglers, self.balance = Stragglers(run.ranks), begin_balance(run)
-        has_none = not run.log.folder.first_batch.exists()
-        self.shows_next_batch = has_none and run.ranks.first and not run.config.synthetic
-
-    def train(self) -> int:
-        """Train the remaining stages; return 0, or 128 + the number of a signal."""
-        state, log = self.state, self.log
-        # Closed, so that loader workers end here, and not whenever garbage is collected.
-        with closing(self.batches()) as batches:
-            for stage in self.schedule.stages_from(state.epoch):
-                with self.prepared(stage):
-                    request = self.train_stage(stage, batches)
-                self.checkpoints.wait()
-                if request:
-                    return request
-        if steps := self.config.profile_steps:
-            log.say(trace_remark(steps, log.folder.trace))
-        self.finish()
-        return 0
-
-    def batches(self) -> Generator[Batch]:
-        """Return this rank's remaining batches, once every rank has read its first one."""
-        # One iterator for the whole run: loader workers read ahead across the end of an epoch.
-        start, log, steps = self.state.step, self.log, self.config.profile_steps
-        batches = after_all(waits_reported(self.data.training(start), log), self.ranks)
-        if steps and self.ranks.first:
-            return traced(batches, steps, start, log.folder.trace)
-        return batches
-
-    @contextmanager
-    def prepared(self, stage: Stage) -> Iterator[None]:
-        """Make anew, for this context, what looks at the weights that train in a stage."""
-        config, state, ranks = self.config, self.state, self.ranks
-        # First: the clock of steps and DDP take the weights that train when they are made.
-        state.freeze(stage.frozen, len(self.data.classes))
-        self.times = StepTimes(state.model, state.optimizer, ranks)
-        # A signal reaches ranks at different steps, and clocks differ. All ranks must do the same
-        # after a step, so they agree on the strongest request during the steps.
-        self.exchange = StepExchange(ranks, lambda: self.run.requests.pending)
-        last_samples = self.steps.samples_in(self.schedule.epoch_steps - 1)
-        require_join(state.model, last_samples, ranks.world)
-        self.ddp = ranks.ddp(state.model, config.grad_compression)
-        with closing(self.times):
-            yield
-
-    def train_stage(self, stage: Stage, batches: Iterator[Batch]) -> int:
-        """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
-        config, state, log, schedule = self.config, self.state, self.log, self.schedule
-        while state.epoch < stage.last and not state.exhausted:
-            # New ones for each epoch: images may grow with the epochs.
-            transforms = self.task.transforms(config, state.epoch)
-            epoch_end = (state.epoch + 1) * schedule.epoch_steps
-            log.train()
-            for batch in self.times.watched(islice(batches, epoch_end - state.step)):
-                self.exchange.begin()  # travels while this step computes
-                log.note_rows(state.step, batch)
-                # A function of the step, so that a run that resumes has nothing to restore.
-                state.set_lr(schedule.lr(state.step))
-                kind = (stage, batch.images.shape[2:])
-                parts, fewest = self.steps.parts(state.step, self.part_size)
-                with self.compiling(kind), self.taken_by_all(fewest):
-                    self.step(batch, parts[self.ranks.rank], transforms)
-                # From here on, state.step is the number of steps that are done.
-                log.step(state.step)
-                self.checkpoints.report_ended()
-                if schedule.logs(state.step, epoch_end):
-                    self.log_interval()
-                request = self.exchange.request
-                saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
-                if request := self.save_or_stop(request, saves):
-                    return request
-            if request := self.end_epoch():
+def train_stages(run: TrainingRun) -> int:
+    """Train the remaining stages; return 0, or 128 + the number of a signal."""
+    config, state, log, ranks = run.config, run.state, run.log, run.ranks
+    # One iterator for the whole run: loader workers read ahead across the end of an epoch. Closed,
+    # so that they end here, and not whenever garbage is collected.
+    batches = remaining_batches(run)
+    if config.profile_steps and ranks.first:
+        batches = traced(batches, config.profile_steps, state.step, log.folder.trace)
+    with closing(batches):
+        for stage in run.schedule.stages_from(state.epoch):
+            # First: the clock of steps and DDP take the weights that train when they are made.
+            state.freeze(stage.frozen, len(run.data.classes))
+            last_samples = run.steps.samples_in(run.schedule.epoch_steps - 1)
+            require_join(state.model, last_samples, ranks.world)
+            run.times = StepTimes(state.model, state.optimizer, ranks)
+            run.ddp = ranks.ddp(state.model, config.grad_compression)
+            with closing(run.times):
+                request = train_stage(run, stage, batches)
+            run.checkpoints.wait()
+            if request:
                 return request
-        return 0
+    if config.profile_steps:
+        log.say(trace_remark(config.profile_steps, log.folder.trace))
+    finish(run)
+    return 0
 
-    def taken_by_all(self, fewest: int) -> AbstractContextManager[None]:
-        """Return the context of a step, whose parts have `fewest` samples or more on any rank."""
-        if not self.ddp:
-            return nullcontext()
-        samples = self.steps.samples_in(self.state.step)
-        return taken_by_all(self.ddp, self.state, self.ranks, samples, fewest)
 
-    def compiling(self, kind: object) -> AbstractContextManager[None]:
-        """Report the phase "compile" at the first batch of a kind, for which torch compiles.
+def remaining_batches(run: TrainingRun) -> Generator[Batch]:
+    """Yield this rank's batches of all steps that are left."""
+    batches = run.log.waits_reported(run.data.training(run.state.step))
+    first = next(batches)
+    # No step is taken before every rank has a batch: a host that cannot read its data ends the run
+    # with its own error, and not as one that others wait for in the middle of their first step.
+    run.ranks.all_reduce_max(0)
+    for batch in chain([first], batches):
+        run.log.note_rows(run.state.step, batch)
+        yield batch
 
-        That may take minutes. A batch of one image compiles anew, too, and is not reported.
-        """
-        if not self.compute.compile or kind in self.compiled:
-            return nullcontext()
-        self.compiled.add(kind)
-        return self.log.during(phases.COMPILE)
 
-    def step(self, batch: Batch, parts: int, transforms: Transforms) -> None:
-        """Take a step of the optimizer, and count its loss and correct predictions."""
-        config, state, classes = self.config, self.state, len(self.data.classes)
-        if not len(batch.labels) + batch.skipped:
-            # The end of an exact epoch: the ranks that have samples compute the step, and hand over
-            # their state as Join ends.
-            state.is_whole = False
-            self.exchange.complete()
-            return
-        # By the step, so that a run that resumes draws what it would have drawn.
-        seed_step(config, self.ranks, state.step)
-        share = self.ranks.world / self.steps.batch  # DDP divides by the world
-        model, sums = self.ddp or state.model, torch.zeros_like(self.sums)
-        for number, (images, labels) in enumerate(batch.split(parts), start=1):
-            # Only the last part exchanges gradients; DDP prepares for that during forward.
-            own = self.ddp.no_sync() if self.ddp and number < parts else nullcontext()
-            is_one = len(labels) == 1
-            norms = norms_of_one_image(state.model, config.compile) if is_one else nullcontext()
-            with own, norms:
-                mixed, targets = self.task.mix(config, images, labels, classes)
-                if len(labels) and self.shows_next_batch:
-                    self.show_first_batch(mixed, targets)
-                logits = self.compute.logits(model, transforms.normalised, mixed)
-                check_logits(logits, len(labels), classes)
-                if not state.step and number == 1 and are_probabilities(logits):
-                    self.log.say(PROBABILITIES)
-                # A sum over samples, then a constant: means of uneven parts weigh their samples
-                # unlike.
-                loss = summed_loss(logits, targets, config, self.run.class_weights)
-                # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
-                is_known = self.ranks.device.type == "cpu" or not state.step
-                if is_known and not loss.detach().isfinite():
-                    raise not_finite(self.compute, state, batch, transforms.normalised)
-                torch.autograd.backward(state.scaler.scale(loss * share))
-            # By the labels from before mixing: of a mixed image only one class counts as right.
-            right = (logits.detach().argmax(1) == labels).sum()
-            sums += torch.stack([loss.detach().double(), right.double()])
-        # Also if it is skipped at times only: DDP would mix up what the ranks send.
-        trained = (weight for group in state.optimizer.param_groups for weight in group["params"])
-        if self.ranks.world > 1 and any(w.requires_grad and w.grad is None for w in trained):
-            raise UserCodeError(why_unused(unused_layers(state.model, set()), config))
-        # The last wait for another rank: from here on the step is taken as a whole, or not at all.
-        self.exchange.complete()
-        if config.clip_grad:
-            # The limit is one of true gradients, not of those that a float16 loss scales up.
-            state.scaler.unscale_(state.optimizer)
-            clip_grad_norm_(state.model.parameters(), config.clip_grad)
-        with state.changing():
-            state.advance()
-        self.sums += sums
-        self.samples += len(batch.labels)
-        self.skipped += batch.skipped
+def train_stage(run: TrainingRun, stage: Stage, batches: Iterator[Batch]) -> int:
+    """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
+    config, state, log, schedule = run.config, run.state, run.log, run.schedule
+    part_size = config.batch_size // config.grad_accum_steps
+    while state.epoch < stage.last and not state.exhausted:
+        # New ones for each epoch: images may grow with the epochs.
+        transforms = run.task.transforms(config, state.epoch)
+        epoch_end = (state.epoch + 1) * schedule.epoch_steps
+        log.train()
+        for batch in run.times.watched(islice(batches, epoch_end - state.step)):
+            run.exchange.begin()  # of requests to save or to stop: travels while this step computes
+            # A function of the step, so that a run that resumes has nothing to restore.
+            state.set_lr(schedule.lr(state.step))
+            parts, fewest = run.steps.parts(state.step, part_size)
+            samples = run.steps.samples_in(state.step)
+            with (
+                compiling(run, (stage, batch.images.shape[2:])),
+                taken_by_all(run.ddp, state, run.ranks, samples, fewest),
+            ):
+                step(run, batch, parts[run.ranks.rank], transforms)
+            # From here on, state.step is the number of steps that are done.
+            log.step(state.step)
+            if schedule.logs(state.step, epoch_end):
+                log_interval(run)
+            request = run.exchange.request
+            saves = request >= SAVE or due(state.step, config.save_steps, 0)  # and in end_epoch
+            if request := save_or_stop(run, request, saves):
+                return request
+        if request := end_epoch(run):
+            return request
+    return 0
 
-    def show_first_batch(self, mixed: torch.Tensor, targets: torch.Tensor) -> None:
-        """Write training images of the first step for the report."""
-        self.shows_next_batch = False
-        grid = training_pictures(mixed, targets, self.data.classes)
-        write_grid(self.log.folder.first_batch, grid)
 
-    def log_interval(self) -> None:
-        """Record the steps since the last time, of all ranks."""
-        # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here
-        # the rank waits for the device, which is why `logs` is true only now and then.
-        state, log, ranks = self.state, self.log, self.ranks
-        waited = self.times.data_seconds() / ranks.world
-        own = [*self.sums.tolist(), self.samples, self.skipped, waited]
-        self.sums.zero_()
-        self.samples = self.skipped = 0
-        total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
-        loss, right, samples, skipped, data_seconds = total
-        counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
-        lr = self.schedule.lr(state.step - 1) * state.improvement.lr_factor
-        scaling = state.take_scaling()
-        log.interval(state.step, counts, lr, scaling)
-        if (times := self.stragglers.look(self.times)) is not None:
-            self.compare_ranks(times)
+def compiling(run: TrainingRun, kind: object) -> AbstractContextManager[None]:
+    """Report the phase "compile" at the first batch of a kind, for which torch compiles.
 
-    def compare_ranks(self, times: Times) -> None:
-        """Record who waited for whom in the last steps; give fast ranks more images."""
-        config, state, log, balance = self.config, self.state, self.log, self.balance
-        if balance and balance.recut(state.step, times[:, :, COMPUTE]):
-            self.checkpoints.images_by_rank = balance.counts
-            log.shares(self.steps.newest_cut.step, balance.counts)
-        if waiting := self.stragglers.waiting(times):
-            remedy = ""
-            if waiting.why == "compute" and balance:
-                remedy = balance.remedy(waiting.rank)
-            elif waiting.why == "compute" and config.balance == "even" and not config.synthetic:
-                remedy = "--balance auto gives it fewer images"
-            log.waits(state.step, replace(waiting, remedy=remedy))
+    That may take minutes. A batch of one image compiles anew, too, and is not reported.
+    """
+    if not run.compute.compile or kind in run.compiled:
+        return nullcontext()
+    run.compiled.add(kind)
+    return run.log.during(phases.COMPILE)
 
-    def end_epoch(self) -> int:
-        """Evaluate and save if due; return the request that ends the stage early, or 0."""
-        state, schedule = self.state, self.schedule
-        for model in state.models:
-            self.ranks.share_statistics(model)  # each rank's batch norms have seen other images
-        # One predicate for all that is due, true at the last step: no run ends without a result.
-        evaluates = self.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
-        counts = self.evaluate().counts if evaluates else None
-        request, is_best = self.run.agreed_request(), False
-        if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
-            is_best = state.finish_epoch(counts)
-            self.log.epoch(state, counts)
-        saves = request >= SAVE or is_best or due(state.step, schedule.save, schedule.steps)
-        return self.save_or_stop(request, saves or state.exhausted, is_best)
 
-    @torch.no_grad()
-    def evaluate(self) -> Scores:
-        """Return the scores of the validation set; incomplete if a rank is to stop."""
-        config, state, log = self.config, self.state, self.log
-        log.phase(phases.EVALUATE)
-        normalised = self.task.transforms(config, state.epoch).normalised
-        model, table = state.evaluated.eval(), Table(len(self.data.classes))
-        for number, batch in enumerate(self.data.evaluation(), start=1):
-            if len(batch.labels):
-                with self.compiling(batch.images.shape[2:]):
-                    logits = self.compute.logits(model, normalised, batch.images, config.eval_flip)
-                table.add(logits, batch)
-            else:
-                table.skip(batch)
-            log.report(epoch_step=number)
-            if self.run.requests.ending:  # a stop does not wait for the rest of the validation set
-                break
-        state.train()
-        scores = table.scores(self.ranks)
-        log.say(scores.remark)
-        self.scores = scores
-        return scores
+def step(run: TrainingRun, batch: Batch, parts: int, transforms: Transforms) -> None:
+    """Take a step of the optimizer, and count its loss and correct predictions."""
+    config, state, classes = run.config, run.state, len(run.data.classes)
+    if not len(batch.labels) + batch.skipped:
+        # The end of an exact epoch: the ranks that have samples compute the step, and hand over
+        # their state as Join ends.
+        state.is_whole = False
+        run.exchange.complete()
+        return
+    # By the step, so that a run that resumes draws what it would have drawn.
+    seed_step(config, run.ranks, state.step)
+    share = run.ranks.world / run.steps.batch  # DDP divides by the world
+    model, sums = run.ddp or state.model, torch.zeros_like(run.sums)
+    for number, (images, labels) in enumerate(batch.split(parts), start=1):
+        # Only the last part exchanges gradients; DDP prepares for that during forward.
+        own = run.ddp.no_sync() if run.ddp and number < parts else nullcontext()
+        is_one = len(labels) == 1
+        norms = norms_of_one_image(state.model, config.compile) if is_one else nullcontext()
+        with own, norms:
+            mixed, targets = run.task.mix(config, images, labels, classes)
+            logits = run.compute.logits(model, transforms.normalised, mixed)
+            if len(labels) and run.is_unseen:
+                look_at_first(run, mixed, targets, logits)
+            # A sum over samples, then a constant: means of uneven parts weigh their samples unlike.
+            loss = summed_loss(logits, targets, config, run.class_weights)
+            # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
+            is_known = run.ranks.device.type == "cpu" or not state.step
+            if is_known and not loss.detach().isfinite():
+                raise not_finite(run.compute, state, batch, transforms.normalised)
+            torch.autograd.backward(state.scaler.scale(loss * share))
+        # By the labels from before mixing: of a mixed image only one class counts as right.
+        right = (logits.detach().argmax(1) == labels).sum()
+        sums += torch.stack([loss.detach().double(), right.double()])
+    if run.ddp:
+        require_gradients(state.model, state.optimizer, config)
+    # The last wait for another rank: from here on the step is taken as a whole, or not at all.
+    run.exchange.complete()
+    if config.clip_grad:
+        # The limit is one of true gradients, not of those that a float16 loss scales up.
+        state.scaler.unscale_(state.optimizer)
+        clip_grad_norm_(state.model.parameters(), config.clip_grad)
+    with state.changing():
+        state.advance()
+    run.sums += sums
+    run.samples += len(batch.labels)
+    run.skipped += batch.skipped
 
-    def save_or_stop(self, request: int, saves: bool, is_best: bool = False) -> int:
-        """Save a checkpoint if due; return the request that ends the stage early, or 0."""
-        if saves:
-            self.checkpoints.save(self.state, is_best)
-            self.run.requests.acknowledge()
-            request = self.run.agreed_request()  # a save takes long: a signal may have arrived
-        return 0 if request == SAVE else request
 
-    def finish(self) -> None:
-        """Write final.pt, and the report with images and predictions."""
-        state, log = self.state, self.log
-        self.checkpoints.wait()
-        if state.exhausted:
-            log.say(
-                f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
-                " without a better one (--patience)"
-            )
-        if self.config.final == "best":
-            self.checkpoints.restore_best(state)
-        report = write_results(self.run, self.scores) if self.ranks.first else ""
-        log.finish(state.accuracy, report)
+def look_at_first(
+    run: TrainingRun, mixed: torch.Tensor, targets: torch.Tensor, logits: torch.Tensor
+) -> None:
+    """Look at the first images that this rank computes: their outputs, and for the report.
+
+    UsageError for a model with other outputs than one of each class.
+    """
+    run.is_unseen = False
+    check_logits(logits, len(mixed), len(run.data.classes))
+    if not run.state.step and are_probabilities(logits):
+        run.log.say(PROBABILITIES)
+    path = run.log.folder.first_batch
+    if run.ranks.first and not run.config.synthetic and not path.exists():
+        write_grid(path, training_pictures(mixed, targets, run.data.classes))
+
+
+def log_interval(run: TrainingRun) -> None:
+    """Record the steps since the last time, of all ranks."""
+    # Exchanges: every rank comes here after the same steps, also one that writes nothing. Here the
+    # rank waits for the device, which is why `logs` is true only now and then.
+    state, ranks = run.state, run.ranks
+    waited = run.times.data_seconds() / ranks.world
+    own = [*run.sums.tolist(), run.samples, run.skipped, waited]
+    run.sums.zero_()
+    run.samples = run.skipped = 0
+    total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
+    loss, right, samples, skipped, data_seconds = total
+    counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
+    lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
+    run.log.interval(state.step, counts, lr, state.take_scaling())
+    if (times := run.stragglers.look(run.times)) is not None:
+        compare_ranks(run, times)
+
+
+def compare_ranks(run: TrainingRun, times: Times) -> None:
+    """Record who waited for whom in the last steps; give fast ranks more images."""
+    config, state, log, balance = run.config, run.state, run.log, run.balance
+    if balance and balance.recut(state.step, times[:, :, COMPUTE]):
+        run.checkpoints.images_by_rank = balance.counts
+        log.shares(run.steps.newest_cut.step, balance.counts)
+    if waiting := run.stragglers.waiting(times):
+        remedy = ""
+        if waiting.why == "compute" and balance:
+            remedy = balance.remedy(waiting.rank)
+        elif waiting.why == "compute" and config.balance == "even" and not config.synthetic:
+            remedy = "--balance auto gives it fewer images"
+        log.waits(state.step, replace(waiting, remedy=remedy))
+
+
+def end_epoch(run: TrainingRun) -> int:
+    """Evaluate and save if due; return the request that ends the stage early, or 0."""
+    state, schedule = run.state, run.schedule
+    for model in state.models:
+        run.ranks.share_statistics(model)  # each rank's batch norms have seen other images
+    # One predicate for all that is due, true at the last step: no run ends without a result.
+    evaluates = run.data.has_evaluation and due(state.step, schedule.evaluate, schedule.steps)
+    counts = evaluate(run).counts if evaluates else None
+    request, is_best = run.exchange.agreed_now(), False
+    if request <= SAVE:  # otherwise the evaluation may be incomplete; a resumed run repeats it
+        is_best = state.finish_epoch(counts)
+        run.log.epoch(state, counts)
+    saves = request >= SAVE or is_best or due(state.step, schedule.save, schedule.steps)
+    return save_or_stop(run, request, saves or state.exhausted, is_best)
+
+
+@torch.no_grad()
+def evaluate(run: TrainingRun) -> Scores:
+    """Return the scores of the validation set; incomplete if a rank is to stop."""
+    config, state, log = run.config, run.state, run.log
+    log.phase(phases.EVALUATE)
+    normalised = run.task.transforms(config, state.epoch).normalised
+    model, table = state.evaluated.eval(), Table(len(run.data.classes))
+    for number, batch in enumerate(run.data.evaluation(), start=1):
+        if len(batch.labels):
+            with compiling(run, batch.images.shape[2:]):
+                logits = run.compute.logits(model, normalised, batch.images, config.eval_flip)
+            table.add(logits, batch)
+        else:
+            table.skip(batch)
+        log.report(epoch_step=number)
+        if run.requests.ending:  # a stop does not wait for the rest of the validation set
+            break
+    state.train()
+    run.scores = table.scores(run.ranks)
+    log.say(run.scores.remark)
+    return run.scores
+
+
+def save_or_stop(run: TrainingRun, request: int, saves: bool, is_best: bool = False) -> int:
+    """Save a checkpoint if due; return the request that ends the stage early, or 0."""
+    run.checkpoints.report_ended()
+    if saves:
+        run.checkpoints.save(run.state, is_best)
+        run.requests.acknowledge()
+        request = run.exchange.agreed_now()  # a save takes long: a signal may have arrived
+    return 0 if request == SAVE else request
+
+
+def finish(run: TrainingRun) -> None:
+    """Write final.pt, and the report with images and predictions."""
+    state, log = run.state, run.log
+    if state.exhausted:
+        log.say(
+            f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"
+            " without a better one (--patience)"
+        )
+    if run.config.final == "best":
+        run.checkpoints.restore_best(state)
+    report = write_results(run) if run.ranks.first else ""
+    log.finish(state.accuracy, report)

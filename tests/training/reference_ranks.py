@@ -23,10 +23,10 @@ from rackrun.training.data.ring import Batch
 from rackrun.training.data.transforms import Transforms
 from rackrun.training.device import set_up
 from rackrun.training.ranks import Numbers, Ranks
-from rackrun.training.setup import TrainingRun
 from rackrun.training.stop_requests import StopRequests
 from rackrun.training.task import Task
 from rackrun.training.train import train
+from rackrun.training.training_run import TrainingRun
 from tests.training import reference
 from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 

@@ -15,10 +15,10 @@ from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute
 from rackrun.training.ranks import Ranks
 from rackrun.training.scores import Table
-from rackrun.training.setup import TrainingRun
 from rackrun.training.state import TrainingState
-from rackrun.training.stop_requests import StepExchange, StopRequests
-from rackrun.training.train import Trainer
+from rackrun.training.stop_requests import StopRequests
+from rackrun.training.train import step
+from rackrun.training.training_run import TrainingRun
 
 CPU = torch.device("cpu")
 NUMBERLESS = torch.device("meta")  # tensors without values: reading one raises
@@ -67,17 +67,14 @@ def test_a_step_asks_the_device_for_nothing(recipe, options, tmp_path):
     run = TrainingRun(TASK, config, ranks, StopRequests(0), compute, data)
     run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     run.log.folder = RunFolder(tmp_path)
-    trainer = Trainer(run)
-    trainer.ddp = None
-    trainer.exchange = StepExchange(ranks, lambda: run.requests.pending)
-    trainer.shows_next_batch = False
+    run.ddp, run.is_unseen = None, False
     run.state.step = 1
     for _ in range(2):
         run.state.set_lr(0.1)
-        trainer.exchange.begin()
-        trainer.step(batch, config.grad_accum_steps, TASK.transforms(config, 0))
+        run.exchange.begin()
+        step(run, batch, config.grad_accum_steps, TASK.transforms(config, 0))
     with pytest.raises((RuntimeError, NotImplementedError)):
-        trainer.sums.tolist()  # the line of the log is the one that asks
+        run.sums.tolist()  # the line of the log is the one that asks
 
 
 def test_counting_a_batch_of_an_evaluation_asks_the_device_for_nothing():

@@ -1,12 +1,6 @@
-"""Run the processes that make a rank's batches, bring batches to the device, and wait for them.
+"""Run the processes that make a rank's batches, and bring batches to the device.
 
-    loaded -> Ring.batch -> on_device -> waits_reported -> after_all -> the training loop
-
-No step is taken on any rank before every rank has its first batch. A host that cannot read its data
-then ends the run with its own error and its own name, rather than as a peer that others wait for in
-the middle of their first step. Later a server may be away for as long as its client has patience
-(shards.http_source): a rank that waits for a batch reports that, and is not taken for one that
-hangs.
+loaded -> Ring.batch -> on_device -> the training loop
 """
 
 import atexit
@@ -15,17 +9,15 @@ import multiprocessing
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from rackrun.contract import phases
 from rackrun.errors import Problem
 from rackrun.training.data.order import Part
 from rackrun.training.data.ring import AHEAD, HELD, Batch, Filled, Ring
@@ -37,7 +29,6 @@ from rackrun.training.settings.data import DataSettings
 
 Item = TypeVar("Item")
 NOTICED_SECONDS = 2.0  # until the end of a process is known
-REPORTED_SECONDS = 5.0  # of waiting for a batch
 
 atexit.register(end_workers)
 
@@ -170,59 +161,3 @@ def _handed_over(batch: Batch, done: torch.Event | None) -> Batch:
 
 def _as_it_is(item: Any) -> Any:  # no lambda: workers get it pickled
     return item
-
-
-class Reporting(Protocol):
-    """What reports the phases of this rank."""
-
-    @property
-    def current_phase(self) -> str:
-        """Return the phase that was reported last."""
-
-    def phase(self, name: str) -> None:
-        """Report that another phase begins."""
-
-
-def after_all(batches: Generator[Item], ranks: Ranks) -> Generator[Item]:
-    """Yield all batches, the first one once every rank has its own."""
-    first = next(batches)
-    ranks.all_reduce_max(0)
-    yield first
-    yield from batches
-
-
-def waits_reported(batches: Iterator[Item], progress: Reporting) -> Generator[Item]:
-    """Yield all batches; report the phase "data" while one is late, and then the one before.
-
-    The report comes from the loop's own thread, by a signal: it is a sign of life.
-    """
-    interrupted: list[str] = []
-
-    def late() -> None:
-        interrupted.append(progress.current_phase)
-        progress.phase(phases.DATA)
-
-    while True:
-        # No handler stays across a yield: an iterator that Ctrl-C leaves behind may be closed by
-        # any thread, and only the main thread may restore one.
-        with _alarm(REPORTED_SECONDS, late):
-            batch = next(batches, None)
-        if interrupted:
-            progress.phase(interrupted.pop())
-        if batch is None:
-            return
-        yield batch
-
-
-@contextmanager
-def _alarm(seconds: float, ring: Callable[[], object]) -> Iterator[None]:
-    def rung(number: int, frame: FrameType | None) -> None:
-        ring()
-
-    before = signal.signal(signal.SIGALRM, rung)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # first: the handler before may not take an alarm
-        signal.signal(signal.SIGALRM, before)
