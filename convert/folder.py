@@ -200,6 +200,11 @@ def _parts(tree: Tree) -> dict[str, str]:
     train = [top for top in tops if parts.get(top) == TRAIN and tree.folders(top)]
     if len(train) > 1:
         raise UsageError(f"{source}: {' and '.join(train)} are both for training; keep one")
+    for split in (VAL, TEST) if train else ():
+        same = [top for top in tops if parts.get(top) == split and tree.folders(top)]
+        if len(same) > 1:
+            what = f"{', '.join(same)} are all for the split {split}"
+            raise UsageError(f"{source}: {what}; leave out all but one: --exclude {same[-1]}")
     if train:
         return {top: split for top, split in parts.items() if split != TRAIN or top in train}
     if tops and all(top.lower() in SPLITS for top in tops):

@@ -3,7 +3,9 @@
 Paths are relative to the table's folder, or to --root, and must not lead out of it.
 """
 
-from collections.abc import Iterator
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from glob import escape
 from itertools import chain
@@ -44,6 +46,11 @@ from rackrun.units import first_few, plural
 NO_TEXT = (type(None), list, dict, bytes)  # cells of Parquet that are no path and no label
 OF_MISSING = ("nan", "NaN", "None", "<NA>", "NULL", "null")  # what programs write for no value
 NAMED = 5  # missing files that a message names
+SEVERAL = re.compile(r"\s*[ ,;|/+&]\s*")  # between the labels of an image that has more than one
+LIKE_SPLITS = {"is_valid", "is_val", "is_train", "is_test", "usage", "subset", "fold", "kfold"}
+"""Columns by which other programs divide the rows."""
+SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
+PACKED = {".gz": "gunzip -k", ".bz2": "bunzip2 -k", ".xz": "unxz -k", ".zip": "unzip"}
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,11 @@ class ImageTable:
         if missing := [row.label for row in rows if row.label in OF_MISSING]:
             what = f"{plural(len(missing), 'row')} with the label {missing[0]}"
             say(clean(f"{self.source}: {what}, which is a class; if it means none, remove them"))
+        kinds = {row.label for row in rows}
+        parts = {kind: SEVERAL.split(kind) for kind in kinds}
+        if combined := sorted(k for k in kinds if len(parts[k]) > 1 and kinds.issuperset(parts[k])):
+            what = f"{plural(len(combined), 'label')} of several others: {first_few(combined, 3)}"
+            say(clean(f"{self.source}: {what}; each is a class of its own: an image has one class"))
         rows = [row._replace(label=names[row.label]) for row in rows]
         classes = class_table({row.label for row in rows})
         container = TableImages(self.source, self.columns.root)
@@ -191,6 +203,10 @@ def _refuse_no_table(path: Path) -> None:
         )
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
+    if path.suffix.lower() in SPREADSHEETS:
+        raise UsageError(f"{path}: a spreadsheet; save it as CSV UTF-8, and give that")
+    if unpack := PACKED.get(path.suffix.lower()):
+        raise UsageError(f"{path}: compressed; type: {unpack} {shlex.quote(str(path))}")
 
 
 def _rows(table: Path, columns: Columns) -> list[ListedImage]:
@@ -209,7 +225,7 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
                 )
             raise UsageError(
                 f"{table}: no column {missing[0]!r}, only {has}; name them by "
-                "--path-column, --label-column and --split-column"
+                f"--path-column, --label-column and --split-column{_of_one_hot(fields)}"
             )
         cells = (fields.get(name) for name in names)
         path, label, split = (
@@ -229,12 +245,33 @@ def _rows(table: Path, columns: Columns) -> list[ListedImage]:
         rows.append(ListedImage(number, path, label, split, group))
     if not rows:
         raise DataError(f"{table}: no rows in it")
-    if columns.split_column not in fields and of_splits:
-        name = min(of_splits)
-        say(clean(f"{table}: column {name!r} names splits; to use them: --split-column {name}"))
+    if columns.split_column not in fields:
+        _say_unused_splits(table, of_splits, fields)
     if len({bool(row.split) for row in rows}) > 1:
         raise DataError(f"{table}: some rows have a split and some none; fill them in")
     return rows
+
+
+def _of_one_hot(fields: Mapping[str, Any]) -> str:
+    """Return what to do if the row has a column per class, of which one is 1, and the others 0."""
+    flags = {name: str(cell).strip() for name, cell in fields.items()}
+    kinds = [name for name, cell in flags.items() if cell in ("0", "1", "0.0", "1.0")]
+    if len(kinds) < 2 or sum(float(flags[name]) for name in kinds) != 1:
+        return ""
+    return clean(
+        f"; {first_few(kinds, 3)} look like a column per class: write the name of the one that is 1"
+        " into a column 'label'"
+    )
+
+
+def _say_unused_splits(table: Path, of_splits: set[str], fields: Mapping[str, Any]) -> None:
+    """Say which column holds splits, or is called as if it did, where none is used."""
+    if of_splits:
+        name = min(of_splits)
+        say(clean(f"{table}: column {name!r} names splits; to use them: --split-column {name}"))
+    elif names := [name for name in fields if name.strip().lower() in LIKE_SPLITS]:
+        what = f"column {names[0]!r} is not used; if it divides the images, write train, val and"
+        say(clean(f"{table}: {what} test into a column 'split'"))
 
 
 def _of_parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -46,6 +46,10 @@ def pack(listing: RecordListing, packing: Packing, out: Path) -> None:
     the last to end completes it.
     """
     refuse_inside(out, listing.containers)
+    for option, percent in (("val", packing.val_percent), ("test", packing.test_percent)):
+        if 0 < percent < 1:
+            meant = f"for a fraction of {percent:g}, type --{option}-percent {100 * percent:g}"
+            say(f"--{option}-percent {percent:g}: less than one percent; {meant}")
     target = Target(out)
     is_share = packing.task_index is not None
     with target.locked(shared=is_share):

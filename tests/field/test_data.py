@@ -216,6 +216,18 @@ MET = [
         says="evaluation has class folders, too",
     ),
     Met("a time in the name of the shards", f"{FOLDER}-12:30", PICTURES, out="out-12:30"),
+    Met(
+        "a fraction for a percentage", f"{FOLDER} --val-percent 0.2", PICTURES,
+        says="for a fraction of 0.2, type --val-percent 20",
+    ),
+    Met(
+        "one of two folders for the validation", f"{FOLDER} --exclude valid",
+        {
+            f"set/{split}/{kind}/{n}.jpg": drawn(f"{split}{kind}{n}")
+            for split in ("train", "val", "valid")
+            for kind, n in each_kind(6)
+        },
+    ),
     Met("masks", FOLDER, {**PICTURES, **MASKS}, 48, says="24 images named like masks"),
     Met("masks that are excluded", f"{FOLDER} --exclude '*_mask_*'", {**PICTURES, **MASKS}),
     Met(
@@ -275,6 +287,24 @@ MET = [
         "a column of splits by another name", CSV,
         labelled("set/{kind}/{n:03d}.jpg,{kind},train\n", "path,label,subset\n"),
         says="--split-column subset",
+    ),
+    *(
+        Met(
+            f"a column {column}", CSV,
+            labelled(f"set/{{kind}}/{{n:03d}}.jpg,{{kind}},{cell}\n", f"path,label,{column}\n"),
+            says=f"column '{column}' is not used",
+        )
+        for column, cell in (("is_valid", "True"), ("Usage", "PrivateTest"), ("fold", "{n}"))
+    ),
+    Met(
+        "labels of several others", CSV,
+        labelled("set/{kind}/{n:03d}.jpg,{kind}\n", "path,label\n")
+        | {"i/both.jpg": drawn("both")}
+        | {
+            "labels.csv": "path,label\ni/both.jpg,cat|dog\n"
+            + "".join(f"set/{kind}/{n:03d}.jpg,{kind}\n" for kind, n in each_kind(12))
+        },
+        25, ("cat", "cat|dog", "dog"), says="1 label of several others: cat|dog",
     ),
     Met(
         "files of any name", f"{CSV} --allow leaks",

@@ -29,6 +29,7 @@ TWO = classes(2, "a", "b")
 PHOTOS = below("photos", TWO)
 TRAIN = below("photos/train", classes(10, "a", "b"))
 VAL = below("photos/val", {f"{kind}/v.jpg": drawn(f"{kind} v") for kind in "ab"})
+VALID = below("photos/valid", {f"{kind}/w.jpg": drawn(f"{kind} w") for kind in "ab"})
 PETS = kaggle(6)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n"
 
@@ -105,6 +106,10 @@ CLASSES = [
         FOLDER, 65, ("val/Gänse", "'Ga\\u0308nse'", "Unicode form"),
         below("photos/train", classes(2, "a", unicodedata.normalize("NFD", "Gänse")))
         | below("photos/val", classes(1, "a", "Gänse")),
+    ),
+    Refusal(
+        FOLDER, 64, ("val, valid are all for the split val", "--exclude valid"),
+        TRAIN | VAL | VALID,
     ),
     Refusal(
         FOLDER, 65, ("photos/val/images", "move it away", "convert csv"),
@@ -372,6 +377,14 @@ TABLES = [
             (("t.csv", "path,label"), "img/0.jpg,a\nimg/1.jpg,b\n"),
             (("t.csv", "UTF-8"), "path,label\na,b\n".encode("utf-16")),
         )
+    ),
+    Refusal(
+        "rackrun convert csv set/t.csv out", 64, ("no column 'path'", "NV, BCC", "per class"),
+        IMAGES | {"set/t.csv": "image,NV,BCC\nimg/0.jpg,1.0,0.0\nimg/1.jpg,0.0,1.0\n"},
+    ),
+    *(
+        Refusal(f"rackrun convert csv {table} out", 64, says, {table: "PK"})
+        for table, says in (("t.csv.gz", "gunzip -k t.csv.gz"), ("t.xlsx", "CSV UTF-8"))
     ),
     Refusal(
         "rackrun convert csv set/t.csv out --group-column video", 64, "'video'",
