@@ -64,7 +64,7 @@ def portions(
         try:
             for data in reads:
                 shard, rows = waiting.popleft()
-                yield _checked(source, shard, rows, data)
+                yield _samples_in(source, shard, rows, data)
         except Unavailable:
             raise
         except DataError as error:
@@ -76,26 +76,14 @@ def _range_of(shard: Shard, rows: np.ndarray) -> Range:
     return shard, start, int(rows[-1]["offset"] + rows[-1]["length"]) - start
 
 
-def _checked(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
-    """Return the samples of a portion; if one is damaged, the portion is read once more."""
-    portion = _samples_in(source, shard, rows, data)
-    if not any(sample.fault for sample in portion):
-        return portion
-    try:
-        data = source.reread(*_range_of(shard, rows))
-    except Unavailable:
-        raise
-    except DataError:
-        return portion
-    return _samples_in(source, shard, rows, data)
-
-
 def _samples_in(source: Source, shard: Shard, rows: np.ndarray, data: Stored) -> list[Sample]:
-    where, start = f"{source.location}: {shard.name}", int(rows[0]["offset"])
-    portion = []
-    for row in rows:
+    view, portion = memoryview(data), list[Sample]()
+    starts = (rows["offset"] - rows["offset"][0]).tolist()
+    for row, start, length in zip(rows, starts, rows["length"].tolist(), strict=True):
         try:
-            portion.append(sample_at(row, data, start, where))
+            portion.append(sample_of(source, shard, row, view[start : start + length]))
+        except Unavailable:
+            raise
         except DataError as error:
             portion.append(_fault(row, error))
     return portion
@@ -130,22 +118,22 @@ def stored_samples(source: Source, split: str, number: int) -> Iterator[tuple[An
 
 def sample_of(source: Source, shard: Shard, row: Any, data: Stored) -> Sample:
     """Return the sample of an index row; wrong bytes are read once more, then DataError."""
-    where, start = f"{source.location}: {shard.name}", int(row["offset"])
+    where = f"{source.location}: {shard.name}"
     try:
-        return sample_at(row, data, start, where)
+        return _sample(row, data, where)
     except DataError:
-        return sample_at(row, source.reread(shard, start, int(row["length"])), start, where)
+        data = source.reread(shard, int(row["offset"]), int(row["length"]))
+        return _sample(row, data, where)
 
 
-def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
-    """Return the sample of an index row from `data`, which begins at byte `base` of its tar.
+def _sample(row: Any, data: Stored, where: str) -> Sample:
+    """Return the sample of an index row from its bytes of the tar.
 
     DataError unless the image is the one that the index means. The label is that of the index,
     whatever a .cls member says: its digest is in the manifest, and later versions change it there.
     """
     _, offset, _, image_offset, length, label, _, _, crc, form = row.item()
-    view = memoryview(data)
-    start, image_start = offset - base, image_offset - base
+    view, image_start = memoryview(data), image_offset - offset
     image = bytes(view[image_start : image_start + length])
     header = bytes(view[image_start - BLOCK : image_start])
     if zlib.crc32(image) != crc:
@@ -153,7 +141,7 @@ def sample_at(row: Any, data: Stored, base: int, where: str) -> Sample:
         raise DataError(f"{where}: the image at byte {image_offset} is damaged{name}")
     key = key_in(header, where, image_offset - BLOCK)
     if b"\0" not in header[:NAME_BYTES]:  # its name is longer, and stands before
-        key = _long_key(bytes(view[start : image_start + BLOCK]), image_start - start) or key
+        key = _long_key(bytes(view[: image_start + BLOCK]), image_start) or key
     return Sample(key, image, form.decode("ascii", "replace"), label)
 
 

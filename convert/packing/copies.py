@@ -164,7 +164,8 @@ def _read_crcs(
         return crcs
 
     jobs, total = range(0, len(numbers), READ_AT_ONCE), len(numbers)
-    crcs = chain(*in_parallel(jobs, read, processes, "compared", total))
+    verb = "compared the ends of" if most_bytes == END_BYTES else "compared"
+    crcs = chain(*in_parallel(jobs, read, processes, verb, total))
     return np.fromiter(crcs, np.uint64, total)
 
 

@@ -56,20 +56,15 @@ def samples_in(tar: Tar) -> Iterator[TarSample]:
         yield sample
 
 
-def label_member(sample: TarSample) -> tuple[str, Record] | None:
-    """Return the member of a sample that has its class, after its suffix; None if there is none."""
-    return next(((each, sample.members[each]) for each in LABELS if each in sample.members), None)
-
-
 def label_of(tar: Tar, sample: TarSample, name: str) -> Label | None:
     """Return the class of a sample, a number or a name; None if it has none.
 
     `name` is the field of a .json that holds it. DataError for anything that is no class.
     """
-    labelled = label_member(sample)
-    if labelled is None:
+    suffix = next((each for each in LABELS if each in sample.members), "")
+    if not suffix:
         return None
-    suffix, member = labelled
+    member = sample.members[suffix]
     where = clean(f"{tar.path}: {sample.key}{suffix}")
     if member.size > MOST_LABEL_BYTES:
         raise DataError(f"{where}: {member.size:,} bytes are not a class")

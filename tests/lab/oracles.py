@@ -17,7 +17,7 @@ NOTED = {"RACKRUN_NOTE_ROWS": "1"}
 
 PROGRESS = re.compile(
     r": listing the images of "
-    r"|^(listed|compared|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
+    r"|^(listed|compared( the ends of)?|converted|indexed|read the names of) [\d,]+ .* [\d,]+/s"
     r"|^[\d,]+ class(es)?: .*; images: |^quality report: [\d,]+ images stored"
 )
 """What a command has done until it found the mistake."""
