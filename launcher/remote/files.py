@@ -6,12 +6,9 @@ it counts only if this account owns it and no other may enter it (mode 0700).
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import json
 import os
 import stat
-from typing import Any
 
 READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PIECE_BYTES = 1 << 18
@@ -20,7 +17,6 @@ INSTALLED = ".rackrun"
 PROJECT_LOCK = "uv.lock"
 
 SCRATCH = "/tmp/rackrun-"
-IDENTITY_BYTES = 1 << 12  # more than any agent writes about itself
 _RUN_DIGITS = 32
 
 
@@ -112,17 +108,6 @@ def is_own_folder(scratch: str) -> bool:
         return False
     private = stat.S_ISDIR(status.st_mode) and status.st_mode & 0o777 == 0o700
     return private and status.st_uid == os.getuid()
-
-
-def identities_in(scratch: str) -> tuple[list[int], list[int]]:
-    """Return the identities of a run's agent and guard; both empty when the folder has none."""
-    numbers: Any = None
-    if is_own_folder(scratch):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            numbers = json.loads(contents(f"{scratch}/agent.pid", IDENTITY_BYTES))
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers[:4]):
-        return [], []
-    return numbers[:2], numbers[2:4]
 
 
 def remove_folder(path: str) -> None:

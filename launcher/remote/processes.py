@@ -96,12 +96,6 @@ def processor_ticks(roots: Collection[int]) -> dict[int, int]:
     return ticks
 
 
-def identity(pid: int) -> list[int]:
-    """Return the id and the start time: together unique, although ids are used again."""
-    process = look_up(pid)
-    return [pid, process.started if process else 0]
-
-
 def state_of(pid: int) -> str:
     """Return the letter of a process's state: R, S, D, T for stopped; empty when it is gone."""
     process = look_up(pid)

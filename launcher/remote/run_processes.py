@@ -1,4 +1,9 @@
-"""The processes of a run that this account has on a host."""
+"""The processes of a run that this account has on a host, and how they are known.
+
+An agent has written its identity into its folder; torchrun and ranks have the path of that folder
+in their environment. Only processes of this account count: any other account of this host can set
+any variable, take any name, and make any folder in /tmp that is not there yet.
+"""
 
 from __future__ import annotations
 
@@ -13,58 +18,74 @@ from typing import Any
 from rackrun.contract import variables
 from rackrun.launcher.remote.files import SCRATCH, contents, is_own_folder
 from rackrun.launcher.remote.processes import (
+    Process,
     all_pids,
+    descendants,
     environment_of,
     is_mine,
     look_up,
 )
 
-MOST_BYTES = 1 << 12  # of the file by which an agent is known
+IDENTITY_FILE = "agent.pid"
+IDENTITY_BYTES = 1 << 12  # more than any agent writes about itself
 
 
 def processes(run: str) -> dict[str, Any]:
     """Return the processes of a run on this host, each with the private folder of its agent.
 
-    Only those of this account: any other account of this host can set any variable, take any
-    name, and make any folder in /tmp that is not there yet.
+    `run` is the id of the run, or the beginning of it.
     """
-    mark, agents, found = f"{variables.RUN_ID}={run}".encode(), agents_of(run), []
-    for pid in filter(is_mine, sorted(all_pids())):  # a setuid program runs as another account
-        environment = environment_of(pid)
-        scratch = agents.get(_identity_of(pid))
-        if scratch is None and any(variable.startswith(mark) for variable in environment):
-            values = dict(variable.partition(b"=")[::2] for variable in environment)
-            reports = values.get(variables.REPORTS.encode(), b"")
-            scratch = os.path.dirname(reports.decode(errors="replace"))
-        if scratch is not None and look_up(pid):
-            found.append({"pid": pid, "scratch": scratch})
-    return {"processes": found, "python": sys.executable}
+    folder_of = _folder_of_each(f"{SCRATCH}{run}")
+    listed = [{"pid": pid, "scratch": folder} for pid, folder in folder_of.items()]
+    return {"processes": listed, "python": sys.executable}
 
 
-def agents_of(run: str) -> dict[Any, str]:
-    """Return the private folders of a run's agents by identity, as the agents have written it."""
-    by_identity = {}
-    for scratch in filter(is_own_folder, glob.glob(f"{SCRATCH}{run}*")):
-        # it may be damaged in any way
+def processes_below(scratch: str) -> list[Process]:
+    """Return the agent that has this folder, what runs for it, and all their descendants."""
+    known = [pid for pid, folder in _folder_of_each(scratch).items() if folder == scratch]
+    processes = filter(None, (*map(look_up, known), *descendants(*known)))
+    return list({process.pid: process for process in processes}.values())
+
+
+def _folder_of_each(prefix: str) -> dict[int, str]:
+    """Return process id -> folder of its agent, of those whose folder's path begins like this."""
+    agents, mark = agents_of(prefix), f"{variables.REPORTS}={prefix}".encode()
+    folder_of = {}
+    for pid in sorted(all_pids()):
+        if pid == os.getpid() or not is_mine(pid):  # a setuid program runs as another account
+            continue
+        marks = [variable for variable in environment_of(pid) if variable.startswith(mark)]
+        folder = agents.get(identity(pid))
+        if folder is None and marks:
+            folder = os.path.dirname(marks[0].partition(b"=")[2].decode(errors="replace"))
+        if folder is not None and look_up(pid):
+            folder_of[pid] = folder
+    return folder_of
+
+
+def agents_of(prefix: str) -> dict[Any, str]:
+    """Return the agents whose folders have such a path, by the identity that they have written."""
+    folders = {}
+    for scratch in filter(is_own_folder, glob.glob(f"{glob.escape(prefix)}*")):
+        # the file may be damaged in any way
         with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
-            pid, started, _, _, space = json.loads(
-                contents(os.path.join(scratch, "agent.pid"), MOST_BYTES)
-            )
-            by_identity[pid, started, space] = scratch
-    return by_identity
+            path = os.path.join(scratch, IDENTITY_FILE)
+            pid, started, namespace = json.loads(contents(path, IDENTITY_BYTES))
+            folders[pid, started, namespace] = scratch
+    return folders
 
 
-def _identity_of(pid: int) -> tuple[int, int, str] | None:
-    # What an agent writes about itself: its id, its start time, its namespace of ids.
+def identity(pid: int) -> tuple[int, int, str] | None:
+    """Return what no other process has: id and start time, and the namespace that the id is of."""
     process = look_up(pid)
     try:
         with open(f"/proc/{pid}/status") as file:
             ids = [line.split() for line in file if line.startswith("NSpid:")]
-        space = os.readlink(f"/proc/{pid}/ns/pid")
+        namespace = os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:
         return None
     # In a container a process has another id than here: the last one is what it knows.
-    return (int(ids[0][-1]) if ids else pid, process.started, space) if process else None
+    return (int(ids[0][-1]) if ids else pid, process.started, namespace) if process else None
 
 
 ORDERS: dict[str, Callable[..., dict[str, Any]]] = {"processes": processes}

@@ -35,7 +35,7 @@ from rackrun.launcher.preflight.checks import CHECKS
 from rackrun.launcher.preflight.examine import examine, refusal
 from rackrun.launcher.preflight.facts import ClusterFacts, Host, HostFacts
 from rackrun.launcher.preflight.replies import REPLIES, Basics, checked_reply
-from rackrun.launcher.remote import files, results, run_processes, service, upload
+from rackrun.launcher.remote import results, run_processes, service, upload
 from rackrun.launcher.remote.agent import frames, reports
 from rackrun.launcher.rendezvous.gather import Agreement, NodeHello, Rendezvous, RendezvousOutcome
 from rackrun.launcher.run.events import AskedToStop, Event, Lost, RankEnded, Stopping, TorchrunEnded
@@ -158,7 +158,7 @@ for shape in (RunView, RunEnd, RunListing, NodeHello, PeerMessage):
     declares(shape)
 
 
-@decoder(coded([1, 2, 3, 4, "pid:[1]"]), b"5", b"[1, 2, 3, 4, {}]")
+@decoder(coded([1, 2, "pid:[1]"]), b"5", b"[1, 2, {}]")
 def fuzz_agent_pid(data: bytes) -> None:
     """Fuzz the file that identifies an agent, in a private folder of this account."""
     run = os.urandom(16).hex()
@@ -166,9 +166,7 @@ def fuzz_agent_pid(data: bytes) -> None:
     folder.mkdir(0o700)
     try:
         (folder / "agent.pid").write_bytes(data)
-        for identity in files.identities_in(str(folder)):
-            assert all(type(number) is int for number in identity)
-        assert len(run_processes.agents_of(run)) <= 1
+        assert len(run_processes.agents_of(str(folder))) <= 1
     finally:
         (folder / "agent.pid").unlink()
         folder.rmdir()

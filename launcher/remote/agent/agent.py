@@ -3,16 +3,16 @@
     launcher ──orders──▶ agent ──▶ torchrun ──▶ shim, one per rank ──▶ the rank's command
              ◀──frames──
 
-Six things keep a run from outliving its launcher, and each of them was needed:
+Four things keep a run from outliving its launcher:
 
 1. Standard input carries a heartbeat: its end, or silence for too long, ends the run.
 2. The agent is a child subreaper: what a rank starts and leaves running becomes the agent's child,
    and is ended by walking /proc down from the agent, by pid and start time.
-3. The kernel kills torchrun when the agent dies, and a rank's command when its shim dies.
-4. Output comes over pipes of the agent's own, so no orphan holds the launcher's.
-5. A shim ends its rank when the agent's socket closes or torchrun is gone.
-6. The agent has a guard for a parent, which only ends what a killed agent leaves: also daemons of a
-   rank whose shim was killed as well, and which no variable marks as part of the run.
+3. The kernel kills torchrun when the agent dies, has a shim end its rank when torchrun dies, and
+   kills a rank's command when its shim dies.
+4. A second agent ends what a killed one has left: what has the run's mark in its environment.
+
+Output comes over pipes of the agent's own, so no orphan holds the launcher's stream.
 """
 
 from __future__ import annotations
@@ -34,18 +34,15 @@ from rackrun.launcher.remote.agent.reachability import Reachability
 from rackrun.launcher.remote.agent.reports import Reports
 from rackrun.launcher.remote.agent.shutdown import HostShutdown, sweep
 from rackrun.launcher.remote.agent.torchrun_process import Torchrun
-from rackrun.launcher.remote.files import explained, identities_in, remove_folder, write_new
-from rackrun.launcher.remote.locks import HELD, lock, release
+from rackrun.launcher.remote.files import explained, remove_folder, write_new
+from rackrun.launcher.remote.locks import lock, release
 from rackrun.launcher.remote.processes import (
     ENDING,
     PR_SET_CHILD_SUBREAPER,
-    PR_SET_PDEATHSIG,
-    identity,
-    kill_descendants,
     prctl,
-    send_signal,
     signal_pipe,
 )
+from rackrun.launcher.remote.run_processes import IDENTITY_FILE, identity
 
 
 def carry_out(order: dict[str, Any]) -> None:
@@ -53,54 +50,20 @@ def carry_out(order: dict[str, Any]) -> None:
     for signum in ENDING:
         signal.signal(signum, lambda number, frame: None)  # they arrive through the wakeup pipe
     launcher = Launcher()
-    if order["do"] == "sweep":
-        survivors = sweep(order["scratch"])
-    else:
-        guard = _begin_guarded(order["scratch"])
-        survivors = Agent(order, launcher, guard).run()
-        if os.getppid() == guard:
-            send_signal(guard, signal.SIGCONT)  # stopped, it would stay when the agent has ended
+    is_sweep = order["do"] == "sweep"
+    survivors = sweep(order["scratch"]) if is_sweep else Agent(order, launcher).run()
     launcher.send_event(event="closed", survivors=survivors)
     launcher.flush_all()
-
-
-def _begin_guarded(scratch: str) -> int:
-    """Continue as the child of a guard, and return the guard's process id.
-
-    The guard ends and removes what a killed agent leaves. It takes no signal, holds none of the
-    agent's streams, and inherits every orphan.
-    """
-    guard = os.getpid()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    agent = os.fork()
-    if agent == 0:
-        prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)  # only a signal reports the death of the guard
-        return guard
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    for descriptor in HELD.values():  # a lock lasts until no process has it open any more
-        os.close(descriptor)
-    null = os.open(os.devnull, os.O_RDWR)
-    for stream in range(3):
-        os.dup2(null, stream)
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, 0)[0] != agent:
-            pass
-        os.waitpid(-1, os.WNOHANG)  # raises when there is nothing to end
-        kill_descendants()
-    if identities_in(scratch)[1] == identity(guard):
-        remove_folder(scratch)
-    os._exit(0)
 
 
 class Agent:
     """One run on this host, from the order to the moment when nothing of it is left."""
 
-    def __init__(self, order: dict[str, Any], launcher: Launcher, guard: int) -> None:
-        """Take the plan of this host and the limits; `guard` is the process id of the parent."""
+    def __init__(self, order: dict[str, Any], launcher: Launcher) -> None:
+        """Take the plan of this host and the limits."""
         self.order = order
         self.scratch: str = order["scratch"]
         self.launcher = launcher
-        self.guard = guard
         self.selector = selectors.DefaultSelector()
         self.locks: dict[str, int] = {}  # path -> descriptor, held as long as this process lives
         first, processes = order["first_rank"], order["processes"]
@@ -147,7 +110,7 @@ class Agent:
         if problem := self._why_unsupervised(now):
             self.shutdown.abandon(problem)
         if self.host.report(now):
-            self._show_heartbeat(now)
+            self._touch_files()
         self.reachability.report(now)
         self.shutdown.advance(now)
         self.output.balance()  # ranks wait rather than the agent's memory grows
@@ -174,10 +137,9 @@ class Agent:
             raise
 
     def _write_scratch(self) -> None:
-        # For `status` and a sweep: who runs here. For the shims: their program and the command.
-        space = os.readlink("/proc/self/ns/pid")  # a container has process ids of its own
-        identities = [*identity(os.getpid()), *identity(self.guard), space]
-        write_new(f"{self.scratch}/agent.pid", json.dumps(identities).encode())
+        # For a sweep: who runs here. For the shims: their program and the command.
+        own = json.dumps(identity(os.getpid())).encode()
+        write_new(f"{self.scratch}/{IDENTITY_FILE}", own)
         with open(sys.path[0], "rb") as archive:  # in which this program came
             write_new(f"{self.scratch}/agent.zip", archive.read())
         if self.order["container"]:
@@ -209,22 +171,18 @@ class Agent:
 
     def _why_unsupervised(self, now: float) -> str:
         """Return why this host must end its run by itself; empty while a launcher supervises it."""
-        if os.getppid() != self.guard:  # nobody would end what is left if the agent is killed next
-            return "the guard of the agent was killed"
         if self.launcher.is_gone:
             return "the launcher is gone"
         if now - self.launcher.heard_at > self.order["lease_seconds"]:
             return f"no heartbeat from the launcher for {self.order['lease_seconds']:g} s"
         return ""
 
-    def _show_heartbeat(self, now: float) -> None:
-        # `status` reads it from the modification time of agent.pid.
-        heard = time.time() - (now - self.launcher.heard_at)
-        with contextlib.suppress(OSError):
-            os.utime(f"{self.scratch}/agent.pid", (heard, heard))
-        for descriptor in self.locks.values():  # systemd-tmpfiles removes what is old from /tmp
-            with contextlib.suppress(OSError):  # another user's file: only its owner may do that
-                os.utime(descriptor)
+    def _touch_files(self) -> None:
+        """Keep what a sweep and other launches need: systemd-tmpfiles removes old files in /tmp."""
+        files: list[str | int] = [f"{self.scratch}/{IDENTITY_FILE}", *self.locks.values()]
+        for file in files:
+            with contextlib.suppress(OSError):  # another user's lock: only its owner may do that
+                os.utime(file)
 
     # -- what comes in
 

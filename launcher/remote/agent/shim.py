@@ -6,13 +6,11 @@ torchrun sees neither the command's words nor its output nor its exit code.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import socket
 import sys
-import threading
 import time
 from types import FrameType
 from typing import Any, NoReturn
@@ -50,7 +48,6 @@ class Shim:
         self.scratch = scratch
         self.local = local
         self.torchrun = os.getppid()  # another parent later on means that torchrun was killed
-        self.agent_is_gone = False
         self.rank_has_ended = False
         self.control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.control.connect(f"{scratch}/control")
@@ -61,10 +58,11 @@ class Shim:
         for signum in ENDING:
             signal.signal(signum, self._take_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # which torchrun may not get
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # torchrun's death, which follows the agent's
+        if os.getppid() != self.torchrun:  # it died before that
+            self._abandon()
         rank = self._start_command()
         self._report(event="started", shim=os.getpid(), pid=rank)
-        threading.Thread(target=self._watch_agent, daemon=True).start()
         child, status = os.wait()
         while child != rank:  # a daemon that the rank has left
             child, status = os.wait()
@@ -74,7 +72,7 @@ class Shim:
         self._report(event="ended", code=code, signal=number)
         while code or number:
             # torchrun would end the others. The launcher decides that: the agent kills this shim,
-            # or is gone, which is a signal.
+            # or is gone, and torchrun with it, which is a signal.
             time.sleep(1.0)
         return 0
 
@@ -106,16 +104,8 @@ class Shim:
         os.set_blocking(descriptor, True)
         return descriptor
 
-    def _watch_agent(self) -> None:
-        """Wait, in a thread, until the agent is gone, which never writes; have that handled."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # they are to interrupt the main thread
-        with contextlib.suppress(OSError):
-            self.control.recv(1)
-        self.agent_is_gone = True
-        os.kill(os.getpid(), signal.SIGTERM)
-
     def _take_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.agent_is_gone or os.getppid() != self.torchrun:
+        if os.getppid() != self.torchrun:
             self._abandon()  # nobody else could end the rank
         if not self.rank_has_ended:
             self._report(event="asked-to-stop", signal=signum)
@@ -123,18 +113,21 @@ class Shim:
     def _abandon(self) -> NoReturn:
         """End a rank that is no longer supervised, and all that it started."""
         kill_descendants()
-        with contextlib.suppress(BlockingIOError):
-            self.agent_is_gone |= not self.control.recv(1, socket.MSG_DONTWAIT)
-        if self.agent_is_gone:  # and nothing else removes its folder
+        if self._agent_is_gone():  # and nothing else removes its folder
             remove_folder(self.scratch)
         os._exit(1)
+
+    def _agent_is_gone(self) -> bool:
+        try:
+            return not self.control.recv(1, socket.MSG_DONTWAIT)  # it never writes
+        except OSError as error:
+            return not isinstance(error, BlockingIOError)
 
     def _report(self, **message: Any) -> None:
         """Send the agent a message; end when it is gone."""
         try:
             self.control.send(json.dumps({**message, "local": self.local}).encode())
         except OSError:
-            self.agent_is_gone = True
             self._abandon()
 
 

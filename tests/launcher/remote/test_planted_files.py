@@ -9,11 +9,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rackrun.launcher.remote import files, processes
+from rackrun.launcher.remote import files, run_processes
 from rackrun.launcher.remote.agent import shutdown
 from tests.lab.detached import WAIT, DetachedLab
 from tests.lab.needs import need
@@ -83,12 +82,6 @@ def stranger(detached_on_one: DetachedLab, tmp_path: Path) -> Iterator[Callable[
         one.go()
 
 
-def identity(pid: int) -> list[Any]:
-    """Return the identity that an agent writes down, twice, as for agent and guard."""
-    space = str(Path(f"/proc/{pid}/ns/pid").readlink())
-    return [*processes.identity(pid), *processes.identity(pid), space]
-
-
 @pytest.mark.security("PROC-2")
 def test_stop_ends_and_removes_nothing_that_another_account_names(
     detached_on_one, stranger, tmp_path
@@ -113,7 +106,7 @@ def test_stop_ends_and_removes_nothing_that_another_account_names(
         for program in ("sleep", setuid):
             marks = {"RACKRUN_RUN_ID": run_id, "RACKRUN_REPORTS": f"{reports}/reports"}
             they.process(program, **marks)
-    report = json.dumps(identity(bystander))
+    report = json.dumps(run_processes.identity(bystander))
     they.scratch("evil", agent_pid=report, container="")
     rest = "f" * 24
     they.scratch(f"{rest}-1", agent_pid=report, command_json="{}", container="")
@@ -175,11 +168,11 @@ def test_an_agent_sweeps_only_what_is_ours(tmp_path):
     path = Path(f"/tmp/rackrun-{os.urandom(16).hex()}-0")
     path.mkdir(0o700)
     os.mkfifo(path / "agent.pid")
-    assert files.identities_in(str(path)) == ([], [])
+    assert run_processes.agents_of(str(path)) == {}
     (path / "agent.pid").unlink()
     with subprocess.Popen(["sleep", "999"]) as bystander:
         try:
-            (path / "agent.pid").write_text(json.dumps(identity(bystander.pid)))
+            (path / "agent.pid").write_text(json.dumps(run_processes.identity(bystander.pid)))
             os.chown(path, NOBODY, NOBODY)
             assert shutdown.sweep(str(path)) == []
             assert bystander.poll() is None
