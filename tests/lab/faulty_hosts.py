@@ -163,7 +163,7 @@ class Hosts(NetLab):
     def parts(self, number: int) -> dict[str, list[int]]:
         """Return the processes of a run on a host by what they are, as its tree shows.
 
-        A rank is what has a loader; above it are a shim, torchrun, the agent, and maybe a guard.
+        A rank is what has a loader; above it are a shim, torchrun, and the agent.
         """
         lines = self.processes(number)
         parts: dict[str, list[int]] = {}
@@ -191,7 +191,7 @@ class Hosts(NetLab):
             if "fake_torchrun.py" in line or "torch.distributed.run" in line:
                 kind = "torchrun"
             yield kind, pid
-            kind = {"torchrun": "agent", "agent": "guard"}.get(kind, kind)
+            kind = "agent" if kind == "torchrun" else kind
             pid = parent_of(pid)
 
     def tmp(self, number: int) -> Path:

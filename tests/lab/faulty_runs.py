@@ -109,7 +109,7 @@ class Run(OnHosts):
         return self.hosts.hosts[self.number - 1].address
 
     def processes(self, kind: str) -> list[int]:
-        """Return the processes of a kind: rank, loader, daemon, shim, torchrun, agent, guard,
+        """Return the processes of a kind: rank, loader, daemon, shim, torchrun, agent,
         session or controller on the host of the fault; launcher, or its nginx; or all."""
         if kind == "launcher":
             return [self.process.pid]
@@ -120,7 +120,7 @@ class Run(OnHosts):
         return self.hosts.parts(self.number).get(kind, [])
 
     def send(self, kinds: str, *names: str) -> None:
-        """Send signals, some time apart, to a process of each kind of `agent+guard`."""
+        """Send signals, some time apart, to a process of each kind of `agent+shim`."""
         pids = [pid for kind in kinds.split("+") for pid in self.any_of(self.processes(kind))]
         assert pids or self.fault.moment != "step", f"no {kinds} on {self.victim}"
         self.send_to(pids, names[0])

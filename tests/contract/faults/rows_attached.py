@@ -1,7 +1,6 @@
 """Faults of runs over SSH that the launcher supervises: what is hurt, and what must come of it."""
 
 import signal
-import time
 
 from tests.lab.fault import CHECKPOINT_SECONDS, HANG_SECONDS, LEASE_SECONDS, Fault
 
@@ -9,11 +8,10 @@ SOON, LOST, STOP, HANG = 9.0, LEASE_SECONDS + 9.0, CHECKPOINT_SECONDS + 5.0, HAN
 RETRY = ("--max-restarts", "1")
 GOES_ON = {"codes": (0,), "cause": "done", "rank_seconds": 3.0, "seconds": 12.0}
 GONE, SILENT = "its agent ended unexpectedly", "{victim}: silent for 3 s"
-GUARDLESS = f"{GONE}|the guard of the agent was killed"
 
 
 def sends(part, name):
-    """Return what sends a signal to one process of each part of `agent+guard`."""
+    """Return what sends a signal to one process of each part of `agent+shim`."""
     return lambda run: run.send(part, name)
 
 
@@ -63,12 +61,9 @@ def long_stop(run):
     run.pause("launcher", LEASE_SECONDS * 2)
 
 
-def kill_guard_after_agent(run):
-    """Kill the guard of a killed agent while it ends what the agent has left."""
-    guard = run.processes("guard")
-    run.send("agent", "KILL")
-    time.sleep(run.chance.uniform(0.0, 0.04) if run.chance else 0.02)
-    run.send_to(guard, "KILL")
+def end_daemons(run):
+    """End what a rank has hidden by two forks and an empty environment."""
+    run.send_to(run.processes("daemon"), "KILL")
 
 
 PROCESSES = [
@@ -87,12 +82,8 @@ PROCESSES = [
     *row("agent", "KILL SEGV ABRT", (75,), GONE, LOST, short="KILL"),
     *row("agent", "TERM INT HUP", (75,), "the agent got SIG?", LOST),
     *row("agent", "STOP", (75,), SILENT, LOST, short="STOP"),
-    *row("guard", "KILL", (75,), GUARDLESS, LOST, short="KILL"),
-    *survives("guard", "TERM INT HUP STOP"),
-    *row("agent+shim", "KILL", (75,), GONE, LOST),
-    *row("agent+guard", "KILL", (75,), GONE, LOST, short="KILL"),
-    *row("agent+guard", "STOP", (75,), SILENT, LOST),
-    Fault("agent-then-guard-KILL", (75,), GONE, LOST, kill_guard_after_agent, weight=3),
+    # Neither of those whose child a daemon becomes is left, and nothing marks it.
+    *row("agent+shim", "KILL", (75,), GONE, LOST, heal=end_daemons),
     *row("torchrun+agent+launcher", "KILL", (-9,), "", SOON, short="KILL"),
     *row("session", "KILL TERM HUP", (75,), "the connection broke", short="KILL"),
     Fault(
@@ -105,8 +96,7 @@ PROCESSES = [
     ),
     Fault(
         *("pythons-killed", (75, 137), "{victim}", LOST, lambda run: run.kill_pythons()),
-        # Of rackrun, nothing is left there that could, unless a part was killed last of all.
-        lambda run: run.send_to(run.processes("daemon"), "KILL"),
+        end_daemons,
     ),
     goes_on(
         "any-killed",
