@@ -22,7 +22,7 @@ from rackrun.training.config import Config
 from rackrun.training.models.named import is_own
 from rackrun.training.ranks import Ranks, usual_workers
 from rackrun.training.settings.ranks import Precision
-from rackrun.training.task import blamed_on_model, require_tensor
+from rackrun.training.task import blamed_on_model
 from rackrun.units import plural
 
 PREFERRED: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
@@ -106,7 +106,7 @@ class Compute:
         inputs = normalise(images).contiguous(memory_format=layout)
         try:
             with self.autocast():
-                logits = require_tensor(model(inputs))
+                logits: object = model(inputs)
         except RuntimeError as error:
             if self.channels_last and "view size is not compatible" in str(error):
                 advice = "write .reshape or .flatten for .view, or type --channels-last off"
@@ -115,6 +115,9 @@ class Compute:
                 raise  # which names the line
             with blamed_on_model(self.own_model):
                 raise
+        if not isinstance(logits, torch.Tensor):
+            what = f"the model returns {type(logits).__name__}"
+            raise UsageError(f"{what}; return a tensor of logits: (batch, classes)")
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 

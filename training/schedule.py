@@ -61,13 +61,17 @@ class Schedule:
         """The highest learning rate of the last stage."""
         return self.stages[-1].peak
 
+    def stage(self, epoch: int) -> Stage:
+        """Return the stage after this many epochs; after all of them, the last one."""
+        return self.stages_from(epoch)[0]
+
     def stages_from(self, epoch: int) -> tuple[Stage, ...]:
         """Return the stages that are not over after this many epochs, and always the last one."""
         return tuple(s for s in self.stages if epoch < s.last) or self.stages[-1:]
 
     def lr(self, step: int) -> float:
         """Return the learning rate of the step with this number, counted from 0."""
-        stage = self.stages_from(step // self.epoch_steps)[0]
+        stage = self.stage(step // self.epoch_steps)
         steps = (stage.last - stage.first) * self.epoch_steps
         warmup = min(self.warmup, round(steps / 2))
         step -= stage.first * self.epoch_steps

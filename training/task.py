@@ -95,15 +95,6 @@ def blamed_on_model(name: str) -> Iterator[None]:
         raise UserCodeError(f"--model {name}: {where and f'{where}: '}{what}") from e
 
 
-def require_tensor(outputs: object) -> torch.Tensor:
-    """Return a model's outputs; UsageError unless they are a tensor."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs
-    raise UsageError(
-        f"the model returns {type(outputs).__name__}; return a tensor of logits: (batch, classes)"
-    )
-
-
 def check_logits(logits: torch.Tensor, samples: int, classes: int) -> None:
     """Raise UsageError for a model with other outputs than one of each class for each image."""
     if logits.shape != (samples, classes):

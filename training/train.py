@@ -61,7 +61,13 @@ def train(run: TrainingRun) -> int:
                 if run.config.prefetch and (request := prefetch(run)):
                     return request
                 with saves_while_hung(run):
-                    return train_stages(run)
+                    # Closed, so that loader workers end here, not when garbage is collected.
+                    with closing(remaining_batches(run)) as batches:
+                        request = train_epochs(run, batches)
+                    run.checkpoints.wait()
+                    if not request:
+                        finish(run)
+                    return request
         except (RuntimeError, OSError) as error:
             if run.ranks.world == 1 or not is_of_exchange(error):
                 raise
@@ -76,35 +82,18 @@ def train(run: TrainingRun) -> int:
             ) from error
 
 
-def train_stages(run: TrainingRun) -> int:
-    """Train the remaining stages; return 0, or 128 + the number of a signal."""
-    config, state, log, ranks = run.config, run.state, run.log, run.ranks
-    # One iterator for the whole run: loader workers read ahead across the end of an epoch. Closed,
-    # so that they end here, and not whenever garbage is collected.
-    batches = remaining_batches(run)
-    if config.profile_steps and ranks.first:
-        batches = traced(batches, config.profile_steps, state.step, log.folder.trace)
-    with closing(batches):
-        for stage in run.schedule.stages_from(state.epoch):
-            # First: the clock of steps and DDP take the weights that train when they are made.
-            state.freeze(stage.frozen, len(run.data.classes))
-            last_samples = run.steps.samples_in(run.schedule.epoch_steps - 1)
-            require_join(state.model, last_samples, ranks.world)
-            run.times = StepTimes(state.model, state.optimizer, ranks)
-            run.ddp = ranks.ddp(state.model, config.grad_compression)
-            with closing(run.times):
-                request = train_stage(run, stage, batches)
-            run.checkpoints.wait()
-            if request:
-                return request
-    if config.profile_steps:
-        log.say(trace_remark(config.profile_steps, log.folder.trace))
-    finish(run)
-    return 0
-
-
 def remaining_batches(run: TrainingRun) -> Generator[Batch]:
-    """Yield this rank's batches of all steps that are left."""
+    """Return this rank's batches of all steps that are left, whose trace is written if asked for.
+
+    One iterator for the whole run: loader workers read ahead across the end of an epoch.
+    """
+    steps = run.config.profile_steps
+    if steps and run.ranks.first:
+        return traced(_batches(run), steps, run.state.step, run.log.folder.trace)
+    return _batches(run)
+
+
+def _batches(run: TrainingRun) -> Generator[Batch]:
     batches = run.log.waits_reported(run.data.training(run.state.step))
     first = next(batches)
     # No step is taken before every rank has a batch: a host that cannot read its data ends the run
@@ -115,11 +104,13 @@ def remaining_batches(run: TrainingRun) -> Generator[Batch]:
         yield batch
 
 
-def train_stage(run: TrainingRun, stage: Stage, batches: Iterator[Batch]) -> int:
-    """Train the remaining epochs of a stage; return the request that ends it early, or 0."""
+def train_epochs(run: TrainingRun, batches: Iterator[Batch]) -> int:
+    """Train the remaining epochs; return the request that ends the run early, or 0."""
     config, state, log, schedule = run.config, run.state, run.log, run.schedule
     part_size = config.batch_size // config.grad_accum_steps
-    while state.epoch < stage.last and not state.exhausted:
+    while state.epoch < config.epochs and not state.exhausted:
+        if run.stage != (stage := schedule.stage(state.epoch)):
+            enter(run, stage)
         # New ones for each epoch: images may grow with the epochs.
         transforms = run.task.transforms(config, state.epoch)
         epoch_end = (state.epoch + 1) * schedule.epoch_steps
@@ -146,6 +137,20 @@ def train_stage(run: TrainingRun, stage: Stage, batches: Iterator[Batch]) -> int
         if request := end_epoch(run):
             return request
     return 0
+
+
+def enter(run: TrainingRun, stage: Stage) -> None:
+    """Train the layers of a stage from here on; make anew what looks at the weights that train."""
+    state, ranks = run.state, run.ranks
+    if run.stage:
+        run.times.close()
+    run.stage = stage
+    # First: the clock of steps and DDP take the weights that train when they are made.
+    state.freeze(stage.frozen, len(run.data.classes))
+    last_samples = run.steps.samples_in(run.schedule.epoch_steps - 1)
+    require_join(state.model, last_samples, ranks.world)
+    run.times = StepTimes(state.model, state.optimizer, ranks)
+    run.ddp = ranks.ddp(state.model, run.config.grad_compression)
 
 
 def compiling(run: TrainingRun, kind: object) -> AbstractContextManager[None]:
@@ -308,6 +313,8 @@ def save_or_stop(run: TrainingRun, request: int, saves: bool, is_best: bool = Fa
 def finish(run: TrainingRun) -> None:
     """Write final.pt, and the report with images and predictions."""
     state, log = run.state, run.log
+    if steps := run.config.profile_steps:
+        log.say(trace_remark(steps, log.folder.trace))
     if state.exhausted:
         log.say(
             f"ends after epoch {state.epoch}: {plural(state.improvement.stale, 'evaluation')}"

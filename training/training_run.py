@@ -22,7 +22,7 @@ from rackrun.training.ranks import Ranks
 from rackrun.training.run import compatibility
 from rackrun.training.run.checkpoints import RunCheckpoints
 from rackrun.training.run.resume import Earlier
-from rackrun.training.schedule import Schedule, refuse_scale
+from rackrun.training.schedule import Schedule, Stage, refuse_scale
 from rackrun.training.scores import Scores
 from rackrun.training.state import TrainingState
 from rackrun.training.step_times import StepTimes
@@ -34,7 +34,8 @@ from rackrun.training.task import Task
 class TrainingRun:
     """What a run is made of, and what its loop counts; functions of the loop take it as a whole."""
 
-    # Made anew for each stage (training/train.py), of the weights that train in it.
+    # Of the weights that train in a stage (training.train.enter).
+    stage: Stage | None = None
     times: StepTimes
     ddp: DistributedDataParallel | None
 
