@@ -116,3 +116,12 @@ def require_folder(path: str) -> None:
     folder = Path(path).parent
     if path and not folder.is_dir():
         raise UsageError(f"{path}: no folder {folder}; type: mkdir -p {shlex.quote(str(folder))}")
+
+
+def require_replaceable(path: str, columns: Sequence[str]) -> None:
+    """Raise UsageError if another file has the name of a table than an earlier one like it."""
+    if path and Path(path).is_file():
+        with Path(path).open("rb") as file:
+            first = file.readline()
+        if first and first.rstrip() != as_csv([columns]).rstrip():
+            raise UsageError(f"{path}: another file has this name; type a new one, or remove it")

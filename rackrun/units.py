@@ -66,6 +66,11 @@ def gibibytes(count: float) -> str:
     return f"{count / 2**30:.0f} GiB"
 
 
+def share(part: float, digits: int = 1) -> str:
+    """Return a part of 1 in percent, 95.0%; what is no such part, such as 95, as it is."""
+    return f"{part:.{digits}%}" if abs(part) <= 1 else f"{part:g}"
+
+
 def plural(count: int, noun: str, nouns: str = "") -> str:
     """Return a count and its noun: 1 host, 2 hosts, 1,281,167 images, 2 classes."""
     return f"{count:,} {form(count, noun, nouns)}"

@@ -21,7 +21,7 @@ from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
 from rackrun.runs import final_weights
 from rackrun.shards.litter import HIDDEN, system_folder
-from rackrun.tables import require_folder, table, write_table
+from rackrun.tables import require_folder, require_replaceable, table, write_table
 from rackrun.terminal import clean, say
 from rackrun.training.settings.published import PublishedWeights, with_weights_first
 from rackrun.units import first_few, plural
@@ -35,6 +35,7 @@ SUFFIXES = (  # what a folder is searched for
 )
 PNG_DEPTH_AT = 24  # bytes
 BATCH = 64  # images
+COLUMNS = ("image", "rank", "class", "probability")
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
     if given.top_k < 1:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
+    require_replaceable(given.csv, COLUMNS)
     given.published.check(given.model)
     weights = final_weights(given.checkpoint)
     from rackrun.training.trained import load
@@ -159,6 +161,8 @@ def image_paths(images: Sequence[str]) -> list[str]:
 
 
 def _files(given: str) -> list[str]:
+    if "://" in given:
+        raise UsageError(f"{given}: download the image, and type its path")
     if Path(given).is_dir():
         below = {path.relative_to(given).as_posix(): path for path in Path(given).rglob("*")}
         named = [
@@ -203,7 +207,7 @@ def predictions(trained: "Trained", paths: Sequence[str], top_k: int) -> Iterato
 
 
 def _csv_rows(results: Sequence[Prediction]) -> Iterator[tuple[object, ...]]:
-    yield "image", "rank", "class", "probability"
+    yield COLUMNS
     for result in results:
         for rank, (name, share) in enumerate(result.classes.items(), start=1):
             yield result.image, rank, name, share

@@ -21,7 +21,7 @@ from rackrun.launcher.run.result import Result
 from rackrun.run_files import RunEnd
 from rackrun.runs import SHORT_ID
 from rackrun.terminal import clean_lines, discard, one_line
-from rackrun.units import duration
+from rackrun.units import duration, share
 
 NOTE = "rackrun: "
 """Begins every line of the launcher's own."""
@@ -67,7 +67,7 @@ def progress_words(run: RunView) -> Iterator[str]:
     if run.loss is not None:
         yield f"loss {run.loss:.4g}"
     if run.accuracy is not None:
-        yield f"accuracy {run.accuracy:.1%}"
+        yield f"accuracy {share(run.accuracy)}"
     if run.images_per_second is not None:
         yield f"{run.images_per_second:,.0f} images/s"
     if run.data_share is not None:
@@ -88,7 +88,7 @@ def summary(result: Result) -> Iterator[tuple[str, str]]:
     if result.verdict == "done" and isinstance(accuracy, int | float):
         # A task without a validation split reports no best evaluation.
         is_training = "final" in result.report and "best" not in result.report
-        yield "training accuracy" if is_training else "accuracy", f"{accuracy:.1%}"
+        yield "training accuracy" if is_training else "accuracy", share(accuracy)
     if result.verdict == "done" and isinstance(speed, int | float):
         yield "speed", f"{speed:,.0f} images/s"
     for name, field in (("model", "final"), ("report", "report")):

@@ -24,7 +24,7 @@ from rackrun.launcher.output.console import NOTE, short_path, write_all
 from rackrun.launcher.output.host_table import folded, host_table
 from rackrun.launcher.output.run_view import BUSY, RunView
 from rackrun.runs import SHORT_ID
-from rackrun.units import duration
+from rackrun.units import duration, share
 
 LINES_SHOWN = 500  # at once: output.log has the rest
 BAR_WIDTH = 30  # of the epoch and its bar, at least
@@ -146,7 +146,7 @@ def _progress_bar(run: RunView, width: int) -> RenderableType:
         texts.pop(-2)  # the end of the run goes last
     grid.add_row(Text(epoch, style="bold"), bar, Text("   ".join(texts)))
     milestones = (
-        _shown(run.best, "best validation accuracy {:.1%}"),
+        "" if run.best is None else f"best validation accuracy {share(run.best)}",
         f"last checkpoint at step {run.checkpoint:,}" if run.checkpoint else "",
     )
     line = "  ·  ".join(filter(None, milestones))
@@ -160,7 +160,7 @@ def _measures(run: RunView) -> list[str]:
     texts = (
         where if run.phase == phases.TRAIN else busy,
         _shown(run.loss, "loss {:.4f}"),
-        _shown(run.accuracy, "accuracy {:.1%}"),
+        "" if run.accuracy is None else f"accuracy {share(run.accuracy)}",
         _shown(run.images_per_second, "{:,.0f} images/s"),
         "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
     )

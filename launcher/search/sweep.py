@@ -32,7 +32,7 @@ from rackrun.run_report.folder import Story, read
 from rackrun.run_report.page import write_comparison
 from rackrun.signals import has_ended
 from rackrun.tables import table
-from rackrun.units import plural
+from rackrun.units import plural, share
 
 OPTION = "--sweep"
 OF_THE_SWEEP = (OPTION, "--sweep-hosts", "--name", "--include", "--exclude")
@@ -187,7 +187,7 @@ def cells(story: Story | None) -> Iterator[str]:
         return
     yield story.end.verdict or "not ended"
     evaluation = story.validation
-    yield _shown(story.accuracy, ".2%")
+    yield "" if story.accuracy is None else share(story.accuracy, 2)
     yield _shown(evaluation[-1]["loss"] if evaluation else story.end.number("loss"), ".4f")
     yield _shown(story.speed, ",.0f")
     yield story.name

@@ -23,7 +23,7 @@ from rackrun.runs import run_folder, unknown_run
 from rackrun.shapes import Excerpt, Misshapen, Whole, parsed_file
 from rackrun.shards.open import open_source
 from rackrun.shards.source import Source
-from rackrun.tables import as_cell, require_folder, table, write_table
+from rackrun.tables import as_cell, require_folder, require_replaceable, table, write_table
 from rackrun.terminal import clean
 from rackrun.training.data.choice import chosen
 from rackrun.training.settings.data import DataSettings
@@ -74,6 +74,7 @@ def main(args: Sequence[str]) -> int:
     """Print how many samples there are, and write the table that was asked for."""
     given = parse(Samples, called("samples"), args)
     require_folder(given.csv)
+    require_replaceable(given.csv, COLUMNS)
     parts = _parts(_recorded(given.run))
     counts = [
         (clean(source.location), split, f"{is_seen.sum():,}")

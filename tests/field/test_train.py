@@ -325,6 +325,22 @@ def test_a_checkpoint_of_the_latest_run_is_resumed_although_the_link_moves(cli, 
     assert "epoch 3" in result.said and "epoch 1" not in result.said, result
 
 
+def test_a_run_that_keeps_its_images_per_step_says_so_where_others_are_typed(cli, shards):
+    assert train(cli, "Small", "--epochs 1 --batch-size 8").code == 0
+    result = train(cli, "Small", "--epochs 2 --batch-size 4 --resume latest")
+    assert result.code == 0, result
+    assert "--batch-size 4 here, 8 in the checkpoint" in result.said
+    assert "the run keeps its 8 images per step" in result.said
+
+
+def test_a_table_of_predictions_replaces_an_earlier_one(cli, shards, project):
+    assert train(cli, "Small", "--epochs 1").code == 0
+    for images, rows in (("set/red", 14), ("set/red set/blue", 28)):
+        line = f"rackrun predict runs/latest {images} --csv out.csv --top-k 1"
+        assert cli(f"{line} --model models:Small").code == 0
+        assert len((project / "out.csv").read_text().splitlines()) == rows + 1
+
+
 # Weights of other programs
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from rackrun.errors import UsageError
 from rackrun.training.data.choice import class_number
-from rackrun.units import MOST_SECONDS, seconds_in, whole_number
+from rackrun.units import MOST_SECONDS, seconds_in, share, whole_number
 
 ENDLESS = "9" * 5000  # Python itself refuses more than 4,300 digits, with a ValueError
 
@@ -34,6 +34,20 @@ def test_a_number_of_a_class_is_refused_in_a_line_however_long_it_is():
     with pytest.raises(UsageError) as refused:
         class_number(ENDLESS, ("cat", "dog"))
     assert len(str(refused.value)) < 250
+
+
+def test_a_number_is_no_class_where_classes_are_called_by_other_numbers():
+    assert class_number("2", ("1", "2", "3")) == 1
+    assert class_number("2", ("1", "2", "ten")) == 1
+    assert class_number("0", ("1", "2", "ten")) == 0
+    with pytest.raises(UsageError, match="there are 1, 2, 3$"):
+        class_number("0", ("1", "2", "3"))
+
+
+def test_a_share_is_shown_in_percent_and_any_other_number_as_it_is():
+    assert [share(part) for part in (0, 0.95, 1, 95, 9500.0)] == [
+        "0.0%", "95.0%", "100.0%", "95", "9500",
+    ]  # fmt: skip
 
 
 def test_a_time_span_has_an_end():

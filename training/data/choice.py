@@ -81,13 +81,13 @@ def weights_in(option: str, text: str) -> Mapping[str, float]:
 
 
 def class_number(name: str, classes: tuple[str, ...]) -> int:
-    """Return the number of a class that is given by name or by number."""
+    """Return the number of a class given by name or, unless names are numbers, by number."""
     if name in classes:
         return classes.index(name)
-    number = whole_number(name, len(classes) - 1)
+    are_numbers = all(each.isdecimal() for each in classes)
+    number = None if are_numbers else whole_number(name, len(classes) - 1)
     if number is not None:
         return number
     few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
-    raise UsageError(
-        f"no class {name[:80]!r}: there are {few}, or numbers from 0 to {len(classes) - 1}"
-    )
+    numbers = "" if are_numbers else f", or numbers from 0 to {len(classes) - 1}"
+    raise UsageError(f"no class {name[:80]!r}: there are {few}{numbers}")

@@ -15,7 +15,7 @@ from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.runs import final_weights
-from rackrun.tables import require_folder
+from rackrun.tables import require_folder, require_replaceable
 from rackrun.training.data.worker_server import start_worker_server
 from rackrun.training.settings.published import PublishedWeights, with_weights_first
 
@@ -71,9 +71,10 @@ def main(args: Sequence[str]) -> int:
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
         start_worker_server("rackrun.training.data.validation")
-    from rackrun.training.judge.evaluation import evaluate, settings
+    from rackrun.training.judge.evaluation import COLUMNS, evaluate, settings
     from rackrun.training.trained import load
 
+    require_replaceable(given.csv, COLUMNS)
     trained = load(given.checkpoint, given.model, given.task, given.published)
     config = settings(
         trained,

@@ -83,7 +83,11 @@ def check(expected: Content, described: Content, content: Content, path: Path) -
 def changes(config: Mapping[str, Any], content: Content) -> str:
     """Return the settings that differ from those of a checkpoint, or ""."""
     names = [name for name in config if name not in FREE]
-    return "; ".join(differences(config, _table(content.get("config")), names))
+    recorded = _table(content.get("config"))
+    changed = list(differences(config, recorded, names))
+    if config["global_batch"] and any(differences(config, recorded, ["batch_size"])):
+        changed.append(f"the run keeps its {config['global_batch']} images per step")
+    return "; ".join(changed)
 
 
 def _problems(

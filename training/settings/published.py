@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from rackrun.errors import UsageError
 
@@ -37,6 +38,8 @@ class PublishedWeights:
                 f"--weights {self.weights}: type --model with the name of the model, and --classes"
                 " with a file of its class names"
             )
+        if self.weights and not Path(self.weights).exists():
+            raise UsageError(f"--weights {self.weights}: no such file")
 
 
 def with_weights_first(args: Sequence[str]) -> list[str]:

@@ -21,6 +21,13 @@ PREDICTIONS = [
     Refusal(f"{PREDICT}7 cat.jpg", 64, (f"{FIRST_RUN}7", f"type {FIRST_RUN}"), RUNS | IMAGE),
     Refusal(f"{PREDICT} cat.jpg --top-k 0", 64, "--top-k 0", RUNS | IMAGE),
     Refusal(f"{PREDICT} cat.jpg --csv none/a.csv", 64, "none", RUNS | IMAGE),
+    Refusal(
+        f"{PREDICT} cat.jpg --csv labels.csv",
+        64,
+        "labels.csv: another file",
+        RUNS | IMAGE | {"labels.csv": "path,label\ncat.jpg,cat\n"},
+    ),
+    Refusal(f"{PREDICT} https://x.org/cat.jpg", 64, ("https://x.org/cat.jpg", "download"), RUNS),
     Refusal(f"{PREDICT} cat.jpg --device cuda", 64, "--device cuda", RUNS | IMAGE),
     Refusal(f"{PREDICT} cat.jpg --device tpu", 64, "--device tpu", RUNS | IMAGE),
     Refusal(f"{PREDICT} none.jpg", 65, "none.jpg", RUNS),
@@ -39,6 +46,7 @@ PREDICTIONS = [
         )
         for file, code, what in (
             ("https://x.org/w.pt", 64, ("https://x.org/w.pt", "download")),
+            ("missing.pt", 64, "--weights missing.pt: no such file"),
             ("lfs.pt", 74, "git lfs pull"),
             ("jit.pt", 74, "TorchScript"),
         )
@@ -56,6 +64,9 @@ EVALUATIONS = [
     Refusal("rackrun evaluate data data --device cpu", 74, ("data", "final.pt"), DATA),
     Refusal(f"{EVALUATE} --split test", 64, ("--split", "train"), RUNS),
     Refusal(f"{EVALUATE} --csv 'my tables/all.csv'", 64, "mkdir -p 'my tables'", RUNS),
+    Refusal(
+        f"{EVALUATE} --csv all.csv", 64, "all.csv: another file", RUNS | {"all.csv": "image,rank\n"}
+    ),
     Refusal(f"{EVALUATE} --batch-size 0", 64, "--batch-size 0", RUNS),
     Refusal(f"{EVALUATE} --csv /no/such/table.csv", 64, "/no/such", RUNS),
 ]
