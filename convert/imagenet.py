@@ -12,7 +12,6 @@ published model uses. The devkit counts in another order; its numbers become wni
 class is its wnid.
 """
 
-import heapq
 import re
 import zlib
 from collections import Counter
@@ -66,21 +65,17 @@ class ImagenetPart:
     classes: str = ""
     """Only these wnids, separated by commas; a file with one per line, in the order of their
     numbers; or a number: the first N in sorted order."""
-    limit: int = 0
-    """Maximum number of images per class and split; 0: all."""
     subset: bool = False
     """SOURCE has only a part of ImageNet: do not compare its counts with the official ones."""
 
     def __post_init__(self) -> None:
-        if self.limit < 0:
-            raise UsageError(f"--limit {self.limit}: 1 or more is possible, or 0 for all")
         if whole_number(self.classes, MOST_CLASSES) == 0:
             raise UsageError("--classes 0: 1 or more is possible; leave it out for all")
 
     @property
     def partial(self) -> bool:
         """True if the official counts cannot be expected."""
-        return bool(self.subset or self.classes or self.limit)
+        return bool(self.subset or self.classes)
 
 
 @dataclass(frozen=True)
@@ -123,8 +118,7 @@ def listing(source: Path, choice: ImagenetPart) -> RecordListing:
     wnids = _chosen(sorted(store.wnids), choice, source)
     names = words()
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
-    records = _limited(_labelled(store, truth, wnids), choice.limit)
-    counted = _counted(records, wnids, choice, source)
+    counted = _counted(_labelled(store, truth, wnids), wnids, choice, source)
     return RecordListing(
         "imagenet",
         classes,
@@ -278,17 +272,6 @@ def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[
             raise DataError(f"{record.name}: shows {class_wnid}, a class without training images")
         if class_wnid in ranks:
             yield record._replace(label=ranks[class_wnid])
-
-
-def _limited(records: Iterator[Record], limit: int) -> Iterator[Record]:
-    if not limit:
-        yield from records
-        return
-    groups: dict[tuple[str, int], list[Record]] = {}
-    for record in records:
-        groups.setdefault((record.split, record.label), []).append(record)
-    for group in sorted(groups):
-        yield from heapq.nsmallest(limit, groups[group])
 
 
 def _counted(

@@ -44,7 +44,8 @@ INDEX_FIELDS = [
     ("crc", "<u4"),  # CRC-32 of the image's bytes
     ("format", "|S4"),  # jpg, png, gif, bmp or webp, whatever the image's extension
 ]
-ADOPTED_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.tar")
+TAR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,250}\.tar")
+INDEX_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,250}\.index\.npy")
 NUMBERED = re.compile(r"(.*?)([0-9]*)([^0-9]*)")  # a name, and the last number in it
 HEADER_BYTES = 512  # before the image, with its name
 
@@ -194,28 +195,16 @@ def _check(manifest: Manifest) -> None:
         raise Misshapen("no classes")
     if not manifest.splits or len({split.name for split in manifest.splits}) < len(manifest.splits):
         raise Misshapen("no splits, or two of the same name")
-    _check_names(manifest)
+    names = [shard.name for split in manifest.splits for shard in split.shards]
+    if len(set(names)) < len(names):
+        raise Misshapen("two shards of the same name")
     for split in manifest.splits:
-        versions = range(1, manifest.number + 1)  # an index that stays the same keeps its name
-        if split.index not in (index_name(manifest.dataset, split.name, n) for n in versions):
+        if not INDEX_NAME.fullmatch(split.index):
             raise Misshapen(f"the index of {split.name} is called {split.index[:99]!r}")
+        if wrong := [each.name for each in split.shards if not TAR_NAME.fullmatch(each.name)]:
+            raise Misshapen(f"a shard of {split.name} is called {wrong[0][:99]!r}")
         if split.samples != sum(shard.samples for shard in split.shards):
             raise Misshapen(f"the shards of {split.name} do not hold its {split.samples} samples")
-
-
-def _check_names(manifest: Manifest) -> None:
-    # The shards of a first version are numbered from 0; later ones leave out numbers.
-    names, is_later = set[str](), bool(manifest.parents)
-    for split in manifest.splits:
-        due = 0
-        for position, shard in enumerate(split.shards):
-            number = shard_number(shard.name, manifest.dataset, split.name)
-            is_standard = number >= due if is_later else number == position
-            is_adopted = manifest.adopted and ADOPTED_NAME.fullmatch(shard.name)
-            if not (is_standard or is_adopted) or shard.name in names:
-                raise Misshapen(f"shard {position} of {split.name} is called {shard.name[:99]!r}")
-            names.add(shard.name)
-            due = number + 1
 
 
 def shard_name(dataset: str, split: str, number: int) -> str:

@@ -10,7 +10,7 @@ from rackrun.convert.indexing.tar_index import ForeignTar
 from rackrun.convert.readers.names import dataset_name
 from rackrun.convert.readers.records import SPLITS, TEST, TRAIN, VAL
 from rackrun.errors import UsageError
-from rackrun.shards.index import ADOPTED_NAME
+from rackrun.shards.index import TAR_NAME
 
 LETTERS = re.compile(r"[a-z]+")
 
@@ -31,7 +31,7 @@ def list_tars(sources: Sequence[str], split: str, command: str) -> list[ForeignT
                 f"{path}: neither train, val nor test in its name or its folder's; if all tars are "
                 f"for training, type: {command} --split train"
             )
-        if not ADOPTED_NAME.fullmatch(path.name):
+        if not TAR_NAME.fullmatch(path.name):
             raise UsageError(f"{path}: a name of letters, digits, _, - and . is needed")
     return [ForeignTar(path, path.name, split or _split_of(path)) for path in paths]
 

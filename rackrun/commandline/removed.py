@@ -41,6 +41,8 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "--key": "add a file with nginx's own lines: --include FILE",
         "--ledger": "leave it out: with --exact-epochs, which samples a step has follows from seed,"
         " epoch and step",
+        "imagenet --limit": "type --classes 10 for the first ten classes; a run on fewer images has"
+        " --max-train-samples",
         "--local-sgd-steps": "to send fewer bytes, type --grad-compression bfloat16 or a larger"
         " --batch-size",
         "--long-side": "add --short-side N",
