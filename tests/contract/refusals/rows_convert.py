@@ -67,7 +67,6 @@ WORDS = [
         f"{FOLDER} --classes names.txt", 64, ("names.txt", "'a'", "two at least"),
         PHOTOS | {"names.txt": "b\n"},
     ),
-    Refusal("rackrun convert imagenet in out --limit -1", 64, "--limit -1"),
     Refusal("rackrun convert imagenet in out --classes 0", 64, "--classes 0"),
 ]  # fmt: skip
 

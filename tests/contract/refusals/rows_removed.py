@@ -36,6 +36,7 @@ ROWS = [
             ("convert folder photos shards --check", ""),
             ("convert folder photos shards --extension", ""),
             ("convert folder photos shards --long-side", "--short-side N"),
+            ("convert imagenet ILSVRC shards --limit", "--classes 10"),
             ("convert imagenet ILSVRC shards --md5", "md5sum"),
             ("convert imagenet ILSVRC shards --preset", "--short-side 256 --quality 90"),
             ("convert folder photos shards --no-tiles", ""),
