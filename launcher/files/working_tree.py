@@ -323,7 +323,7 @@ def unchecked_notice(code: WorkingTree) -> str:
     programs = [path for path in code.untracked if path.endswith(".py")]
     if not programs:
         return ""
-    hint = f"type: git add {shlex.quote(programs[0])}"
+    hint = f"type: git add {shlex.join(programs if len(programs) <= NAMED else ['*.py'])}"
     return f"git does not track {_some_of(programs)}: not compared with the files on hosts; {hint}"
 
 
