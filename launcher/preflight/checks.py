@@ -321,7 +321,12 @@ def _public(host: HostFacts, cluster: ClusterFacts) -> Faults:
 
 def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
     shards = host[Shards]
-    if error := shards.error:
+    if shards.is_older:
+        yield Fault(
+            f"the rackrun of {host.basics.python} is another version, which cannot check the data",
+            "install the same version on all hosts",
+        )
+    elif error := shards.error:
         if _missing_packages(host, cluster):
             return  # that Python reads no shards: the line about its packages says why
         yield Fault(

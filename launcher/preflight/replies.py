@@ -193,6 +193,7 @@ class Shards(Reply, frozen=True):
     order_name = "shards"
     dataset: Name = ""
     splits: Annotated[tuple[Name, ...], at_most(MOST_NAMED)] = ()
+    is_older: bool = False
 
 
 R = TypeVar("R", bound=Reply)

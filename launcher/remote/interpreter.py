@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -163,8 +164,9 @@ def shards(
 ) -> dict[str, Any]:
     """Return name and splits of a data set, as the reader of the ranks finds them.
 
-    `command` starts their interpreter; where that has no rackrun, nothing is returned. Their
-    environment names the files that identify them to a server.
+    `command` starts their interpreter; where that has no rackrun, nothing is returned, and where
+    its rackrun lacks this reader, `is_older`. Their environment names the files that identify them
+    to a server.
     """
     there = ["env", f"--chdir={workdir}", *(f"{name}={file}" for name, file in environment.items())]
     arguments = [*command[:-1], *there, command[-1], "-m", "rackrun.shards.preflight", data]
@@ -175,8 +177,8 @@ def shards(
     except (TimeoutError, subprocess.TimeoutExpired):
         return {"error": f"{data}: does not answer in time"}
     message = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if "No module named" in message and "rackrun" in message:
-        return {}
+    if absent := re.search(r"No module named '?rackrun\b(\.?)", message):
+        return {"is_older": True} if absent[1] else {}
     if completed.returncode:
         return {"error": message[len("error: ") :] if message.startswith("error: ") else message}
     try:

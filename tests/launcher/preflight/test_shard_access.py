@@ -97,3 +97,13 @@ def test_check_reads_every_shard_and_a_launch_the_first(tmp_path):
     )
     assert launch == {"dataset": "tiny", "splits": ["train"]}
     assert "tiny-train-000001.tar" in check["error"]
+
+
+def test_a_host_whose_rackrun_lacks_the_reader_is_refused(tmp_path):
+    """It would start ranks whose data nobody has looked at."""
+    (tmp_path / "rackrun").mkdir()
+    (tmp_path / "rackrun" / "__init__.py").touch()
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    assert interpreter.shards("data", [str(python)], "/", False, {}) == {"is_older": True}
