@@ -26,6 +26,8 @@ class RunHost(Excerpt, frozen=True):
     command: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     gpu_model: str = ""
+    signalled_together: bool = False
+    """A scheduler started its launcher."""
 
 
 class RunPlan(Excerpt, frozen=True):

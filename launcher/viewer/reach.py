@@ -62,6 +62,11 @@ def reached(run: Run, options: ReachOptions) -> Iterator[list[ReachedHost]]:
     if known is None and is_here(plan):
         yield [ReachedHost(Host(host.name), LocalTransport(host.name)) for host in plan.hosts]
         return
+    if known is None and is_of_scheduler(plan):
+        raise UsageError(
+            f"run {run.id} was started node by node, and cannot be reached from here: end it as the"
+            " job that it is, in Slurm by scancel JOB, which leaves time for a checkpoint"
+        )
     if known is None:
         raise UsageError(f"{run.folder.hosts}: names no hosts, or is not a file of yours")
     from rackrun.launcher.transport.ssh import open_network  # Fabric takes its time to import
@@ -73,6 +78,11 @@ def reached(run: Run, options: ReachOptions) -> Iterator[list[ReachedHost]]:
 def is_here(plan: RunPlan) -> bool:
     """Return True for the plan of this machine alone."""
     return {host.name for host in plan.hosts} <= {THIS_MACHINE, socket.gethostname()}
+
+
+def is_of_scheduler(plan: RunPlan) -> bool:
+    """Return True for a node's part of a run, whose launchers a scheduler has started."""
+    return any(host.signalled_together for host in plan.hosts)
 
 
 def plan_of(folder: RunFolder) -> RunPlan:

@@ -23,7 +23,7 @@ from rackrun.launcher.supervision.signals import STOP_SIGNAL
 from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
-from rackrun.launcher.viewer.reach import ReachedHost, look_for, reached
+from rackrun.launcher.viewer.reach import ReachedHost, is_of_scheduler, look_for, plan_of, reached
 from rackrun.run_files import end_in
 from rackrun.run_folder import RunFolder
 from rackrun.runs import Run, is_over
@@ -70,7 +70,7 @@ def _end_launcher(run: Run, now: bool) -> bool:
         say("stopping" if now else "stopping; the ranks may save a checkpoint first")
     elif is_over(run.folder):
         say("the run has already ended")
-    elif now:
+    elif now or is_of_scheduler(plan_of(run.folder)):
         return False  # --force ends the agents themselves, which needs no launcher
     else:
         raise UsageError(
