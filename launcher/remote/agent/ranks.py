@@ -25,12 +25,14 @@ class LocalRank:
         self.pid = pid
         self.ended = False
         self.signalled = False
+        self.has_signal = 0  # that a scheduler has sent to all processes
 
     def ask_to_end(self, signum: int) -> None:
-        """Send the command a signal, unless it ended by itself: 0 is no signal."""
+        """Send the command a signal that it has not got, unless it ended by itself: 0 is none."""
         if signum and not self.ended and look_up(self.pid):
             self.signalled = True
-            send_signal(self.pid, signum)
+            if signum != self.has_signal:
+                send_signal(self.pid, signum)
 
 
 class LocalRanks:
@@ -107,7 +109,9 @@ class LocalRanks:
         """Take what a shim reports: its command started or ended, or torchrun signalled it."""
         local = message.pop("local")
         if message["event"] == "asked-to-stop" and self.signalled_together:
-            return  # the launcher got the signal itself
+            if local in self.by_local:  # the launcher got the signal itself, and so did the command
+                self.by_local[local].has_signal = message["signal"]
+            return
         if message["event"] == "started":
             self.by_local[local] = LocalRank(connection, message.pop("shim"), message["pid"])
             self.by_local[local].ask_to_end(self.last_signal)

@@ -29,6 +29,7 @@ ORPHAN_GRACE_SECONDS = 3.0  # the launcher is gone: ranks may save, but not for 
 ABANDONED_SECONDS = 1.0  # for the last frames, which the launcher may not read any more
 STRAY_GRACE_SECONDS = 1.0  # what ranks left running, between SIGTERM and SIGKILL
 SHIM_GRACE_SECONDS = 1.0  # a shim that is alive reports within milliseconds
+TOGETHER_SECONDS = 0.3  # for shims to report that a scheduler has signalled the ranks as well
 
 
 class HostShutdown:
@@ -39,6 +40,7 @@ class HostShutdown:
         self.torchrun = torchrun
         self.ranks = ranks
         self.kill_at: float | None = None  # set by the first reason to stop
+        self.ask_at: float | None = None
         self.strays_asked_at: float | None = None
         self.killing_since: float | None = None
         self.done = False
@@ -68,14 +70,20 @@ class HostShutdown:
         kill_at = time.monotonic() + grace_seconds
         first = self.kill_at is None
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
-        if grace_seconds > 0 and (first or signum != signal.SIGTERM):
+        if grace_seconds > 0 and signum != signal.SIGTERM:
             self.ranks.ask_to_end(signum)
+        elif grace_seconds > 0 and first:
+            self.ask_at = time.monotonic() + TOGETHER_SECONDS * self.ranks.signalled_together
+            self.advance(time.monotonic())
 
     def advance(self, now: float) -> None:
         """Wait for the ranks, then send SIGTERM and SIGKILL to all they started; end torchrun last.
 
         The shims see how their ranks end, and have a moment to report it, before they go as well.
         """
+        if self.ask_at is not None and now >= self.ask_at:
+            self.ask_at = None
+            self.ranks.ask_to_end(int(signal.SIGTERM))
         if self.kill_at is None or (now < self.kill_at and self.ranks.unfinished):
             return
         expected = {self.torchrun.pid, *(rank.shim for rank in self.ranks)}

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 
 import pytest
 
+from tests.lab.run import run
 from tests.lab.waiting import until
 from tests.lab.warm import ROOT
 from tests.launcher.conftest import SAY, Nodes, ends, python
@@ -71,6 +73,27 @@ def test_a_signal_to_every_process_does_no_harm(nodes, number, code):
     endings = ends(processes)
     assert [ended[0] for ended in endings] == [code, code], endings
     assert all("saved" in out for _, out, _ in endings)
+    assert not nodes.left()
+
+
+SAVE_TWICE = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda number, frame: print("saves", flush=True))
+print("ready", flush=True)
+time.sleep(2)
+"""
+
+
+def test_a_script_that_the_scheduler_has_told_to_end_is_not_told_again(nodes):
+    """Slurm sends SIGTERM to the ranks as well: a second one would interrupt their save."""
+    processes = nodes.start_all(2, *python(SAVE_TWICE))
+    ready(nodes, 2)
+    launchers = {process.pid for process in processes}
+    for pid in {*nodes.left(), *launchers}:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    endings = ends(processes)
+    assert [out.count("saves") for _, out, _ in endings] == [1, 1], endings
     assert not nodes.left()
 
 
@@ -209,3 +232,16 @@ def test_a_node_checks_its_own_machine(ignored, code):
     assert done.returncode == code, done.stderr
     assert "disk: /tmp is full; an agent keeps its files" in done.stderr
     assert code == 78 or "limits: /dev/shm has 64 MiB free" in done.stderr
+
+
+@pytest.mark.parametrize("options", ["", "--force"])
+def test_where_a_run_of_nodes_ends_is_named_elsewhere(nodes, tmp_path, options):
+    """A login node shares the folder, and can reach no launcher."""
+    nodes.start_all(2, *python(SAY))
+    ends(nodes.started)
+    shared = tmp_path / "shared" / nodes.run.name
+    shutil.copytree(nodes.run, shared, ignore=shutil.ignore_patterns("result*", "state*"))
+    for path in shared.glob("events*.jsonl"):  # as if it were still running
+        path.write_text(path.read_text().splitlines()[0] + "\n")
+    stopped = run(f"rackrun stop {options} {shared}", tmp_path)
+    assert stopped.code == 64 and "scancel JOB" in stopped.err, stopped
