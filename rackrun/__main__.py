@@ -1,5 +1,11 @@
 """`rackrun COMMAND ...`, as pip's script, as `python -m rackrun`, and as `./run-ssh` starts it."""
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Until the imports are done, Ctrl-C ends this process without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import sys
 from collections.abc import Sequence
 from typing import NoReturn

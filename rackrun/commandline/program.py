@@ -61,6 +61,8 @@ def outcome(
     """
     open_streams()
     handle((signal.SIGTERM, signal.SIGHUP), _stop)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # while this was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         try:
             code = print_version() if args == ["--version"] else main(list(args)) or 0
