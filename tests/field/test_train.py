@@ -396,6 +396,21 @@ def test_published_weights_are_used_as_they_are(cli, shards, project):
     assert (refused.code, "--classes" in last(refused)) == (74, True), refused
 
 
+def test_an_export_says_its_classes_and_normalization_to_whoever_uses_it(cli, shards, project):
+    assert train(cli, "Small", "--epochs 2 --lr 1e-2 --mean 0.4 --std 0.2").code == 0
+    assert cli("rackrun export runs/latest w.safetensors --model models:Small").code == 0
+    (project / "classes.txt").write_text("red\ngreen\nblue\n")
+    how = "--weights w.safetensors --model models:Small --image-size 32 --classes classes.txt"
+    mine = cli("rackrun predict runs/latest set/red --model models:Small --json")
+    assert strict(mine.out)
+    same = cli(f"rackrun predict {how} --mean 0.4 --std 0.2 set/red --json")
+    assert "rows of 3 of 3 classes by name" in same.err, same
+    best = [[row["class"] for row in strict(each.out)] for each in (mine, same)]
+    assert best[0] == best[1]
+    other = cli(f"rackrun predict {how} set/red")
+    assert "type --mean 0.4,0.4,0.4 --std 0.2,0.2,0.2" in other.err, other
+
+
 def test_models_are_listed_as_they_were_published(cli):
     result = cli("rackrun models vit_b_16")
     assert result.out.splitlines()[1].split() == ["vit_b_16", "86.6", "M", "224", "81.1%"], result

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import interpolate
 
 from rackrun.errors import SaveError
+from rackrun.shapes import Misshapen, parsed_json
 from rackrun.terminal import one_line
 from rackrun.training import checkpoint
 from rackrun.training.data.transforms import Transforms
@@ -40,6 +41,7 @@ GRIDS = {
     "relative_position_bias_table": "relative biases",
 }
 """How names of tensors end that hold a row for each place of a grid, and what they are."""
+MOST_HEADER = 16 << 20  # bytes, of a safetensors file
 COMPUTED = ("relative_position_index", "relative_coords_table")  # from the model's sizes
 
 
@@ -175,18 +177,21 @@ def _content_of(path: Path) -> WeightsFile:
         data = path.read_bytes()
     except OSError as error:
         raise SaveError(f"--weights {path}: cannot be read: {error.strerror}") from None
-    content = _safetensors(data, path) if data[8:9] == b"{" else checkpoint.parse(data, path)
+    if data[8:9] == b"{":
+        content, said = _safetensors(data, path), _metadata(data)
+    else:
+        content = said = checkpoint.parse(data, path)
     tensors = {}
     for name, tensor in _named_weights(content, path).items():
         for prefix in PREFIXES:
             name = name.removeprefix(prefix)
         tensors[name] = tensor
-    classes, numbers = content.get("classes"), content.get("class_to_idx")
+    classes, numbers = said.get("classes"), said.get("class_to_idx")
     if isinstance(numbers, dict) and all(isinstance(each, int) for each in numbers.values()):
         classes = sorted(numbers, key=lambda name: numbers[name])  # of torchvision's ImageFolder
     if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
         classes = []
-    preparation = content.get("preparation")
+    preparation = said.get("preparation")
     seen = preparation if isinstance(preparation, dict) else {}
     return WeightsFile(tensors, classes, seen.get("mean"), seen.get("deviation"))
 
@@ -220,6 +225,16 @@ def _safetensors(data: bytes, path: Path) -> Any:
     except KeyError as error:  # a type of numbers that this library knows, and not for torch
         kind = one_line(str(error))[:40]
         raise SaveError(f"--weights {path}: numbers of type {kind}, unknown to torch") from None
+
+
+def _metadata(data: bytes) -> dict[str, Any]:
+    # What an export has written beside its tensors; nothing for files of other programs.
+    try:
+        header = parsed_json(data[8 : 8 + int.from_bytes(data[:8], "little")], MOST_HEADER)
+        texts = header["__metadata__"]
+        return {name: parsed_json(texts[name], MOST_HEADER) for name in ("classes", "preparation")}
+    except (Misshapen, KeyError):
+        return {}
 
 
 def are_weights(state: object) -> TypeGuard[Tensors]:
