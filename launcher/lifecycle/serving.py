@@ -11,7 +11,6 @@ import ipaddress
 import queue
 import re
 import secrets
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from rackrun.contract.files import MANIFEST_NAME
 from rackrun.data_location import is_folder
 from rackrun.errors import Problem, UsageError
 from rackrun.launcher.output.console import say
+from rackrun.launcher.remote.network import route
 from rackrun.launcher.run.job import Work, data_of, with_data
 from rackrun.launcher.run.settings import SERVER, Serving
 from rackrun.shard_folder import folder_and_version
@@ -103,40 +103,27 @@ def own_address(hosts: Sequence[str]) -> str:
             "which address of this machine do hosts behind a gateway reach? type:"
             " --serve-address ADDRESS, or --no-serve if they have the data themselves"
         )
-    ours = [_source_address(host) for host in hosts if not is_here(host)]
-    return ours[0] if ours else LOOPBACK
+    routes = map(_route_to, hosts)
+    return next((ours for ours, theirs in routes if not _leads_here(ours, theirs)), LOOPBACK)
 
 
 def is_here(host: str) -> bool:
     """Return True for an address of this machine, False for an unknown one."""
-    if not host:
-        return False
-    numeric = _numeric(host)
-    return ipaddress.ip_address(numeric.partition("%")[0]).is_loopback or (
-        _source_address(host) == numeric
-    )
+    return bool(host) and _leads_here(*_route_to(host))
 
 
-def _source_address(host: str) -> str:
-    numeric = _numeric(host)
-    family = socket.AF_INET6 if ":" in numeric else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect((numeric, 9))  # a datagram socket: the kernel picks a route, sends nothing
-        except OSError as error:
-            reason = f"no route from here to {host} ({error.strerror})"
-            raise UsageError(f"{reason}; type: --serve-address ADDRESS") from None
-        return str(sock.getsockname()[0])
+def _leads_here(ours: str, theirs: str) -> bool:
+    return ours == theirs or ipaddress.ip_address(theirs.partition("%")[0]).is_loopback
 
 
-def _numeric(host: str) -> str:
+def _route_to(host: str) -> tuple[str, str]:
+    # the addresses of this machine and of the host on the way between them
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
-    except OSError:
-        raise UsageError(
-            f"address={host}: not known here, so what the hosts read from is unclear; type:"
-            " --serve-address ADDRESS"
-        ) from None
+        ends = route(host)
+    except OSError as error:
+        reason = f"no route from here to {host} ({error.strerror})"
+        raise UsageError(f"{reason}; type: --serve-address ADDRESS") from None
+    return ends["address"], ends["master"]
 
 
 class RestartingServer:
