@@ -64,6 +64,11 @@ def progress_words(run: RunView) -> Iterator[str]:
     for name, value, total in (("epoch", run.epoch, run.epochs), ("step", run.step, run.steps)):
         if value:
             yield f"{name} {value}" + (f"/{total}" if total else "")
+    yield from measures(run)
+
+
+def measures(run: RunView) -> Iterator[str]:
+    """Yield what the first rank has measured, and last of all the time that is left."""
     if run.loss is not None:
         yield f"loss {run.loss:.4g}"
     if run.accuracy is not None:

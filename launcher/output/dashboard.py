@@ -20,7 +20,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from rackrun.contract import phases
-from rackrun.launcher.output.console import NOTE, short_path, write_all
+from rackrun.launcher.output.console import NOTE, measures, short_path, write_all
 from rackrun.launcher.output.host_table import folded, host_table
 from rackrun.launcher.output.run_view import BUSY, RunView
 from rackrun.runs import SHORT_ID
@@ -157,15 +157,5 @@ def _measures(run: RunView) -> list[str]:
     # what is known; where there is too little room, those before the last one are dropped first
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
     busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
-    texts = (
-        where if run.phase == phases.TRAIN else busy,
-        _shown(run.loss, "loss {:.4f}"),
-        "" if run.accuracy is None else f"accuracy {share(run.accuracy)}",
-        _shown(run.images_per_second, "{:,.0f} images/s"),
-        "" if run.seconds_left is None else f"run ends in {duration(run.seconds_left)}",
-    )
-    return [text for text in texts if text]
-
-
-def _shown(value: float | None, form: str) -> str:
-    return "" if value is None else form.format(value)
+    first = where if run.phase == phases.TRAIN else busy
+    return [*filter(None, [first]), *measures(run)]
