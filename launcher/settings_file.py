@@ -161,8 +161,7 @@ def launcher_values(file: SettingsFile, settings: type[Options]) -> dict[str, An
 
 def work_words(file: SettingsFile, rest: Sequence[str]) -> list[str]:
     """Return task or command, and the task's options: what was typed wins over the file."""
-    # a program, or a task's tool such as `predict`, takes nothing of the file
-    if rest and (not find_task(rest[0]) or not all(arg.startswith("-") for arg in rest[1:2])):
+    if rest and not find_task(rest[0]):  # a program takes nothing of the file
         return list(rest)
     if not rest and file.command:
         return ["--", *file.command]

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -30,7 +29,6 @@ from rackrun.commandline.parser import Values
 from rackrun.commands import called, is_command
 from rackrun.contract import variables
 from rackrun.contract.task_needs import TaskNeeds
-from rackrun.contract.tasks import TASKS
 from rackrun.errors import UsageError
 from rackrun.launcher.commands.settings import NodeOptions, SshOptions
 from rackrun.launcher.commands.work import refuse_command, refuse_no_host_file, work_of
@@ -117,11 +115,11 @@ def read(
 ) -> CommandLine[AnyOptions]:
     """Return what a command line says, on top of the file of --config or of a run to start `again`.
 
-    Raises UsageError. A task that is called for help, or for a tool of its own, replaces this
-    process; --help before a task prints ours and exits.
+    Raises UsageError. A task that is called for help replaces this process; --help before a task
+    prints ours and exits.
     """
     new_run = again.as_a_new_run() if again else None
-    count = _count_of_launch_words(args)
+    count = args.index("--") if "--" in args else len(args)
     launch_args, command = list(map(_with_long_name, args[:count])), list(args[count:])
     name = "check" if "--check" in launch_args else command_name
     launch = launch_command(settings, name, head)
@@ -169,15 +167,6 @@ def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]
         yield
     except UsageError as error:
         raise with_place(error, file, typed) if file else error from None
-
-
-def _count_of_launch_words(args: Sequence[str]) -> int:
-    # Words up to two dashes, or up to a tool of a task, such as predict: its options are its own.
-    tools = {"predict", *chain.from_iterable(TASKS.values())}
-    for index, word in enumerate(args):
-        if word == "--" or (index and word in tools and find_task(args[index - 1])):
-            return index
-    return len(args)
 
 
 def _with_long_name(word: str) -> str:
@@ -270,8 +259,6 @@ def _work(
     typed_before = (*called(name).split(), *words)
     work = work_of(rest, typed_before)
     if isinstance(work, TaskWork):
-        if work.options and not work.options[0].startswith("-"):  # a tool such as predict
-            _replace_process(work, typed_before)
         hints = of_other_launches(settings)
         for option in work.options:
             if hint := hints.get(option.partition("=")[0].replace("_", "-")):
@@ -280,7 +267,7 @@ def _work(
 
 
 def _replace_process(work: TaskWork, typed_before: Sequence[str]) -> NoReturn:
-    """Replace this process by the task, which answers help and tools such as predict itself.
+    """Replace this process by the task, which prints its help itself.
 
     `typed_before` are the words before the task, which its messages repeat.
     """
