@@ -153,8 +153,8 @@ def _bring(host: str, config: str, folder: str) -> None:
 def _send_values(ssh: Sequence[str], host: str, words: Sequence[str]) -> str:
     """Send the values of --secret NAME and --env NAME; return where they wait, "" without any."""
     inherited = [name for name in values_in(words, "--env") if "=" not in name]
-    asked = [*values_in(words, "--secret"), *inherited]
-    values = {name: os.environ[name] for name in asked if name in os.environ}
+    names = [*values_in(words, "--secret"), *inherited]
+    values = {name: os.environ[name] for name in names if name in os.environ}
     if not values:
         return ""
     held = subprocess.run(

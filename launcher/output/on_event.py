@@ -107,13 +107,13 @@ class EventCommand:
     def _run(self, event: EventName, content: bytes) -> str:
         """Run the command for an event; return what went wrong, "" if nothing did."""
         # not pipes: what the command starts in the background may keep them open
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-            given.write(content)
-            given.seek(0)
+        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
+            stdin.write(content)
+            stdin.seek(0)
             try:
                 self._process = process = subprocess.Popen(
                     self._args,
-                    stdin=given,
+                    stdin=stdin,
                     stdout=output,  # a terminal may show the dashboard
                     stderr=output,
                     env={**os.environ, variables.EVENT: event},

@@ -49,7 +49,7 @@ class ReachedHost:
     host: Host
     transport: Transport | Problem
     """The way there, or why there is none: a host that once did not answer is not asked again."""
-    found: RunListing = RunListing("")
+    listing: RunListing = RunListing("")
     error: str = ""
     """Why it has not said what runs there."""
 
@@ -107,9 +107,9 @@ def look_for(run: Run, hosts: Sequence[ReachedHost]) -> None:
         one.transport = HostUnreachable(f"{one.host.label}: does not answer within {seconds}")
         return one.transport
 
-    for one, found in zip(hosts, each(ask, hosts, REPLY_SECONDS, late), strict=True):
-        if isinstance(found, Problem):
-            said = str(found).partition("\n")[0].removeprefix(f"{one.host.label}: ")
-            one.found, one.error = RunListing(""), one_line(said)
+    for one, listing in zip(hosts, each(ask, hosts, REPLY_SECONDS, late), strict=True):
+        if isinstance(listing, Problem):
+            reason = str(listing).partition("\n")[0].removeprefix(f"{one.host.label}: ")
+            one.listing, one.error = RunListing(""), one_line(reason)
         else:
-            one.found, one.error = found, ""
+            one.listing, one.error = listing, ""

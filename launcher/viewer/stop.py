@@ -135,19 +135,19 @@ def is_left(run: Run, hosts: Sequence[ReachedHost], linger_seconds: float) -> bo
     """End what is left on any host; return True while something may still be there."""
     deadline = time.monotonic() + linger_seconds
     look_for(run, hosts)
-    while any(one.found.processes for one in hosts) and time.monotonic() < deadline:
+    while any(one.listing.processes for one in hosts) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         look_for(run, hosts)
-    if left := [one for one in hosts if one.found.processes]:
+    if left := [one for one in hosts if one.listing.processes]:
         outcomes = each(_clean_up, left, SWEEP_SECONDS, _not_clean)
         look_for(run, hosts)
         for one, outcome in zip(left, outcomes, strict=True):
             # a host that is clean now counts as clean, even if its clean-up has reported an error
-            if outcome is not None and one.found.processes:
+            if outcome is not None and one.listing.processes:
                 one.error = one_line(str(outcome))
-    unclean = [one for one in hosts if one.error or one.found.processes]
+    unclean = [one for one in hosts if one.error or one.listing.processes]
     for one in unclean:
-        names = ", ".join(str(process.pid) for process in one.found.processes)
+        names = ", ".join(str(process.pid) for process in one.listing.processes)
         say(f"{one.host.label}: {one.error or f'still running: {names}'}")
     clean = len(hosts) - len(unclean)
     rest = "" if unclean else ": nothing left running"
@@ -158,8 +158,8 @@ def is_left(run: Run, hosts: Sequence[ReachedHost], linger_seconds: float) -> bo
 def _clean_up(one: ReachedHost) -> None:
     assert not isinstance(one.transport, Problem)
     # a new agent ends what an earlier one has left
-    for scratch in {process.scratch for process in one.found.processes} - {""}:
-        client = RpcClient(one.transport, one.found.python)
+    for scratch in {process.scratch for process in one.listing.processes} - {""}:
+        client = RpcClient(one.transport, one.listing.python)
         channel, _ = client.hand_over(order(do="sweep", scratch=scratch))
         while channel.receive():
             pass
