@@ -151,7 +151,7 @@ class Attempts:
         output.note(line)
         output.events.write("restart", number=following.restarts)
         text = f"{line}; {last_line(self.final)}"
-        output.alert("restart", text, self.final.host, self.final.rank)
+        output.event_command.send("restart", text, self.final.host, self.final.rank)
 
     def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:
         active = [host.name for host in attempt.plan.hosts]

@@ -34,9 +34,12 @@ _SHOWN_BYTES = 4096  # of its output: the last line of it explains a failure
 class EventCommand:
     """The command of `--on-event`, which runs for one event after the other."""
 
-    def __init__(self, args: Sequence[str], limit_seconds: float = LIMIT_SECONDS) -> None:
-        """Take the command; without arguments, events go nowhere."""
+    def __init__(
+        self, args: Sequence[str], folder: Path, limit_seconds: float = LIMIT_SECONDS
+    ) -> None:
+        """Take the command, and the folder of the run; without arguments, events go nowhere."""
         self._args = list(args)
+        self._folder = folder
         self._limit_seconds = limit_seconds
         self._events = queue.SimpleQueue[tuple[EventName, bytes] | None]()
         """Those that the command has not run for yet; None after the last one."""
@@ -50,20 +53,19 @@ class EventCommand:
     def send(
         self,
         event: EventName,
-        folder: Path,
         text: str,
         host: str | None = None,
         rank: int | None = None,
         result: Result | None = None,
     ) -> None:
-        """Run the command for an event of the run in this folder, soon; return at once."""
+        """Run the command for an event of the run, soon; return at once."""
         if not self._args:
             return
         content = {
             "event": event,
             "time": time.time(),
-            "run": folder.name,
-            "folder": str(folder),
+            "run": self._folder.name,
+            "folder": str(self._folder),
             "text": one_line(text),
             "host": host,
             "rank": rank,

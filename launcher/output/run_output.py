@@ -29,7 +29,7 @@ from rackrun.launcher.output.console import (
 from rackrun.launcher.output.event_log import EventLog
 from rackrun.launcher.output.log_files import LogFiles, write_run_page
 from rackrun.launcher.output.merge import Line, LogMerger
-from rackrun.launcher.output.on_event import EventCommand, EventName
+from rackrun.launcher.output.on_event import EventCommand
 from rackrun.launcher.output.run_view import view
 from rackrun.launcher.output.usage_log import UsageLog
 from rackrun.launcher.run.events import Event, Output, RankEnded, Usage
@@ -68,7 +68,8 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         self.events = EventLog(job.folder.events)
         self._usage = UsageLog(job.folder.usage)
         # of the nodes of a scheduler's job, the first one tells of events
-        self._event_command = EventCommand(() if job.folder.node else job.options.on_event_args)
+        on_event = () if job.folder.node else job.options.on_event_args
+        self.event_command = EventCommand(on_event, job.folder.path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
         self._file = os.open(job.folder.output, flags, 0o600)
         self._start_reader = start_reader
@@ -155,32 +156,25 @@ class RunOutput(AbstractContextManager["RunOutput"]):
         self.note(last_line(result))
         self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)
 
-    def alert(
-        self, event: EventName, text: str, host: str | None = None, rank: int | None = None
-    ) -> None:
-        """Run the command of --on-event, if there is one, for an event of the run."""
-        self._event_command.send(event, self.folder.path, text, host, rank)
-
     def end(self, result: Result) -> None:
         """Draw the page of a run whose result is written, and write its end.
 
         Waits for the command of --on-event, and reports what fails with it.
         """
         self.note(write_run_page(result.folder, self.plan.task))
-        where = (result.host, result.rank)
-        self._event_command.send("end", result.folder, last_line(result), *where, result)
+        self.event_command.send("end", last_line(result), result.host, result.rank, result)
         try:
             with ended_by_a_signal():
-                self._event_command.wait(self.note)
+                self.event_command.wait(self.note)
         except KeyboardInterrupt:
-            self._event_command.abandon()
+            self.event_command.abandon()
             self.note("--on-event: not waiting for the command")
         self._note_problems()
         self._is_done = result.verdict == "done"
         self.events.end(result.exit_code)
 
     def _note_problems(self) -> None:
-        for problem in self._event_command.problems():
+        for problem in self.event_command.problems():
             self.note(problem)
 
     def _write_lines(self, lines: list[Line]) -> None:

@@ -295,7 +295,7 @@ class Supervisor:
     ) -> None:
         """Run the user's command for an event of this run."""
         host = None if node is None else self.run.plan.host(node).name
-        self.output.alert(event, text, host, rank)
+        self.output.event_command.send(event, text, host, rank)
 
     def _report_straggler(self) -> None:
         """Report which rank delays the others, once for each rank and reason."""

@@ -59,11 +59,11 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
     """Events are taken at once; at the end, one limit holds for all that are left."""
     pids = tmp_path / "pids"
     script = f"echo $$ >> {pids}; sleep 999 & echo $! >> {pids}; wait"
-    command = EventCommand(["sh", "-c", script], limit_seconds=4.0)
+    command = EventCommand(["sh", "-c", script], tmp_path, limit_seconds=4.0)
     began = time.monotonic()
     for rank in range(3):
-        command.send("stall", tmp_path, "no progress", "gpu01", rank)
-    command.send("end", tmp_path, "done")
+        command.send("stall", "no progress", "gpu01", rank)
+    command.send("end", "done")
     assert time.monotonic() - began < 1.0
     said: list[str] = []
     command.wait(said.append)
@@ -79,9 +79,9 @@ def test_a_command_that_hangs_delays_no_event_and_is_named(tmp_path):
 def test_an_abandoned_command_is_ended_and_runs_for_no_further_event(tmp_path):
     """As after Ctrl-C at the end of a run: nothing of it is left, nor named."""
     pids = tmp_path / "pids"
-    command = EventCommand(["sh", "-c", f"echo $$ >> {pids}; exec sleep 999"])
+    command = EventCommand(["sh", "-c", f"echo $$ >> {pids}; exec sleep 999"], tmp_path)
     for number in range(20):
-        command.send("stall", tmp_path, f"stall {number}")
+        command.send("stall", f"stall {number}")
     until(lambda: pids.exists() and pids.read_text())
     command.abandon()
     command.wait(print)
@@ -99,7 +99,7 @@ def test_an_abandoned_command_is_ended_and_runs_for_no_further_event(tmp_path):
 )
 def test_a_command_that_fails_is_named_with_its_last_line(tmp_path, script, says):
     """Nothing of it reaches the terminal, which may show the dashboard."""
-    command = EventCommand(["sh", "-c", script])
-    command.send("end", tmp_path, "done")
+    command = EventCommand(["sh", "-c", script], tmp_path)
+    command.send("end", "done")
     command.wait(print)
     assert list(command.problems()) == [f"--on-event sh, end: {says}"] * bool(says)
