@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
 from rackrun.errors import Problem
 from rackrun.launcher.errors import HostLost
@@ -29,17 +30,8 @@ _TURN_COUNTS_SECONDS = 0.5  # the rest of a longer turn is the launcher's own la
 QUEUED_EVENTS = 128  # of 64 KiB at most: then the readers wait, and so do the hosts
 
 
-class EventQueue(queue.Queue[Event]):
-    """The queue of the events of all agents; readers wait if it is full."""
-
-    def get_all(self, seconds: float, most: int) -> list[Event]:
-        """Wait for an event and return up to `most`; raise queue.Empty after `seconds`."""
-        # The lock is taken twice, not once per event: hundreds of readers compete for it.
-        first = self.get(timeout=seconds)
-        with self.mutex:
-            others = [self.queue.popleft() for _ in range(min(most - 1, len(self.queue)))]
-            self.not_full.notify(len(others))
-        return [first, *others]
+EventQueue: TypeAlias = queue.Queue[Event]
+"""The events of all agents; readers wait if it is full."""
 
 
 class AgentClient:

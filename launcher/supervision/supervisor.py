@@ -163,10 +163,10 @@ class Supervisor:
         events, arrived = self.agents.events, list[Event]()
         most = max(EVENTS_PER_TURN, 2 * len(self.run.hosts))
         with suppress(queue.Empty):
-            arrived += events.get_all(_TURN_SECONDS, most)
+            arrived.append(events.get(timeout=_TURN_SECONDS))
             until = time.monotonic() + _GATHER_SECONDS
             while len(arrived) < most:
-                arrived += events.get_all(max(0.0, until - time.monotonic()), most - len(arrived))
+                arrived.append(events.get(timeout=max(0.0, until - time.monotonic())))
         return arrived
 
     def _take(self, event: Event) -> None:
