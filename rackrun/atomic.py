@@ -1,4 +1,4 @@
-"""Write files that appear whole under their name, or not at all."""
+"""Write files, and lines at their end, that appear whole or not at all."""
 
 import contextlib
 import errno
@@ -52,6 +52,17 @@ def write_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
     """Write a small file whole or not at all; an old one under that name is replaced."""
     with atomic_write(path, mode) as file, translated_os_errors(path):
         file.write(data)
+
+
+def append_whole(descriptor: int, data: bytes) -> bool:
+    """Append to a file, all or nothing; return False where its disk takes no more."""
+    size = os.fstat(descriptor).st_size
+    with contextlib.suppress(OSError):
+        if os.write(descriptor, data) == len(data):
+            return True
+    with contextlib.suppress(OSError):  # half a line would spoil the next one
+        os.ftruncate(descriptor, size)
+    return False
 
 
 def partial_path(path: Path) -> Path:

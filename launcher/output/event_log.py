@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
+from rackrun.atomic import append_whole
 from rackrun.launcher.run.events import Closed, Event, Lost, RankEnded, RankStarted, Report, Swept
 from rackrun.launcher.run.plan import Plan
 from rackrun.shapes import Misshapen, Real, Shape, between, parsed
@@ -39,7 +40,6 @@ class EventLog:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with suppress(OSError):  # a disk without locks
             fcntl.flock(self._file, fcntl.LOCK_EX)
-        self._size = 0
         self._phase: tuple[object, ...] = ()
         """The last phase that the first rank reported."""
 
@@ -73,24 +73,11 @@ class EventLog:
                     self._phase = phase
                     self.write("phase", phase=phase[0], epoch=phase[1])
 
-    def end(self, code: int) -> None:
-        """Write the last line of a run, also where the file is full."""
-        self._size = 0
-        self.write("end", exit_code=code)
-
     def write(self, event: str, **values: object) -> None:
-        """Append a line, or nothing of it; a full disk does not end the run."""
-        data = json.dumps({"time": round(time.time(), 3), "event": event, **values}).encode()
-        if self._size > MOST_BYTES:
-            return
-        before = os.fstat(self._file).st_size
-        written = 0
-        with suppress(OSError):
-            written = os.write(self._file, data + b"\n")
-        if written <= len(data):
-            with suppress(OSError):  # half a line would spoil the next one
-                os.ftruncate(self._file, before)
-        self._size = before + written
+        """Append a line, if there is room; the last one, `end`, also to a file at its limit."""
+        if event == "end" or os.fstat(self._file).st_size <= MOST_BYTES:
+            line = json.dumps({"time": round(time.time(), 3), "event": event, **values})
+            append_whole(self._file, f"{line}\n".encode())
 
 
 def exit_code_in(path: Path) -> int | None:

@@ -19,6 +19,7 @@ from typing import Protocol, TypeAlias
 
 import msgspec
 
+from rackrun.atomic import append_whole
 from rackrun.launcher.output.console import (
     NOTE,
     last_line,
@@ -126,7 +127,6 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def draw(self, run: RunState, now: float) -> None:
         """Write what has come since the last time."""
         self._write_lines(self._merger.take(now))
-        self._usage.write(now)
         if now >= self._state_at:
             began = time.perf_counter()
             state = view(run, self._name, self.folder, now, self._merger.last)
@@ -137,7 +137,6 @@ class RunOutput(AbstractContextManager["RunOutput"]):
     def end_attempt(self) -> None:
         """Write what waits; nothing is live any more."""
         self._write_lines(self._merger.take(time.monotonic(), everything=True))
-        self._usage.write(time.monotonic(), everything=True)
         with suppress(OSError):
             self.folder.state.unlink(missing_ok=True)
 
@@ -171,7 +170,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
             self.note("--on-event: not waiting for the command")
         self._note_problems()
         self._is_done = result.verdict == "done"
-        self.events.end(result.exit_code)
+        self.events.write("end", exit_code=result.exit_code)
 
     def _note_problems(self) -> None:
         for problem in self.event_command.problems():
@@ -186,14 +185,9 @@ class RunOutput(AbstractContextManager["RunOutput"]):
 
     def _write(self, text: str) -> None:
         data = text.encode("utf-8", "replace")
+        self._refused = self._refused or not append_whole(self._file, data)
         if not self._refused:
-            size = os.fstat(self._file).st_size
-            with suppress(OSError):
-                if os.write(self._file, data) == len(data):
-                    return
-            self._refused = True
-            with suppress(OSError):  # half a line
-                os.ftruncate(self._file, size)
+            return
         with suppress(OSError):
             os.write(2 if text.startswith(NOTE) else 1, data)
 

@@ -11,7 +11,6 @@ from rackrun.launcher.run.plan import Plan
 from rackrun.run_history import HostUsage, as_text
 
 MOST_LINES = 10_000
-WRITE_SECONDS = 3.0
 
 
 class UsageLog:
@@ -27,11 +26,9 @@ class UsageLog:
         self._hosts: dict[int, str] = {}
         self._lines: dict[str, list[str]] = {}
         """Those of the file, by host."""
-        self._waiting: list[str] = []
         self._reports: dict[str, int] = {}
         """How many each host has sent."""
         self._every = 1
-        self._write_at = 0.0
         self._is_refused = False
 
     def begin(self, plan: Plan) -> None:
@@ -40,29 +37,20 @@ class UsageLog:
 
     def add(self, usage: Usage, at: float) -> None:
         """Take what a host reported at a time since the epoch."""
-        if self._is_refused:
-            return
         host = self._hosts[usage.node]
         number = self._reports.get(host, 0)
         self._reports[host] = number + 1
-        if number % self._every == 0:
-            line = as_text(_line_of(host, usage, at))
-            self._lines.setdefault(host, []).append(line)
-            self._waiting.append(line)
-
-    def write(self, now: float, everything: bool = False) -> None:
-        """Append the new lines, every few seconds; `everything`: now."""
-        if not self._waiting or (now < self._write_at and not everything):
+        if self._is_refused or number % self._every:
             return
-        self._write_at = now + WRITE_SECONDS
+        line = as_text(_line_of(host, usage, at))
+        self._lines.setdefault(host, []).append(line)
         try:
             with translated_os_errors(self._path), self._path.open("a") as file:
-                file.writelines(self._waiting)
+                file.write(line)
             if sum(map(len, self._lines.values())) > max(MOST_LINES, 2 * len(self._lines)):
                 self._thin()
         except SaveError:
             self._is_refused = True
-        self._waiting.clear()
 
     def _thin(self) -> None:
         self._every *= 2

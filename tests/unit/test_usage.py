@@ -41,8 +41,6 @@ def test_a_long_run_has_a_small_file(tmp_path, monkeypatch):
         for node in (0, 1):
             gpus = (Gpu(100 * (moment % 2), 10, 80), Gpu(50, 20, 80))
             log.add(Usage(node, 0.5, 2 * moment, 10**6, gpus, 100, 200), moment * SECOND)
-        log.write(moment * SECOND)
-    log.write(0.0, everything=True)
     assert [vars(line) for line in read_usage(tmp_path)] == [
         {**line, "gpus": tuple(map(tuple, line["gpus"]))} for line in lines(path)
     ]
