@@ -42,8 +42,11 @@ file=$(mktemp -p /dev/shm) && cat >"$file" && echo "$file" || exit
 """Keep values in memory until they are fetched, for a minute at most."""
 
 BEGIN = """\
-import json, os, sys
+import importlib.util, json, os, sys
 values, main = sys.argv[1:3]
+if not importlib.util.find_spec("rackrun"):
+    sys.stderr.write("error: rackrun's environment is not complete here; launch with --on again\\n")
+    sys.exit(64)
 if values:
     with open(values) as file:
         os.environ.update(json.load(file))
@@ -67,7 +70,7 @@ So hosts can be compared with them, and --sync brings them on.
 RUN = """\
 for root in . .rackrun; do
     if [ -f "$root/rackrun/launcher/venv.sh" ] && [ -x "$root/.venv/bin/python" ]; then
-        exec "$root/.venv/bin/python" -c "$0" "$1" "$root/rackrun/__main__.py" "${@:2}"
+        exec "$root/.venv/bin/python" -P -c "$0" "$1" "$root/rackrun/__main__.py" "${@:2}"
     fi
 done
 echo "error: rackrun was not copied to this folder yet; launch from it with --on first" >&2
@@ -89,7 +92,9 @@ def run_on_host(args: Sequence[str]) -> int:
     remote_args = [*launch_args, *args[end:]]
     if not remote_args:
         raise UsageError(f"--on {host}: name the command to run there, such as ssh or ps")
-    ssh = ["ssh", *(("-F", config) if config else ())]
+    from rackrun.launcher.transport.ssh.openssh import config_arguments  # imports Fabric
+
+    ssh = ["ssh", *config_arguments(Path(config) if config else None)]
     is_launch = not any(word in MANAGES for word in remote_args[:2])
     if is_launch and remote_args[0].rpartition("run-")[2] not in (*LAUNCHES, "rerun"):
         name = remote_args[0]
@@ -102,8 +107,9 @@ def run_on_host(args: Sequence[str]) -> int:
         track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
         subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
         values = _send_values(ssh, host, launch_args)
-    command = ["env", f"{variables.ON}={host}", "bash", "-c", RUN, BEGIN, values, *remote_args]
-    line = f"cd {_quoted(folder)} && exec {shlex.join(command)}"
+    run = f"cd {_quoted(folder)} 2>/dev/null && {RUN}"
+    command = ["env", f"{variables.ON}={host}", "bash", "-c", run, BEGIN, values, *remote_args]
+    line = f"exec {shlex.join(command)}"
     terminal = "-tt" if is_launch or sys.stdin.isatty() else "-T"
     quiet = ("-o", "LogLevel=ERROR")  # not "Connection to HOST closed" at the end of a terminal
     code = subprocess.run([*ssh, *quiet, terminal, host, line], check=False).returncode

@@ -4,12 +4,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 
 import pytest
 
 from tests.lab.checkout import copy_rackrun
 from tests.lab.oracles import clean
 from tests.lab.waiting import until
+from tests.lab.warm import ROOT
 from tests.launcher.conftest import project
 
 COUNT = """\
@@ -89,6 +91,25 @@ def test_a_run_survives_the_machine_from_which_it_was_typed(laptop):
     assert code == 64 and "ps --on head lists" in err, err
     code, out, _ = ended(typed("latest", "--dry-run", "--secret", "CANARY", verb=("rerun",)))
     assert code == 0 and "train.py" in out, out
+
+
+def test_a_folder_from_which_nothing_was_launched_there_is_one_line(laptop):
+    """Also where the installation there has failed, and with the settings of ~/.ssh/config."""
+    lab, typed = laptop
+    code, _, err = ended(typed("--json", verb=("ps",)))
+    assert (code, err.count("\n")) == (64, 1) and "was not copied to this folder yet" in err, err
+    project = lab.hosts[0].folder / "project"
+    copy_rackrun(project, lab.cheap_python())
+    python = project / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (lab.folder / ".ssh").mkdir()
+    shutil.copy(lab.config, lab.folder / ".ssh" / "config")
+    env, before = {"HOME": str(lab.folder), "PYTHONPATH": str(ROOT)}, ("env",)
+    here = lab.launcher("ps", "--on", "head", cwd=lab.folder / "project", env=env, before=before)
+    code, _, err = ended(here)
+    assert code == 64 and "rackrun's environment is not complete here" in err, err
 
 
 def test_data_that_is_only_here_is_refused_with_what_to_type(laptop):
