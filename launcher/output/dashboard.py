@@ -105,7 +105,9 @@ class Dashboard(AbstractContextManager["Dashboard"]):
             Text(duration(run.seconds), style="dim"),
         )
         parts = f"run {run.run_id[:SHORT_ID]}", short_path(Path(run.folder)), run.dataset
-        return [line, Text("  ·  ".join(filter(None, parts)), style="dim", overflow="fold")]
+        about = Text("  ·  ".join(filter(None, parts)), style="dim")
+        about.no_wrap = False  # else lines printed above, unwrapped, cut it until the next draw
+        return [line, about]
 
     def _hosts(self, run: RunView) -> RenderableType:
         room = max(3, self.console.height - LINES_AROUND)
