@@ -9,9 +9,9 @@ import socket
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from rackrun.commandline.options import Positional
+from rackrun.commandline.options import Positional, Values
 from rackrun.commands import called
 from rackrun.contract.files import LARGEST_MANIFEST, MANIFEST_NAME
 from rackrun.errors import DataError, Problem, UsageError
@@ -38,19 +38,19 @@ class ServeRefused(Problem):
 
 @dataclass(frozen=True)
 class Site:
-    """One folder of shards at one address."""
+    """A folder of shards, and its server."""
 
     folder: Positional[Path]
     """Finished shard folder."""
-    address: str = "127.0.0.1"
+    address: Annotated[str, Values("ADDRESS")] = "127.0.0.1"
     """IP address of this machine to listen on."""
     port: int = 8080
     """Port to listen on; 0: a free one."""
-    names: tuple[str, ...] = ()
+    names: Annotated[tuple[str, ...], Values("NAME")] = ()
     """Another host name for this machine that readers may use in URLs; repeatable."""
     native: bool = False
     """Run this machine's nginx instead of a container."""
-    image: str = ""
+    image: Annotated[str, Values("IMAGE")] = ""
     """Container image (default: the official nginx, pinned by its digest)."""
     include: Path | None = None
     """File of nginx directives for this server, such as those for TLS; with --native."""

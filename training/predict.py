@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import DataError, UsageError
@@ -54,12 +54,12 @@ class Predict:
     """Images, folders of images, or patterns such as 'photos/*.jpg'."""
     json: bool = False
     """Print JSON instead of a table."""
-    model: str = ""
+    model: Annotated[str, Values("NAME")] = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
     model of --weights: resnet50, timm:NAME."""
-    task: str = ""
+    task: Annotated[str, Values("FILE")] = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
-    csv: str = ""
+    csv: Annotated[str, Values("FILE")] = ""
     """Write a CSV file instead, with one row for each of the likeliest classes of each image."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: a GPU if there is one."""

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from rackrun import tables
-from rackrun.commandline.options import Examples
+from rackrun.commandline.options import Examples, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.launcher.catalog.listed_runs import ListedRun, runs_in
@@ -37,7 +37,7 @@ class PsOptions(OnOptions):
         ("{prog} --json", "as JSON"),
     )
 
-    runs: Path = RUNS
+    runs: Annotated[Path, Values("FOLDER")] = RUNS
     """Folder that contains run folders."""
     json: bool = False
     """Print the result as JSON."""

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import Problem
@@ -50,7 +50,7 @@ class RackOptions(ReachOptions):
 
     hosts: Positional[str] = "hosts.txt"
     """Host file."""
-    host_list: str = ""
+    host_list: Annotated[str, Values("HOSTS")] = ""
     """Hosts instead of a host file (also: -H): gpu01,gpu[02-04]."""
     plain: bool = False
     """Print the table once, also on a terminal."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from rackrun.commandline.help_page import Head
+from rackrun.commandline.options import Values
 from rackrun.launcher.commands.launch import LaunchMethod
 from rackrun.launcher.lifecycle.launch_spec import LaunchSpec
 from rackrun.launcher.lifecycle.planning import code_here
@@ -22,7 +24,7 @@ from rackrun.launcher.transport.ray import cluster
 class RayOptions(HostOptions):
     """Ray cluster."""
 
-    address: str = "auto"
+    address: Annotated[str, Values("ADDRESS")] = "auto"
     """Address of the cluster, HOST:PORT; auto: the cluster of this machine."""
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
 from rackrun.commandline.help_page import Head
-from rackrun.commandline.options import Positional
+from rackrun.commandline.options import Positional, Values
 from rackrun.commandline.ranges import Count, Seconds
 from rackrun.errors import UsageError
 from rackrun.launcher.preflight.checks import OF_MACHINE
@@ -29,7 +29,7 @@ SSH_HEAD = Head(
         ("{prog} hosts.txt", "the demo, on every host"),
         ("{prog} --check hosts.txt", "check the hosts only"),
         ("{prog} hosts.txt catdog --data data/shards", "a task"),
-        ("{prog} --sync hosts.txt -- python train.py", "copy a script, then run it"),
+        ("{prog} --sync hosts.txt -- python train.py", "copy and run a script"),
         ("{prog} --detach hosts.txt catdog --data ...", "in the background"),
         ("{prog} -H gpu[01-04]:8 -- python train.py", "hosts without a file"),
         ("{prog} attach|logs|status|stop RUN", "manage a run"),
@@ -51,8 +51,11 @@ CHECK_HEAD = Head(
         ("{prog} -H gpu[01-04]", "hosts without a file"),
     ),
     "{prog} HOSTS TASK --help shows the options of a task.",
+    left_out="check sweep sweep_hosts gpus_needed gpu gpu_memory detach detach_seconds name dry_run"
+    " plain time_limit on_event share wait max_restarts spares min_hosts hang_seconds"
+    " checkpoint_seconds silent_minutes",
 )
-"""The head of the help of --check."""
+"""The head of the help of --check, without options of runs."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +64,19 @@ class HostChoice:
 
     hosts: Positional[Path] = Path("hosts.txt")
     """Host file: one host per line, in node rank order."""
-    host_list: str = ""
+    host_list: Annotated[str, Values("HOSTS")] = ""
     """Hosts instead of a host file, with processes per host (also: -H): gpu01,gpu[02-04]:8"""
     slurm: bool = False
     """Use the nodes of this Slurm allocation (inside salloc or sbatch) instead of a host file."""
-    include: str = ""
+    include: Annotated[str, Values("HOSTS")] = ""
     """Use only these hosts or slots: gpu01,gpu[03-04],gpu02:0,1"""
-    exclude: str = ""
+    exclude: Annotated[str, Values("HOSTS")] = ""
     """Exclude these hosts or slots."""
     hosts_needed: Count = 0
     """Number of hosts to use: the first of the file that are free and pass the checks; 0: all."""
     gpus_needed: Count = 0
     """Number of GPUs to use: any free ones, whole hosts first; 0: all GPUs of the hosts."""
-    gpu: str = ""
+    gpu: Annotated[str, Values("MODEL")] = ""
     """With --gpus-needed: part of the GPU model's name, such as a100 or "h100 nvl"."""
     gpu_memory: Count = 0
     """With --gpus-needed: minimum memory of each GPU, in GB."""
@@ -104,9 +107,9 @@ class SyncOptions:
 
     sync: bool = False
     """Copy the working tree to the hosts first, without ignored and private files."""
-    sync_untracked: tuple[str, ...] = ()
+    sync_untracked: Annotated[tuple[str, ...], Values("FILE")] = ()
     """With --sync: also copy this untracked private file (or pattern)."""
-    sync_wheels: str = ""
+    sync_wheels: Annotated[str, Values("FOLDER")] = ""
     """With --sync: install from the wheels in this folder, on hosts without a package index."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
@@ -201,7 +204,7 @@ class NodeOptions(Options):
 
     nproc: Ranks = 0
     """Ranks on this node (also: --nproc-per-node); 0: the scheduler's number, or one per GPU."""
-    master: str = ""
+    master: Annotated[str, Values("HOST")] = ""
     """Name or address of node 0, instead of the scheduler's."""
     port: int = 0
     """Free port on node 0; 0: the scheduler's, or 29500; any free one for a single node."""
@@ -209,7 +212,7 @@ class NodeOptions(Options):
     """Seconds to wait until node 0 resolves and answers, and until all nodes have joined."""
     auto_resume: bool = False
     """Resume from the newest checkpoint of earlier runs of this --name, if there is one."""
-    ignore_check: tuple[str, ...] = ()
+    ignore_check: Annotated[tuple[str, ...], Values("CHECK")] = ()
     """public (address of node 0), command, code, versions, or a check such as driver."""
 
     serving_conditions: ClassVar[tuple[Condition, ...]] = (

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from rackrun.commandline.conditions import Condition, changed_settings, refuse_without_effect
+from rackrun.commandline.options import Values
 from rackrun.commandline.ranges import Between, Count, Seconds, refuse_out_of_range
 from rackrun.errors import UsageError
 from rackrun.launcher.run.container import container_of
@@ -57,10 +58,10 @@ class Limits:
 class OnOptions:
     """SSH."""
 
-    ssh_config: str = ""
+    ssh_config: Annotated[str, Values("FILE")] = ""
     """ssh_config file to use instead of your own and the system's."""
-    on: str = ""
-    """Run this command on that host; a launch copies the project there, and runs from there."""
+    on: Annotated[str, Values("HOST")] = ""
+    """Run this command on that host; a launch copies the project there first."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,13 @@ class Serving:
     """Serve the folder of --data with nginx; the default if hosts are other machines."""
     no_serve: bool = False
     """Do not serve: every host has the folder of --data under the same path."""
-    serve_address: str = ""
+    serve_address: Annotated[str, Values("ADDRESS")] = ""
     """Address of this machine to serve from (default: the one with a route to the hosts)."""
     serve_port: int = 0
     """Port to serve from; 0: a free one."""
     serve_native: bool = False
     """Serve with this machine's nginx even if Docker is available."""
-    serve_image: str = ""
+    serve_image: Annotated[str, Values("IMAGE")] = ""
     """Container image of nginx (default: the official one, pinned by digest)."""
 
     conditions: ClassVar[tuple[Condition, ...]] = (
@@ -109,15 +110,15 @@ class Serving:
 class Options:
     """The run."""
 
-    config: str = ""
+    config: Annotated[str, Values("FILE")] = ""
     """Settings file (TOML): options, task or command; typed options override it."""
-    name: str = ""
+    name: Annotated[str, Values("NAME")] = ""
     """Name of the run (default: the task or script)."""
-    runs: Path = Path("runs")
+    runs: Annotated[Path, Values("FOLDER")] = Path("runs")
     """Folder for run folders."""
-    env: tuple[str, ...] = ()
+    env: Annotated[tuple[str, ...], Values("NAME[=VALUE]")] = ()
     """Environment variable for every rank: NAME=VALUE, or NAME as set here; repeatable."""
-    secret: tuple[str, ...] = ()
+    secret: Annotated[tuple[str, ...], Values("NAME")] = ()
     """Like --env NAME, but the value is never shown or written to a file; repeatable."""
     dry_run: bool = False
     """Print what would run on each host, and start no ranks; shards are served meanwhile."""
@@ -125,9 +126,9 @@ class Options:
     """With --dry-run: print the plan as JSON."""
     plain: bool = False
     """Print plain lines instead of the dashboard."""
-    time_limit: str = ""
+    time_limit: Annotated[str, Values("TIME")] = ""
     """Save a checkpoint and stop after this time, such as 90m, 2h or 1d12h; exit code 124."""
-    on_event: str = ""
+    on_event: Annotated[str, Values("COMMAND")] = ""
     """Command to run at a stall, a lost host, a restart and the end, with JSON on its input."""
     share: bool = False
     """Let other accounts read run folders, here and on hosts, subject to the umask."""
@@ -198,7 +199,7 @@ class Options:
 class SweepOptions(Options):
     """Several runs."""
 
-    sweep: tuple[str, ...] = ()
+    sweep: Annotated[tuple[str, ...], Values("NAME=VALUES")] = ()
     """Start a run for each value: lr=0.1,0.3; if repeated, for each combination of values."""
 
 
@@ -206,13 +207,13 @@ class SweepOptions(Options):
 class RankOptions(Options):
     """Interpreter, container and checks."""
 
-    python: str = ""
+    python: Annotated[str, Values("PATH")] = ""
     """Python of the ranks (default: .venv/bin/python in the workdir, else python3)."""
-    image: str = ""
+    image: Annotated[str, Values("IMAGE")] = ""
     """Run the ranks in containers of this image, which must have Python and torch."""
-    volume: tuple[str, ...] = ()
+    volume: Annotated[tuple[str, ...], Values("FOLDER")] = ()
     """Folder to mount into containers: /data, /data:/there or /data:/there:ro; repeatable."""
-    ignore_check: tuple[str, ...] = ()
+    ignore_check: Annotated[tuple[str, ...], Values("CHECK")] = ()
     """Name of a preflight check that may fail, such as driver; repeatable."""
 
     def __post_init__(self) -> None:
@@ -232,7 +233,7 @@ class LocalOptions(RankOptions, SweepOptions):
 class HostOptions(RankOptions):
     """Start and restarts."""
 
-    workdir: str = ""
+    workdir: Annotated[str, Values("FOLDER")] = ""
     """Folder of the code on the hosts (default: the path of the current folder)."""
     port: Annotated[int, Between(0, LAST_PORT)] = 0
     """Port of the rendezvous (MASTER_PORT); 0: a free one on the first host."""

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.errors import UsageError
 from rackrun.launcher.output.merge import readable
 from rackrun.launcher.run.settings import OnOptions
@@ -39,7 +39,7 @@ class LogsOptions(OnOptions):
 
     run: Positional[str] = ""
     """The run: ID, start of an ID, name, folder, or latest (default: the only running one)."""
-    host: tuple[str, ...] = ()
+    host: Annotated[tuple[str, ...], Values("HOST")] = ()
     """Print only the ranks of this host; repeatable."""
     rank: tuple[int, ...] = ()
     """Print only this rank; repeatable."""

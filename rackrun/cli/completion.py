@@ -74,7 +74,11 @@ def main(args: Sequence[str]) -> int:
     elif args and args[0] in _SCRIPTS:
         sys.stdout.write(_SCRIPTS[args[0]].replace("{program}", shlex.join(program())))
     elif args and args[0] in ("-h", "--help"):
-        sys.stdout.write(f"usage: rackrun completion {SHELLS}\n\nPrint a completion script.\n")
+        load = f'eval "$({called("completion")} bash)"'
+        sys.stdout.write(
+            f"usage: rackrun completion {SHELLS}\n\nPrint a completion script.\n\n"
+            f"Examples:\n  {load}   load it into this bash\n"
+        )
     else:
         what = f"not for {args[0]};" if args else "for which shell?"
         raise UsageError(f"completion: {what} type: {called('completion')} {SHELLS}")

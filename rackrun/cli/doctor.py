@@ -16,9 +16,9 @@ from hashlib import sha256
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.convert.doctor.images import DROP, LABEL, PROBLEMS, RELABEL, Finding, Images, examined
@@ -52,12 +52,12 @@ class Doctor:
     """Shard folder, or the http(s):// URL of one; for one of its versions: DATA@2."""
     checkpoint: Positional[Path | None] = None
     """A model trained on these classes: a run folder, its final.pt, or a checkpoint."""
-    out: Path = Path()
+    out: Annotated[Path, Values("FOLDER")] = Path()
     """Folder for doctor.html and doctor.csv; if you changed the old table, the new one is called
     doctor-2.csv."""
-    model: str = ""
+    model: Annotated[str, Values("NAME")] = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`."""
-    task: str = ""
+    task: Annotated[str, Values("FILE")] = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
 
 

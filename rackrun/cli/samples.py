@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.convert.packing.stored_samples import shards_of
@@ -47,7 +47,7 @@ class Samples:
 
     run: Positional[str]
     """The run: its folder, name, or id."""
-    csv: str = ""
+    csv: Annotated[str, Values("FILE")] = ""
     """Write shard, key and class of every sample to this file."""
 
 

@@ -88,7 +88,12 @@ class SettingsCommand(click.Command):
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write usage, what the command does, examples, then the options by group."""
         grouped = groups(self.settings, self.base, self.heading)
-        rows = {title: [described(row) for row in members] for title, members in grouped.items()}
+        left_out = self.head.left_out.split()
+        shown = {
+            title: [described(row) for row in members if row.field not in left_out]
+            for title, members in grouped.items()
+        }
+        rows = {title: members for title, members in shown.items() if members}
         write_page(self.head, rows, formatter)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import cleandoc
 from typing import Any, NoReturn
 
@@ -49,6 +49,8 @@ class Head:
     examples: Examples
     """Commands, and what they do."""
     foot: str = ""
+    left_out: str = ""
+    """Fields of options that the command takes, but has no use for: they are not shown."""
 
     def of(self, **names: str) -> Head:
         """Return the head with the names in braces replaced."""
@@ -59,7 +61,13 @@ class Head:
             return text
 
         examples = tuple((filled(typed), what) for typed, what in self.examples)
-        return Head(filled(self.usage), filled(self.about), examples, filled(self.foot))
+        return replace(
+            self,
+            usage=filled(self.usage),
+            about=filled(self.about),
+            examples=examples,
+            foot=filled(self.foot),
+        )
 
 
 def head_of(settings: type[Any]) -> Head:

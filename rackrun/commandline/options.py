@@ -188,7 +188,7 @@ def _option(
 def groups(
     settings: type[Any], base: type[Any] | None = None, heading: str = "Options"
 ) -> dict[str, list[Option]]:
-    """Return the options that the help shows, by heading, the most general first.
+    """Return the options that the help shows, by heading: arguments first, then the most general.
 
     Those that subclasses of `base` declare, or without one the class itself, come under `heading`.
     """
@@ -199,7 +199,8 @@ def groups(
         is_below = owner is not base and issubclass(owner, base) if base else owner is settings
         title = (owner.__doc__ or "").strip().partition("\n")[0].rstrip(".")
         grouped.setdefault(heading if is_below else title, []).append(row)
-    return grouped
+    without = {name: not any(row.is_positional for row in each) for name, each in grouped.items()}
+    return {name: grouped[name] for name in sorted(grouped, key=without.__getitem__)}
 
 
 def declared(settings: type[Any]) -> list[Option]:

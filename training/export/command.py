@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
@@ -34,10 +34,10 @@ class Export:
     """The weights: a run folder, its final.pt, or a checkpoint."""
     out: Positional[Path]
     """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
-    model: str = ""
+    model: Annotated[str, Values("NAME")] = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
     model of --weights: resnet50, timm:NAME."""
-    task: str = ""
+    task: Annotated[str, Values("FILE")] = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     published: PublishedWeights = field(default_factory=PublishedWeights)
 

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from rackrun.atomic import write_whole
-from rackrun.commandline.options import Examples, Positional
+from rackrun.commandline.options import Examples, Positional, Values
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.runs import final_weights
@@ -35,15 +35,15 @@ class Evaluate:
     """Folder or URL of shards; their classes must be some or all of the model's, by name."""
     split: Literal["val", "test", "train"] = "val"
     """Split of the data to evaluate on."""
-    model: str = ""
+    model: Annotated[str, Values("NAME")] = ""
     """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
     model of --weights: resnet50, timm:NAME."""
-    task: str = ""
+    task: Annotated[str, Values("FILE")] = ""
     """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     published: PublishedWeights = field(default_factory=PublishedWeights)
     flip: bool = False
     """Evaluate the mean of the outputs for each image and its mirror image."""
-    csv: str = ""
+    csv: Annotated[str, Values("FILE")] = ""
     """Write the prediction for every sample to this file, with shard and key of the sample."""
     json: bool = False
     """Print JSON instead of tables."""

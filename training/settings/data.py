@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from rackrun.commandline.options import Values
 from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.commands import called
 from rackrun.data_location import are_plain_tars, parts_of, refuse_passwords
@@ -29,11 +30,11 @@ CropArea = Annotated[float, Between(0.001, 1)]
 class DataSettings(Slice):
     """Data and batches."""
 
-    data: str = ""
+    data: Annotated[str, Values("FOLDER|URL")] = ""
     """Folder or URL of the shards, which `rackrun convert` makes; in exact epochs also several with
     the same classes: --data A --data B. Or tars without an index, in webdataset's form:
     's-{000..127}.tar', a::b, https://..., 'pipe:COMMAND'."""
-    cache: str = ""
+    cache: Annotated[str, Values("FOLDER")] = ""
     """Folder on each host, on a disk or in /dev/shm, that keeps whole shards of --data; they are
     fetched while the run trains."""
     cache_size: Annotated[float, Between(0, description="0 or more")] = 0.0
@@ -52,13 +53,13 @@ class DataSettings(Slice):
     epoch_samples: Count = 0
     """With --resampled: images per epoch over all ranks; 0: as many as the training set has.
     Required for tars without an index."""
-    classes: str = ""
+    classes: Annotated[str, Values("FILE")] = ""
     """For tars without an index: file with the names of the classes, one per line."""
     num_classes: Count = 0
     """For tars without an index: number of classes, instead of --classes."""
-    label_field: str = "label"
+    label_field: Annotated[str, Values("NAME")] = "label"
     """For tars without an index: field of the .json that holds the class, if there is no .cls."""
-    eval_data: str = ""
+    eval_data: Annotated[str, Values("TARS")] = ""
     """For tars without an index: tars to evaluate on; each image is used once."""
     exact_epochs: bool = True
     """Use every sample exactly once per epoch, on any number of ranks; --resampled: draw shards
@@ -68,9 +69,9 @@ class DataSettings(Slice):
     on any number of ranks; fewer ranks compute a step in several parts."""
     balance: Literal["even", "auto"] = "even"
     """How the images of a step are split among ranks: evenly, or by their measured speed (auto)."""
-    only_classes: str = ""
+    only_classes: Annotated[str, Values("CLASSES")] = ""
     """Train only on these classes, by name or number: cat,dog."""
-    class_weights: str = ""
+    class_weights: Annotated[str, Values("WEIGHTS")] = ""
     """How often each sample of a class is used per epoch: cat=2,dog=0.5; `balanced`: all classes
     equally often."""
     max_train_samples: Count = 0
@@ -84,7 +85,7 @@ class DataSettings(Slice):
     """Processes per rank that read and decode; -1: by the number of cores; 0: none."""
     seed: Annotated[int, Between(0, 2**63 - 1, "between 0 and 2^63 - 1")] = 0
     """Seed of all random numbers."""
-    eval_split: str = "val"
+    eval_split: Annotated[str, Values("NAME")] = "val"
     """Split of the data set to evaluate: val or test."""
     eval_flip: bool = False
     """Evaluate the mean of the outputs for each image and its mirror image."""
@@ -174,10 +175,10 @@ class ImageSettings(Slice):
 
     image_size: Annotated[int, Between(8, 4096, "between 8 and 4096 pixels")] = 224
     """Side of the square that the model sees, in pixels."""
-    mean: str = ""
+    mean: Annotated[str, Values("NUMBERS")] = ""
     """Mean to subtract from pixels between 0 and 1, a number for each channel or for all:
     0.5,0.5,0.5; '': that of the model's published weights, or else ImageNet's."""
-    std: str = ""
+    std: Annotated[str, Values("NUMBERS")] = ""
     """Standard deviation to divide pixels by after that; with --mean."""
     flip: bool = True
     """Mirror half of the training images; --no-flip for digits, letters and signs."""

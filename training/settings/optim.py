@@ -22,7 +22,7 @@ BODY = "body"  # to --freeze: all layers but the last
 class TuningSettings(Slice):
     """Fine-tuning, learning rate schedule and early stopping."""
 
-    freeze: str = ""
+    freeze: Annotated[str, Values("LAYERS")] = ""
     """Layers that keep their weights, by name, comma-separated: features.conv0,features.norm0;
     `body`: all but the last layer."""
     head_epochs: Count = 0
@@ -76,7 +76,7 @@ class OptimSettings(Slice):
     """Loss `bce`: mixed targets above this count as 1, the others as 0; 0: as they are."""
     label_smoothing: Share = 0.0
     """Fraction of the target to spread evenly over all classes."""
-    loss_weights: str = ""
+    loss_weights: Annotated[str, Values("WEIGHTS")] = ""
     """Weight of each class in the loss: cat=2,dog=0.5, or `balanced`: by the inverse of its number
     of training samples."""
     clip_grad: Annotated[float, Between(0)] = 0.0

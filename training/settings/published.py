@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Annotated
 
+from rackrun.commandline.options import Values
 from rackrun.errors import UsageError
 
 OPTION = "--weights"
@@ -14,17 +16,17 @@ OPTION = "--weights"
 class PublishedWeights:
     """Published weights."""
 
-    weights: str = ""
+    weights: Annotated[str, Values("FILE")] = ""
     """File of published weights, instead of a run; needs --model and --classes."""
-    classes: str = ""
+    classes: Annotated[str, Values("FILE")] = ""
     """Text file with the class names of these weights, one line for each output of the model."""
     image_size: int = 0
     """Side of the square that the model sees, in pixels; 0: as published, or else 224."""
     short_side: int = 0
     """Shorter side before the center crop, in pixels; 0: as published, or else 256/224 of it."""
-    mean: str = ""
+    mean: Annotated[str, Values("NUMBERS")] = ""
     """Mean to subtract from pixels, as in training; '': as published, or else ImageNet's."""
-    std: str = ""
+    std: Annotated[str, Values("NUMBERS")] = ""
     """Standard deviation to divide pixels by; with --mean."""
 
     def check(self, model: str) -> None:

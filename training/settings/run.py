@@ -5,7 +5,7 @@ from ast import literal_eval
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from rackrun.commandline.options import Hidden
+from rackrun.commandline.options import Hidden, Values
 from rackrun.commandline.ranges import Between, Count, Positive
 from rackrun.contract.files import TrackerName
 from rackrun.training.settings import Slice
@@ -18,20 +18,20 @@ PROFILED = re.compile(r"([1-9]\d{0,8}),([1-9]\d{0,8})")
 class RunSettings(Slice):
     """Model, run folder and checkpoint to start from."""
 
-    recipe: str = "default"
+    recipe: Annotated[str, Values("NAME")] = "default"
     """Set of defaults to start from; other options override them one by one."""
-    model: str = "resnet50"
+    model: Annotated[str, Values("NAME")] = "resnet50"
     """Name of the model: the task's own, any classification model of torchvision, `timm:NAME`, or
     your own as `my_models:Net`, called with num_classes."""
-    model_args: str = ""
+    model_args: Annotated[str, Values("NAME=VALUE")] = ""
     """Further arguments for the function that builds the model, comma-separated:
     dropout=0.2,stochastic_depth_prob=0.1."""
-    weights: str = ""
+    weights: Annotated[str, Values("FILE|URL")] = ""
     """Start from these weights: `imagenet` (those published for --model), a file, a URL, or '' for
     none. A last layer of another size is reinitialized."""
-    run_folder: str = ""
+    run_folder: Annotated[str, Values("FOLDER")] = ""
     """Folder of this run; runs/<time>-<task> if not given."""
-    resume: str = ""
+    resume: Annotated[str, Values("RUN")] = ""
     """Resume from this checkpoint or run folder; `latest` is this task's newest run."""
     earlier_attempts: Annotated[str, Hidden] = ""
     """Run folder: continue from the newest checkpoint in it on any node, if there is one. The
@@ -83,10 +83,10 @@ class OutputSettings(Slice):
     """The weights in final.pt: those of the last step, or those with the best evaluation."""
     tensorboard: bool = True
     """Write TensorBoard events."""
-    track: str = ""
+    track: Annotated[str, Values("NAMES")] = ""
     """Also send metrics, settings and report to wandb, mlflow or both, comma-separated; files for
     TensorBoard are written anyway."""
-    profile_steps: str = ""
+    profile_steps: Annotated[str, Values("N,N")] = ""
     """Write a torch.profiler trace of rank 0 from the first to the second step: 50,60."""
 
     @property
