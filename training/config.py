@@ -37,6 +37,35 @@ OTHER_SPELLINGS = {
 }
 """Options as other training programs call them."""
 
+PRECISION = "--precision bf16, which is the default where all GPUs have it"
+
+INSTEAD = {
+    **dict.fromkeys(("--amp", "--amp-dtype", "--bf16", "--fp16", "--use-amp"), PRECISION),
+    **dict.fromkeys(("--aa", "--auto-augment"), "--trivial-augment or --rand-augment 9"),
+    **dict.fromkeys(("--crop-pct", "--val-resize-size"), "--short-side"),
+    **dict.fromkeys(("--decay-epochs", "--lr-step-size", "--step-size"), "--step-epochs"),
+    **dict.fromkeys(("--drop", "--drop-rate"), "--model-args drop_rate=0.2, as the model calls it"),
+    "--drop-path": "--model-args drop_path_rate=0.1, as the model calls it",
+    "--early-stopping": "--patience",
+    **dict.fromkeys(("--ema", "--model-ema"), "--ema-decay 0.9999"),
+    "--experiment": "--name",
+    "--initial-checkpoint": "--weights FILE",
+    **dict.fromkeys(("--input-size", "--train-crop-size"), "--image-size"),
+    **dict.fromkeys(("--log-interval", "--print-freq"), "--log-every-steps"),
+    **dict.fromkeys(("--log-wandb", "--wandb"), "--track wandb"),
+    **dict.fromkeys(("--output", "--output-dir", "--save-dir"), "--runs"),
+    "--pretrained": "--weights imagenet",
+    "--ra-magnitude": "--rand-augment",
+    **dict.fromkeys(("--ra-reps", "--ra-sampler"), "--aug-repeats"),
+    "--recovery-interval": "--save-steps",
+    "--reprob": "--random-erasing",
+    "--sched": "--lr-schedule",
+    "--start-epoch": "--resume RUN",
+    "--use-deterministic-algorithms": "--deterministic",
+    "--vflip": "--vertical-flip",
+}
+"""Options of timm and torchvision's references -> what to type instead."""
+
 Settings = TypeVar("Settings", bound="Config")
 
 
@@ -110,4 +139,12 @@ def from_command_line(
 def command_of(recipe: type["Config"], prog: str) -> SettingsCommand:
     """Return the command of a task, with the defaults of a recipe in its help."""
     head = HEAD.of(prog=prog, about=cleandoc(recipe.__doc__ or ""))
-    return SettingsCommand(recipe, prog, head, OTHER_SPELLINGS, Config, "Options of this task")
+    return SettingsCommand(
+        recipe,
+        prog,
+        head,
+        OTHER_SPELLINGS,
+        Config,
+        "Options of this task",
+        hints=lambda: {theirs: f"type {ours}" for theirs, ours in INSTEAD.items()},
+    )

@@ -57,6 +57,7 @@ SPELLINGS = {
     "--np": "--nproc",
     "-np": "--nproc",
     "--master-port": "--port",
+    "--main-process-port": "--port",
     "-H": "--host-list",
 }
 """Options as other launchers call them."""
@@ -65,6 +66,9 @@ FIRST_WORD = "the host file is named without an option: {ssh} hosts.txt catdog"
 BY_LINES = "the host file says which hosts take part, one per line; to use some of them: --include"
 NOT_NEEDED = "not needed: ranks meet at the first host of the host file"
 SLOTS = "write slots=2 after the host's name in the host file"
+IN_LINES = "write it in the host file, as in jo@gpu01:2222, or in ssh_config"
+IN_COMMAND = "type it in the command: -- python -m MODULE"
+IN_LOGS = "not needed: all that ranks print is in runs/latest/logs"
 CHOSEN = "for some GPUs of hosts: --include gpu01:0,1; of this machine: CUDA_VISIBLE_DEVICES=0,1"
 
 ELSEWHERE = {
@@ -72,10 +76,18 @@ ELSEWHERE = {
     **dict.fromkeys(("--nnodes", "--num-nodes", "--num-machines", "--num-hosts"), BY_LINES),
     **dict.fromkeys(("--node-rank", "--machine-rank"), BY_LINES),
     **dict.fromkeys(("--master-addr", "--rdzv-endpoint", "--rdzv-backend"), NOT_NEEDED),
-    **dict.fromkeys(("--rdzv-id", "--standalone"), NOT_NEEDED),
+    **dict.fromkeys(("--rdzv-id", "--standalone", "--main-process-ip"), NOT_NEEDED),
+    "--rdzv-conf": "for its timeout: --rendezvous-seconds",
     **dict.fromkeys(("--gpus", "--gpu-ids", "--devices"), CHOSEN),
 }
 """Options of torchrun, accelerate, DeepSpeed and mpirun, and what to type instead."""
+
+BEFORE_WORK = {
+    **dict.fromkeys(("--user", "--ssh-port"), IN_LINES),
+    **dict.fromkeys(("--module", "-m"), IN_COMMAND),
+    **dict.fromkeys(("--log-dir", "--redirects", "--tee"), IN_LOGS),
+}
+"""The same, but for names that a task of one's own may well have."""
 
 OF_TASKS = (
     *("--batch-size", "--data", "--device", "--epochs", "--image-size", "--lr", "--model"),
@@ -281,7 +293,8 @@ def hints_of(settings: type[Options], name: str) -> dict[str, str]:
     typed_first = f"{called(name)} {'hosts.txt ' if settings is SshOptions else ''}catdog"
     hint = f"an option of tasks; type it after the task, as in: {typed_first}"
     of_tasks = {option: f"{hint} {option}" for option in OF_TASKS}
-    return of_other_launches(settings) | of_tasks
+    of_tasks["--mixed-precision"] = of_tasks["--precision"]
+    return of_other_launches(settings) | of_tasks | BEFORE_WORK
 
 
 def of_other_launches(settings: type[Options]) -> dict[str, str]:
@@ -289,6 +302,9 @@ def of_other_launches(settings: type[Options]) -> dict[str, str]:
     names = {row.name for row in options(settings)}
     of_hosts = {row.name: f"only for hosts: {{ssh}} {row.name}" for row in options(SshOptions)}
     hints = {**of_hosts, "--nproc": SLOTS, "--hosts": FIRST_WORD, **ELSEWHERE}
+    hints |= {
+        theirs: hints[ours] for theirs, ours in SPELLINGS.items() if ours in hints.keys() - names
+    }
     return {
         name: hint.replace("{ssh}", called("ssh"))
         for name, hint in hints.items()

@@ -110,9 +110,10 @@ def no_such_option(name: str, command: SettingsCommand) -> UsageError:
     """Return the error for an option that a command does not have, with what was meant."""
     name, hints = name.replace("_", "-"), command.hints()
     refuse_removed(name, command.name or "")
-    if hint := hints.get(name) or hints.get(_closest(name, hints, _SURELY)):
-        return UsageError(f"{name}: {hint}")
     shown = [param.row.name for param in _settings_params(command) if not param.row.is_hidden]
+    alike = [*shown, *(theirs for theirs in hints if theirs.startswith("--"))]
+    if hint := hints.get(name) or hints.get(_closest(name, alike, _SURELY)):
+        return UsageError(f"{name}: {hint}")
     close = _closest(name, shown)
     meant = f"; did you mean {close}?" if close else ""
     return _mistyped(f"{name}: no such option{meant}", command)

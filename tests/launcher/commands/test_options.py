@@ -2,6 +2,7 @@
 
 import ast
 import json
+import re
 import subprocess
 import tomllib
 from importlib import import_module
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import rackrun
+from rackrun.cli import dispatch
 from rackrun.commandline.help_page import Head
 from rackrun.commandline.options import options as options_of
 from rackrun.contract.tasks import TASKS, package_of
@@ -23,10 +25,15 @@ from rackrun.launcher.commands.parse import (
     read,
 )
 from rackrun.launcher.commands.ray import RayOptions
-from rackrun.launcher.commands.settings import NODE_HEAD, NodeOptions, SshOptions
+from rackrun.launcher.commands.settings import (
+    CHECK_HEAD,
+    NODE_HEAD,
+    NodeOptions,
+    SshOptions,
+)
 from rackrun.launcher.run.job import TaskWork
 from rackrun.launcher.run.settings import LocalOptions
-from rackrun.training.config import Config
+from rackrun.training.config import INSTEAD, Config
 from rackrun.training.entry import run_command
 from tests.lab.warm import ROOT
 
@@ -144,3 +151,22 @@ def test_no_option_belongs_to_the_launcher_and_to_a_task():
 def test_options_that_a_hint_puts_behind_a_task_are_those_of_training():
     assert set(OF_TASKS) <= {option.name for option in options_of(Config)}
     assert not set(OF_TASKS) & names_of(SshOptions)
+
+
+def test_options_of_other_training_programs_lead_to_options_of_ours():
+    recipes = [import_module(f"{package_of(task)}.recipes").RECIPES.values() for task in TASKS]
+    ours = set().union(*map(names_of, [Config, LocalOptions, *chain(*recipes)]))
+    named = set(re.findall(r"--[a-z-]+", " ".join(INSTEAD.values())))
+    assert named and named <= ours and not ours & set(INSTEAD)
+
+
+def test_the_help_of_check_leaves_out_options_of_runs(capsys):
+    """What it leaves out are options, and none that has an effect with --check."""
+    with pytest.raises(SystemExit):
+        dispatch.run(["check", "--help"])
+    shown = capsys.readouterr().out
+    fields = set(CHECK_HEAD.left_out.split())
+    assert fields <= {option.field for option in options_of(SshOptions)}
+    assert "--deep" in shown and "--hosts-needed" in shown and "Start and restarts:" in shown
+    for field in fields:
+        assert f"  --{field.replace('_', '-')} " not in shown
