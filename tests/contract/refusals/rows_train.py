@@ -43,6 +43,8 @@ OPTIONS = [
         ),
         ("catdog", "--epochs many", ("--epochs", "many")),
         ("catdog", "--epocs 3", ("--epocs", "did you mean --epochs")),
+        ("catdog", "--sched cosine", ("--sched", "type --lr-schedule")),
+        ("catdog", "--model-ema", ("--model-ema", "type --ema-decay 0.9999")),
         ("catdog", "--lr nan", "--lr nan"),
         ("catdog", "--lr 1e400", "--lr"),
         ("catdog", "--ema-decay 1", "--ema-decay 1"),
