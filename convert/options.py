@@ -22,8 +22,6 @@ class Packing:
     """Percent of each class to set aside as the split test."""
     exif: Literal["apply", "ignore"] = "apply"
     """apply: turn images upright by their EXIF or XMP (never ImageNet or cats and dogs)."""
-    seed: int = 0
-    """Seed of the order in which images are packed; the validation split does not depend on it."""
     allow_left_out: int | None = None
     """Number of damaged images that may be left out; default: 1 %, of a small set 10 %."""
     allow: tuple[Literal["leaks", "similar-classes", "split-names", "unique-labels"], ...] = ()
@@ -42,8 +40,6 @@ class Packing:
     def __post_init__(self) -> None:
         if min(self.shards, self.workers, self.allow_left_out or 0) < 0:
             raise UsageError("--shards, --workers and --allow-left-out cannot be negative")
-        if abs(self.seed) > 2**53:
-            raise UsageError(f"--seed {self.seed}: -2^53 to 2^53 is possible")
         if not 0 <= self.val_percent <= 90:
             raise UsageError(f"--val-percent {self.val_percent}: 0 to 90 is possible")
         if not 0 <= self.test_percent <= 90 - self.val_percent:

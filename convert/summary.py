@@ -50,7 +50,7 @@ class Summary:
 def _options(manifest: Manifest) -> str:
     preset = [f"{name} {value}" for name, value in manifest.preset.items() if value]
     preset += [] if manifest.upright else ["exif ignore"]
-    return f"{', '.join(preset) or 'original bytes'}, seed {manifest.seed}"
+    return ", ".join(preset) or "original bytes"
 
 
 def _version_lines(location: str) -> list[str]:

@@ -106,7 +106,6 @@ class Manifest:
     dataset: Name
     classes: Annotated[tuple[str, ...], at_most(1_000_000)]
     splits: tuple[Split, ...]
-    seed: Whole = 0
     preset: dict[str, Plain] = field(default_factory=dict)
     upright: bool = True
     """False if images lie as they were stored, whatever their EXIF says (--exif ignore)."""

@@ -50,7 +50,6 @@ def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
         dataset=listing.dataset,
         classes=listing.classes,
         splits=tuple(write_split(target.folder, listing.dataset, part) for part in parts),
-        seed=plan.seed,
         preset=asdict(plan.treatment.preset),
         # Of a published set, no orientation is applied, and yet photos to predict are turned.
         upright=plan.treatment.upright or listing.as_published,

@@ -1,8 +1,8 @@
 """The plan of a conversion, image by image: a pure function of raw data set and options.
 
-The order is that of a hash of (seed, key), the validation part of a class that of a hash of the
-key alone, or of the bytes where images are copies; so neither depends on how the archive was
-listed, nor on the number of processes. Its digest is written to the folder: it tells whether an
+The order is that of a hash of the key, the validation part of a class that of another one, or of a
+hash of the bytes where images are copies; so neither depends on how the archive was listed, nor on
+the number of processes. Its digest is written to the folder: it tells whether an
 interrupted conversion can go on.
 """
 
@@ -37,6 +37,7 @@ from rackrun.terminal import say
 from rackrun.units import plural
 
 SHARD_BYTES = 64 << 20
+ORDER = 0  # hashed with a key, as VAL is: it gives the place of an image in the shards
 FEWEST = {TRAIN: 16, VAL: 4, TEST: 4}  # shards of a split, where there are images for them
 FEWEST_SAMPLES = 64  # of a shard, unless the user asks for more shards
 
@@ -60,7 +61,6 @@ class ShardPlan:
     table: RecordTable
     """The records in the order of the shards."""
     shards: tuple[PlannedShard, ...]
-    seed: int
     treatment: Treatment
 
     @cached_property
@@ -70,7 +70,6 @@ class ShardPlan:
         facts = {
             "dataset": listing.dataset,
             "classes": listing.classes,
-            "seed": self.seed,
             "treatment": asdict(self.treatment),
             "needs_all": listing.needs_all,
             "usual": listing.usual,
@@ -120,7 +119,7 @@ def make_plan(
     table = RecordTable(listing.records)
     if not len(table):
         raise DataError(f"{listing.containers[0].name}: no images in it")
-    hashes = table.hashes(packing.seed)
+    hashes = table.hashes(ORDER)
     _refuse_duplicates(table, hashes)
     if numbers is None and not listing.as_published and "unique-labels" not in packing.allow:
         counts = np.bincount(table.rows["label"]).tolist()
@@ -133,7 +132,6 @@ def make_plan(
         listing,
         table,
         tuple(_shards(table, listing.dataset, packing, numbers)),
-        packing.seed,
         Treatment(packing.preset, upright),
     )
 
@@ -241,7 +239,7 @@ def _copies_as_units(
 def _hold_out(splits: np.ndarray, images: Drawable, packing: Packing) -> None:
     """Draw a part of each class, in whole units, by their hashes alone.
 
-    With another seed the same images are held out, so that accuracies can be compared.
+    With other options the same images are held out, so that accuracies can be compared.
     """
     order = np.lexsort((images.units, images.classes))
     bounds = np.flatnonzero(np.diff(images.classes[order])) + 1

@@ -101,7 +101,6 @@ class Append:
         default = min(DEFAULT_VAL_PERCENT, 90 - self.test_percent) if holds_out else 0.0
         return Packing(
             preset=Resize.of(manifest),
-            seed=manifest.seed,
             val_percent=default if self.val_percent is None else self.val_percent,
             test_percent=self.test_percent,
             exif=self.exif,

@@ -63,6 +63,10 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "relabel --force": "leave it out: what is interrupted changes nothing",
         "relabel --label-field": "leave it out: the index has the classes; no tar is changed",
         "relabel --workers": "leave it out: no tar is written, so it takes seconds",
+        **dict.fromkeys(
+            ("catdog --seed", "csv --seed", "folder --seed", "hf --seed", "imagenet --seed"),
+            "leave it out: a run mixes the images by its own --seed",
+        ),
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
         "--slots": "type --nproc N on each node",
         "--sidecars": "convert, then type: wds2idx, widsindex or energon prepare",

@@ -30,7 +30,7 @@ def test_the_summary(folder, capsys):
     """Shards in brace form, counts, bytes and classes on one page."""
     main(["summary", str(folder)])
     printed = capsys.readouterr().out
-    assert "catdog: 2 classes, original bytes, seed 0" in printed
+    assert "catdog: 2 classes, original bytes" in printed
     assert "catdog-train-{000000..000002}.tar" in printed
     assert "catdog-val-000000.tar" in printed
     assert "36 samples, " in printed and "cat 18, dog 18" in printed and "cat 2, dog 2" in printed
