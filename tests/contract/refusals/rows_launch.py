@@ -114,7 +114,7 @@ ROWS = [
     # An option stands once, with its value.
     Refusal("./run-local --nproc 2 catdog --nproc 3", 64, "--nproc: given twice"),
     Refusal("./run-local catdog --lr 1 --lr 2 --synthetic", 64, "--lr: given twice"),
-    Refusal("rackrun convert folder a b --seed 1 --seed 2", 64, "--seed: given twice"),
+    Refusal("rackrun convert folder a b --shards 1 --shards 2", 64, "--shards: given twice"),
     Refusal("./run-local --name --plain catdog", 64, "--name: needs a value"),
     Refusal("./run-ssh --check hosts.txt catdog --epohcs 2", 64, ("--epohcs", "--epochs?"), HOSTS),
     # Names of options, and what was meant.

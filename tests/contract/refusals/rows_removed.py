@@ -40,6 +40,7 @@ ROWS = [
             ("convert imagenet ILSVRC shards --md5", "md5sum"),
             ("convert imagenet ILSVRC shards --preset", "--short-side 256 --quality 90"),
             ("convert folder photos shards --no-tiles", ""),
+            ("convert folder photos shards --seed", "a run mixes the images"),
             ("convert folder photos shards --tiles", "--short-side 256"),
             ("convert folder photos shards --sidecars", "wds2idx"),
             ("convert verify shards --source", ""),
