@@ -7,27 +7,23 @@ with the launcher, and the agent then sees the end of its stream, as it would ov
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
-import os
 import re
 import socket
-import subprocess
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, Any
+from typing import Any
 
+import rackrun
 from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost, HostUnreachable, PreflightRefused
 from rackrun.launcher.run.hosts import LAST_PORT, Host
+from rackrun.launcher.transport.local import LocalTransport
 from rackrun.units import whole_number
 
-READ_BYTES = 1 << 18
-COMPLAINT_BYTES = 4096
 START_SECONDS = 60.0  # for Ray to give us the nodes, and to start an actor on one
 KEEP_GPUS = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # else an actor without GPUs hides all
 REPLY_SECONDS = 5.0
@@ -35,48 +31,35 @@ SEND_SECONDS = 2.0  # for a write: the thread that sends it serves all nodes
 
 
 class _Program:
-    """The actor: one program on a node of the cluster, and its two streams."""
+    """The actor: one program on a node of the cluster, started there as on this machine."""
 
-    def start(self, argv: Sequence[str]) -> str:
-        """Start the program in a session of its own; return why that failed, or ""."""
-        self.complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it ends with us
+    def start(self, node: str, argv: Sequence[str]) -> str:
+        """Start the program; return why that failed, or ""."""
         try:
-            self.process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.complaints,
-                start_new_session=True,
-            )
-        except OSError as error:
-            return str(error.strerror)
+            self.channel = LocalTransport(node).open(argv)
+        except HostUnreachable as error:
+            return str(error)
         return ""
 
-    def write(self, data: bytes) -> bool:
+    def send(self, data: bytes) -> bool:
         """Write bytes to its standard input; return whether it accepted them."""
-        assert self.process.stdin
         try:
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
-        except (OSError, ValueError):
+            self.channel.send(data)
+        except HostLost:
             return False
         return True
 
-    def read(self) -> bytes:
+    def receive(self) -> bytes:
         """Wait for bytes of its standard output; return b"" at the end."""
-        assert self.process.stdout
-        return os.read(self.process.stdout.fileno(), READ_BYTES)
+        return self.channel.receive()
 
-    def end(self) -> None:
-        """Close its standard input."""
-        assert self.process.stdin
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-
-    def complaint(self) -> bytes:
+    def complaint(self) -> str:
         """Return the end of its standard error."""
-        self.complaints.seek(max(0, self.complaints.seek(0, os.SEEK_END) - COMPLAINT_BYTES))
-        return self.complaints.read()
+        return self.channel.complaint()
+
+    def close(self) -> None:
+        """Close its standard input and output."""
+        self.channel.close()
 
 
 class RayTransport:
@@ -100,12 +83,12 @@ class RayTransport:
         )(_Program)
         actor = kind.remote()
         try:
-            refusal = ray.get(actor.start.remote(list(argv)), timeout=START_SECONDS)
+            refusal = ray.get(actor.start.remote(self.name, list(argv)), timeout=START_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
             reason = f"Ray could not start an actor there: {error}"
             raise HostUnreachable(f"{self.name}: {reason}") from error
         if refusal:
-            raise HostUnreachable(f"{self.name}: cannot start {argv[0]}: {refusal}")
+            raise HostUnreachable(refusal)
         return RayChannel(actor)
 
 
@@ -122,7 +105,7 @@ class RayChannel:
         """Write all of `data`; raises HostLost when the node does not take it in time."""
         import ray
 
-        sent = self.actor.write.options(concurrency_group="write").remote(data)
+        sent = self.actor.send.options(concurrency_group="write").remote(data)
         try:
             taken = ray.get(sent, timeout=SEND_SECONDS)
         except (ray.exceptions.RayError, TimeoutError) as error:
@@ -134,7 +117,7 @@ class RayChannel:
         """Wait for bytes; return b"" at the end, or when the node is gone; raise TimeoutError."""
         import ray
 
-        reader = self.actor.read.options(concurrency_group="read")
+        reader = self.actor.receive.options(concurrency_group="read")
         self.reading = self.reading or reader.remote()  # after a timeout, the pending read goes on
         try:
             data = ray.get(self.reading, timeout=seconds)
@@ -159,14 +142,13 @@ class RayChannel:
         if self.broken:
             return self.broken
         try:
-            errors = ray.get(self.actor.complaint.remote(), timeout=SEND_SECONDS)
+            return str(ray.get(self.actor.complaint.remote(), timeout=SEND_SECONDS))
         except (ray.exceptions.RayError, TimeoutError) as error:
             return f"Ray: {_first_line(error)}"
-        return bytes(errors).decode("utf-8", "replace").strip()
 
     def close(self) -> None:
-        """Close the program's input; it then ends by itself."""
-        self.actor.end.options(concurrency_group="write").remote()
+        """Close the program's streams; it then ends by itself."""
+        self.actor.close.options(concurrency_group="write").remote()
 
 
 @contextmanager
@@ -177,7 +159,7 @@ def cluster(address: str) -> Iterator[tuple[tuple[Host, ...], list[RayTransport]
     _check_reachable(address)
     import ray
 
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # nodes need no launcher
+    ray.cloudpickle.register_pickle_by_value(rackrun)  # nodes need none of it
     try:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
