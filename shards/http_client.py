@@ -1,7 +1,7 @@
 """Requests to a server of shards: within limits, and repeated if the response breaks off.
 
     Transfer.persist(seconds)     receives until all is there, or raises Unavailable
-      └── connected(url, ...)     a connection whose answers come within the limits of its socket
+      └── connected(url, ...)     a connection whose responses come within the limits of its socket
 
 If the server has a problem (no connection, a reset, a stall, 429, 5xx), the missing bytes are
 requested again until the time is over. After a response that cannot be right (404, a page of a
@@ -51,16 +51,16 @@ class Trouble(Exception):
         """Time to wait before the next request, as the server asks."""
 
 
-class WrongAnswer(Trouble):
-    """An answer that cannot be right, unless bits flipped on the way."""
+class WrongResponse(Trouble):
+    """A response that cannot be right, unless bits flipped on the way."""
 
 
 class Transfer(ABC):
     """Bytes of a file that are on their way."""
 
-    def __init__(self, place: str, position: int = 0) -> None:
+    def __init__(self, shown_url: str, position: int = 0) -> None:
         """Take the URL, for messages, and the first byte that is missing."""
-        self.place, self.position = place, position
+        self.shown_url, self.position = shown_url, position
         self.connection: http.client.HTTPConnection | None = None
 
     @abstractmethod
@@ -79,7 +79,7 @@ class Transfer(ABC):
         Raises Unavailable after the time.
         """
         deadline = time.monotonic() + seconds
-        wrong_answers = breaks = in_a_row = 0
+        wrong_responses = breaks = in_a_row = 0
         while True:
             held = self.position
             try:
@@ -92,12 +92,12 @@ class Transfer(ABC):
                 what = shown(getattr(trouble, "strerror", None) or str(trouble))
                 self.give_up()
                 breaks += 1
-                wrong_answers += isinstance(trouble, WrongAnswer)
-                if wrong_answers > 1:
+                wrong_responses += isinstance(trouble, WrongResponse)
+                if wrong_responses > 1:
                     raise self._failure(what) from None
                 in_a_row = 1 if self.position > held else in_a_row + 1
                 if in_a_row == TOLD_TROUBLES:
-                    _log.warning("%s: byte %d: %s; asking again", self.place, held, what)
+                    _log.warning("%s: byte %d: %s; asking again", self.shown_url, held, what)
                 if not _pause(in_a_row, getattr(trouble, "pause_seconds", 0.0), deadline):
                     raise self._failure(f"{what}; gave up after {seconds:g} s") from trouble
 
@@ -106,7 +106,7 @@ class Transfer(ABC):
         self.drop()
 
     def _failure(self, what: str) -> Unavailable:
-        return Unavailable(f"{self.place}: byte {self.position}: {what}")
+        return Unavailable(f"{self.shown_url}: byte {self.position}: {what}")
 
 
 def _pause(troubles: int, asked_seconds: float, deadline: float) -> bool:
@@ -184,7 +184,7 @@ class TimedBytes(io.RawIOBase):
 
 
 class TimedResponse(http.client.HTTPResponse):
-    """An answer whose head and body come within the limits of its socket."""
+    """A response whose head and body come within the limits of its socket."""
 
     def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
         super().__init__(sock, *arguments, **options)
@@ -199,9 +199,9 @@ class TimedResponse(http.client.HTTPResponse):
         self.timed.deadline = math.inf
 
 
-def field(answer: http.client.HTTPResponse, name: str) -> str:
+def header(response: http.client.HTTPResponse, name: str) -> str:
     """Return a field of the head, without the blanks that may surround it."""
-    return answer.getheader(name, "").strip(" \t")
+    return response.getheader(name, "").strip(" \t")
 
 
 def shown(text: str) -> str:

@@ -36,10 +36,10 @@ from rackrun.shards.http_client import (
     TimedResponse,
     Transfer,
     Trouble,
-    WrongAnswer,
+    WrongResponse,
     checked,
     connected,
-    field,
+    header,
     shown,
 )
 from rackrun.shards.index import Shard, Split, largest_index
@@ -47,7 +47,7 @@ from rackrun.shards.source import BLOCK_BYTES, Range, Source, Stored
 from rackrun.units import whole_number
 
 AHEAD = 2  # ranges requested while the first of them is being used
-PART_BYTES = 1 << 20  # at most so much is fetched twice if an answer breaks off
+PART_BYTES = 1 << 20  # at most so much is fetched twice if a response breaks off
 PATH_LETTERS = "/%:@!$&'()*+,;=~"  # what a path may hold as it is (RFC 3986)
 LONGEST_WISH = 10**9  # seconds that a server may ask us to wait
 CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})", re.ASCII)
@@ -82,7 +82,7 @@ class HttpSource(Source):
         folder, version = folder_and_version(location)
         self.folder = folder.rstrip("/") + "/"
         self.timeouts = timeouts or Timeouts()
-        self.troubles = 0  # answers that were wrong, broke off or did not come
+        self.troubles = 0  # responses that were wrong, broke off or did not come
         self.url = checked(self.folder)
         if self.url.query:
             raise UsageError(f"{location}: not the URL of a folder, as in {EXAMPLE}")
@@ -221,19 +221,19 @@ class Fetch(Transfer):
         connection, stall_seconds = self.connection, self._source.timeouts.stall_seconds
         assert connection and connection.sock
         connection.sock.settimeout(min(stall_seconds, max(deadline - time.monotonic(), 0.01)))
-        with connection.getresponse() as answer:
-            assert isinstance(answer, TimedResponse)
-            answer.timed.deadline = deadline
+        with connection.getresponse() as response:
+            assert isinstance(response, TimedResponse)
+            response.timed.deadline = deadline
             self._learn_size(
-                check_answer(answer, self.position, self._end, self.total, self._most_bytes)
+                check_response(response, self.position, self._end, self.total, self._most_bytes)
             )
             while self.position < self._end:
                 missing = self._data[self.position - self._start :]
-                count = answer.readinto(missing[:PART_BYTES])
+                count = response.readinto(missing[:PART_BYTES])
                 if not count:
                     raise Trouble("the response broke off")
                 self.position += count
-            if answer.isclosed():  # it was read to the end, so the next one can follow it
+            if response.isclosed():  # it was read to the end, so the next one can follow it
                 self._source.idle.append(connection)
                 self.connection = None
         self.drop()  # a body without a length may go on behind its range
@@ -253,39 +253,39 @@ class Fetch(Transfer):
         return timeouts.total_seconds * max(1.0, (self._end - self._start) / BLOCK_BYTES)
 
 
-def check_answer(
-    answer: http.client.HTTPResponse, start: int, end: int, total: int | None, most_bytes: int
+def check_response(
+    response: http.client.HTTPResponse, start: int, end: int, total: int | None, most_bytes: int
 ) -> int:
     """Return the size of the file of which this is the range from `start` to `end`, or its end.
 
-    Raise Trouble if a later request may help, WrongAnswer if that is unlikely. `total` is the size
-    if it is known; if not, it is at most `most_bytes`.
+    Raise Trouble if a later request may help, WrongResponse if that is unlikely. `total` is the
+    size if it is known; if not, it is at most `most_bytes`.
     """
-    text = f"status {answer.status} {shown(answer.reason)}".rstrip()
-    if answer.status in TRANSIENT:
-        seconds = whole_number(field(answer, "Retry-After"), LONGEST_WISH)
+    text = f"status {response.status} {shown(response.reason)}".rstrip()
+    if response.status in TRANSIENT:
+        seconds = whole_number(header(response, "Retry-After"), LONGEST_WISH)
         raise Trouble(text, float(seconds or 0))
-    if answer.status in REDIRECTS:
-        where = shown(field(answer, "Location")) or "nowhere"
-        raise WrongAnswer(
+    if response.status in REDIRECTS:
+        where = shown(header(response, "Location")) or "nowhere"
+        raise WrongResponse(
             f"{text} to {where}, which is not followed; to use files there, download them first"
         )
-    if answer.status == 200:
-        is_page = field(answer, "Content-Type").startswith("text/html")
+    if response.status == 200:
+        is_page = header(response, "Content-Type").startswith("text/html")
         what = "a web page, not part of a data set" if is_page else "the server sends no ranges"
-        raise WrongAnswer(f"{text}: {what}; type: {called('serve')} FOLDER")
-    if answer.status != 206:
-        raise WrongAnswer(text + HINTS.get(answer.status, ""))
-    given = field(answer, "Content-Range")
+        raise WrongResponse(f"{text}: {what}; type: {called('serve')} FOLDER")
+    if response.status != 206:
+        raise WrongResponse(text + HINTS.get(response.status, ""))
+    given = header(response, "Content-Range")
     numbers = CONTENT_RANGE.fullmatch(given)
     if not numbers:
-        raise WrongAnswer(f"{text}, but of no range ({shown(given) or 'no Content-Range'})")
+        raise WrongResponse(f"{text}, but of no range ({shown(given) or 'no Content-Range'})")
     first, last, size = map(int, numbers.groups())
     if total is None and size > most_bytes:
-        raise WrongAnswer(f"{text}: {size} bytes are too many for such a file")
+        raise WrongResponse(f"{text}: {size} bytes are too many for such a file")
     if total not in (None, size):
-        raise WrongAnswer(f"{text}: {size} bytes long there, and not {total}")
+        raise WrongResponse(f"{text}: {size} bytes long there, and not {total}")
     end = min(end, size)
     if (first, last) != (start, end - 1):
-        raise WrongAnswer(f"{text}, but of bytes {first} to {last}, up to {end}")
+        raise WrongResponse(f"{text}, but of bytes {first} to {last}, up to {end}")
     return size

@@ -26,7 +26,7 @@ from rackrun.shards.http_client import (
     Trouble,
     checked,
     connected,
-    field,
+    header,
 )
 from rackrun.terminal import one_line
 
@@ -48,7 +48,7 @@ class Stream(Protocol):
 def opened(tar: str, first_seconds: float = TOTAL_SECONDS) -> Iterator[Stream]:
     """Open a tar for reading; DataError if that fails, or if it breaks off.
 
-    `first_seconds` is how long a server may refuse or fail before its first answer.
+    `first_seconds` is how long a server may refuse or fail before its first response.
     """
     if tar.startswith(PIPE):
         with _printed(tar) as output:
@@ -90,13 +90,13 @@ def _printed(tar: str) -> Iterator[IO[bytes]]:
 
 
 class _Download(Transfer):
-    """A tar on a server; reads go on where its answer broke off."""
+    """A tar on a server; reads go on where its response broke off."""
 
     def __init__(self, url: str, first_seconds: float) -> None:
         super().__init__(url)
         self._first_seconds = first_seconds
         self._url = checked(url)
-        self._answer: http.client.HTTPResponse | None = None
+        self._response: http.client.HTTPResponse | None = None
         self._length = 0  # of the tar; 0: not known
         self._validator = ""  # of the file whose first bytes are here
         self._wanted_bytes, self._data = 0, b""
@@ -109,8 +109,8 @@ class _Download(Transfer):
 
     def receive(self, deadline: float) -> None:
         """Receive the next bytes; none at the end."""
-        self._answer = self._answer or self._asked()
-        self._data = self._answer.read(self._wanted_bytes)
+        self._response = self._response or self._requested()
+        self._data = self._response.read(self._wanted_bytes)
         if not self._data and self._length not in (0, self.position):
             raise Trouble("the response broke off")
         self.position += len(self._data)
@@ -118,28 +118,28 @@ class _Download(Transfer):
     def drop(self) -> None:
         """Close the connection."""
         super().drop()
-        self._answer = None
+        self._response = None
 
-    def _asked(self) -> http.client.HTTPResponse:
+    def _requested(self) -> http.client.HTTPResponse:
         url = self._url
         for _ in range(1 + MOST_REDIRECTS):
-            answer = self._answer_of(url)
-            if answer.status not in REDIRECTS:
+            response = self._response_to(url)
+            if response.status not in REDIRECTS:
                 break
-            url = self._place_after(url, field(answer, "Location"))
-        if answer.status in TRANSIENT:
-            raise Trouble(f"status {answer.status}")
-        if answer.status not in (200, 206):
-            raise DataError(f"{self.place}: status {answer.status}")
-        if field(answer, "Content-Encoding") not in ("", "identity"):
-            raise DataError(f"{self.place}: the server compresses it")
+            url = self._redirected(url, header(response, "Location"))
+        if response.status in TRANSIENT:
+            raise Trouble(f"status {response.status}")
+        if response.status not in (200, 206):
+            raise DataError(f"{self.shown_url}: status {response.status}")
+        if header(response, "Content-Encoding") not in ("", "identity"):
+            raise DataError(f"{self.shown_url}: the server compresses it")
         if self.position:
-            self._require_the_rest(answer)
+            self._require_the_rest(response)
         else:
-            self._learn(answer)
-        return answer
+            self._learn(response)
+        return response
 
-    def _answer_of(self, url: urllib.parse.SplitResult) -> http.client.HTTPResponse:
+    def _response_to(self, url: urllib.parse.SplitResult) -> http.client.HTTPResponse:
         headers = {"Accept-Encoding": "identity"}
         if (url.scheme, url.netloc) == (self._url.scheme, self._url.netloc):
             headers |= authorization(url.hostname or "", url.scheme == "https")
@@ -151,24 +151,24 @@ class _Download(Transfer):
         self.connection.request("GET", path, headers=headers)
         return self.connection.getresponse()
 
-    def _place_after(self, url: urllib.parse.SplitResult, to: str) -> urllib.parse.SplitResult:
+    def _redirected(self, url: urllib.parse.SplitResult, to: str) -> urllib.parse.SplitResult:
         following = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), to))
         is_same = (following.scheme, following.netloc) == (self._url.scheme, self._url.netloc)
         if following.scheme != "https" and not is_same:
-            raise DataError(f"{self.place}: redirects to a place that is not https://")
+            raise DataError(f"{self.shown_url}: redirects to a place that is not https://")
         return checked(following._replace(fragment="").geturl())
 
-    def _require_the_rest(self, answer: http.client.HTTPResponse) -> None:
-        begun = field(answer, "Content-Range").startswith(f"bytes {self.position}-")
-        if answer.status != 206 or not begun or not self._validator:
+    def _require_the_rest(self, response: http.client.HTTPResponse) -> None:
+        begun = header(response, "Content-Range").startswith(f"bytes {self.position}-")
+        if response.status != 206 or not begun or not self._validator:
             raise DataError(
-                f"{self.place}: broke off at byte {self.position}, and the server does not send"
+                f"{self.shown_url}: broke off at byte {self.position}, and the server does not send"
                 " the rest alone"
             )
 
-    def _learn(self, answer: http.client.HTTPResponse) -> None:
-        etag = field(answer, "ETag")
+    def _learn(self, response: http.client.HTTPResponse) -> None:
+        etag = header(response, "ETag")
         is_strong = etag and not etag.startswith("W/")
-        self._validator = etag if is_strong else field(answer, "Last-Modified")
-        length = field(answer, "Content-Length")
+        self._validator = etag if is_strong else header(response, "Last-Modified")
+        length = header(response, "Content-Length")
         self._length = int(length) if length.isascii() and length.isdecimal() else 0

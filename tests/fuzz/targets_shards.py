@@ -22,7 +22,7 @@ from rackrun.catdog.recipes import CatDog
 from rackrun.errors import DataError, SaveError, UsageError
 from rackrun.shapes import Misshapen, shaped
 from rackrun.shards.http_client import Trouble
-from rackrun.shards.http_source import check_answer
+from rackrun.shards.http_source import check_response
 from rackrun.shards.images import too_large
 from rackrun.shards.index import (
     Manifest,
@@ -140,7 +140,7 @@ def fuzz_answer(data: bytes) -> None:
         except (http.client.HTTPException, OSError):
             return
         try:
-            assert 1 <= check_answer(response, 0, 1, None, 1 << 20) <= 1 << 20
+            assert 1 <= check_response(response, 0, 1, None, 1 << 20) <= 1 << 20
         except Trouble as trouble:
             assert clean(str(trouble)) == str(trouble) and len(str(trouble)) < 500
             assert trouble.pause_seconds >= 0 and not math.isnan(trouble.pause_seconds)
