@@ -10,7 +10,7 @@ import glob
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
@@ -23,7 +23,7 @@ from rackrun.runs import final_weights
 from rackrun.shards.litter import HIDDEN, system_folder
 from rackrun.tables import require_folder, require_replaceable, table, write_table
 from rackrun.terminal import clean, say
-from rackrun.training.settings.published import PublishedWeights, with_weights_first
+from rackrun.training.settings.model import ModelOptions, with_weights_first
 from rackrun.units import first_few, plural
 
 if TYPE_CHECKING:
@@ -54,16 +54,11 @@ class Predict:
     """Images, folders of images, or patterns such as 'photos/*.jpg'."""
     json: bool = False
     """Print JSON instead of a table."""
-    model: Annotated[str, Values("NAME")] = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
-    model of --weights: resnet50, timm:NAME."""
-    task: Annotated[str, Values("FILE")] = ""
-    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     csv: Annotated[str, Values("FILE")] = ""
     """Write a CSV file instead, with one row for each of the likeliest classes of each image."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to compute on; auto: a GPU if there is one."""
-    published: PublishedWeights = field(default_factory=PublishedWeights)
+    model: ModelOptions = field(default_factory=ModelOptions)
     top_k: int = 5
     """Number of classes per image, likeliest first; the table shows only the first."""
 
@@ -107,11 +102,11 @@ def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
         raise UsageError(f"--top-k {given.top_k}: not 1 or more")
     require_folder(given.csv)
     require_replaceable(given.csv, COLUMNS)
-    given.published.check(given.model)
+    given.model.check()
     weights = final_weights(given.checkpoint)
     from rackrun.training.trained import load
 
-    trained = load(weights, given.model, task or given.task, given.published)
+    trained = load(weights, replace(given.model, task=task or given.model.task))
     trained = trained.on_best_device() if given.device == "auto" else trained.on(given.device)
     results = list(predictions(trained, paths, given.top_k))
     if given.csv:

@@ -31,7 +31,7 @@ from rackrun.training.differences import table_differences
 from rackrun.training.models.named import is_own
 from rackrun.training.models.weights import are_weights, load_weights
 from rackrun.training.scores import answers
-from rackrun.training.settings.published import PublishedWeights
+from rackrun.training.settings.model import ModelOptions
 from rackrun.training.task import Task
 from rackrun.training.tasks.definition import recipes_of, require_task, task_of
 from rackrun.user_code.tasks import OWN_TASK
@@ -94,30 +94,30 @@ class Trained:
         ]
 
 
-def load(given: str | PathLike[str], model: str, task: str, published: PublishedWeights) -> Trained:
+def load(given: str | PathLike[str], options: ModelOptions) -> Trained:
     """Return the model of a run or its file, or published weights as they are."""
-    if published.weights:
-        return published_model(model, published)
-    return load_of_any_task(given, model, task)
+    if options.weights:
+        return published_model(options)
+    return load_of_any_task(given, options.model, options.task)
 
 
-def published_model(model: str, published: PublishedWeights) -> Trained:
+def published_model(options: ModelOptions) -> Trained:
     """Return a model with weights from a file that no run has written, as the task classify has it.
 
     SaveError unless the file has a row of the last layer for each class.
     """
-    names, path = [*named_classes(Path(published.classes))], Path(published.weights)
+    names, path = [*named_classes(Path(options.classes))], Path(options.weights)
     source = require_task("classify")
     task = task_of(source)
     settings: Any = recipes_of(source)["default"]
     config = task.resolve(
         settings(
-            model=model,
-            weights="" if is_own(model) else PUBLISHED,
-            image_size=published.image_size,
-            short_side=published.short_side,
-            mean=published.mean,
-            std=published.std,
+            model=options.model,
+            weights="" if is_own(options.model) else PUBLISHED,
+            image_size=options.image_size,
+            short_side=options.short_side,
+            mean=options.mean,
+            std=options.std,
         )
     )
     network, transforms = task.built(config, len(names)), task.transformed(config, 0)

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from rackrun.commandline.options import Examples, Positional, Values
+from rackrun.commandline.options import Examples, Positional
 from rackrun.commandline.parser import parse
 from rackrun.commands import called
 from rackrun.errors import UsageError
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder
-from rackrun.training.settings.published import PublishedWeights, with_weights_first
+from rackrun.training.settings.model import ModelOptions, with_weights_first
 
 SUFFIXES = (".safetensors", ".onnx", ".pt2")
 
@@ -34,12 +34,7 @@ class Export:
     """The weights: a run folder, its final.pt, or a checkpoint."""
     out: Positional[Path]
     """File to write; its suffix is the format: .safetensors, .onnx or .pt2 (torch.export)."""
-    model: Annotated[str, Values("NAME")] = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
-    model of --weights: resnet50, timm:NAME."""
-    task: Annotated[str, Values("FILE")] = ""
-    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
-    published: PublishedWeights = field(default_factory=PublishedWeights)
+    model: ModelOptions = field(default_factory=ModelOptions)
 
 
 def main(args: Sequence[str]) -> int:
@@ -48,12 +43,12 @@ def main(args: Sequence[str]) -> int:
     if given.out.suffix not in SUFFIXES:
         raise UsageError(f"{given.out}: not a known format; type one of: {', '.join(SUFFIXES)}")
     require_folder(str(given.out))
-    given.published.check(given.model)
+    given.model.check()
     weights = final_weights(given.checkpoint)
     from rackrun.training.export.formats import export
     from rackrun.training.trained import load
 
-    trained = load(weights, given.model, given.task, given.published)
+    trained = load(weights, given.model)
     difference = export(trained, given.out)
     size = given.out.stat().st_size / 1e6
     sys.stdout.write(

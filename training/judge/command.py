@@ -17,7 +17,7 @@ from rackrun.commands import called
 from rackrun.runs import final_weights
 from rackrun.tables import require_folder, require_replaceable
 from rackrun.training.data.worker_server import start_worker_server
-from rackrun.training.settings.published import PublishedWeights, with_weights_first
+from rackrun.training.settings.model import ModelOptions, with_weights_first
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,7 @@ class Evaluate:
     """Folder or URL of shards; their classes must be some or all of the model's, by name."""
     split: Literal["val", "test", "train"] = "val"
     """Split of the data to evaluate on."""
-    model: Annotated[str, Values("NAME")] = ""
-    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
-    model of --weights: resnet50, timm:NAME."""
-    task: Annotated[str, Values("FILE")] = ""
-    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
-    published: PublishedWeights = field(default_factory=PublishedWeights)
+    model: ModelOptions = field(default_factory=ModelOptions)
     flip: bool = False
     """Evaluate the mean of the outputs for each image and its mirror image."""
     csv: Annotated[str, Values("FILE")] = ""
@@ -67,7 +62,7 @@ def main(args: Sequence[str]) -> int:
     )
     given = parse(Evaluate, called("evaluate"), with_weights_first(args), hints={"--data": hint})
     require_folder(given.csv)
-    given.published.check(given.model)
+    given.model.check()
     final_weights(given.checkpoint)  # what is not there is refused before torch is imported
     if given.workers:
         start_worker_server("rackrun.training.data.validation")
@@ -75,7 +70,7 @@ def main(args: Sequence[str]) -> int:
     from rackrun.training.trained import load
 
     require_replaceable(given.csv, COLUMNS)
-    trained = load(given.checkpoint, given.model, given.task, given.published)
+    trained = load(given.checkpoint, given.model)
     config = settings(
         trained,
         data=given.data,

@@ -1,7 +1,7 @@
-"""Weights that no run has written, used as they are: by predict, evaluate and export."""
+"""Which model predict, evaluate and export use: that of a run, or published weights."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -13,9 +13,14 @@ OPTION = "--weights"
 
 
 @dataclass(frozen=True)
-class PublishedWeights:
-    """Published weights."""
+class ModelOptions:
+    """Model and weights."""
 
+    model: Annotated[str, Values("NAME")] = ""
+    """The model that the weights were trained with, if it is your own: `my_models:Net`; or the
+    model of --weights: resnet50, timm:NAME."""
+    task: Annotated[str, Values("FILE")] = ""
+    """The task that the weights were trained for, if it is your own: `./my_task.py`."""
     weights: Annotated[str, Values("FILE")] = ""
     """File of published weights, instead of a run; needs --model and --classes."""
     classes: Annotated[str, Values("FILE")] = ""
@@ -29,13 +34,13 @@ class PublishedWeights:
     std: Annotated[str, Values("NUMBERS")] = ""
     """Standard deviation to divide pixels by; with --mean."""
 
-    def check(self, model: str) -> None:
+    def check(self) -> None:
         """Raise UsageError for options that lack others they need."""
-        if not self.weights and self != PublishedWeights():
+        if not self.weights and replace(self, model="", task="") != ModelOptions():
             raise UsageError("--classes and the options after it in --help need --weights FILE")
         if "://" in self.weights:
             raise UsageError(f"--weights {self.weights}: download the file, and type its path")
-        if self.weights and not (model and self.classes):
+        if self.weights and not (self.model and self.classes):
             raise UsageError(
                 f"--weights {self.weights}: type --model with the name of the model, and --classes"
                 " with a file of its class names"
