@@ -1,4 +1,4 @@
-"""How long the parts of this rank's steps take.
+"""How long the parts of a rank's steps take, and now and then those of all ranks.
 
     data       from the end of the last step until the batch is on the device
     compute    forward and backward, until the last of its own gradients is there
@@ -7,6 +7,9 @@
 
 A step costs up to four readings of a clock: on a GPU, events in its own stream, which no host code
 waits for until they are looked at.
+
+After the first few steps and then every few hundred the ranks exchange what they saw: 24 bytes a
+step. The first step of a run, in which torch sets itself up, is left out.
 """
 
 import time
@@ -29,29 +32,32 @@ Mark = float | torch.cuda.Event
 PARTS = ("data", "compute", "exchange")
 COMPUTE = PARTS.index("compute")
 MARKS = len(PARTS) + 1
+FIRST_STEPS, EVERY_STEPS = 20, 200  # until the first exchange, and between later ones
 
 
 class StepTimes:
     """The clock of this rank's steps, read by those who look for data, stragglers and balance."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, ranks: Ranks) -> None:
-        self._on_gpu = ranks.device.type == "cuda"
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._on_gpu = ranks, ranks.device.type == "cuda"
         self._marks: list[Mark] = []  # of the current step
         self._waits: list[list[Mark]] = []  # since `data_seconds`
-        self._steps: list[list[Mark]] = []  # since `take`; between several ranks
-        self._has_others = ranks.world > 1
+        self._steps: list[list[Mark]] = []  # since `of_all_ranks`; between several ranks
+        self._is_first = True
         self._hooks: tuple[RemovableHandle, ...] = ()
-        if self._has_others:
-            first = next(weight for weight in model.parameters() if weight.requires_grad)
-            self._hooks = (
-                first.register_post_accumulate_grad_hook(self._computed),  # type: ignore[no-untyped-call]
-                optimizer.register_step_pre_hook(self._exchanged),
-            )
 
-    def close(self) -> None:
-        """Look at no further steps."""
+    def watch(self, model: nn.Module, optimizer: Optimizer) -> None:
+        """Look at the weights that train from here on, anew."""
+        if self._ranks.world == 1:
+            return
         for hook in self._hooks:
             hook.remove()
+        self._steps = []
+        first = next(weight for weight in model.parameters() if weight.requires_grad)
+        self._hooks = (
+            first.register_post_accumulate_grad_hook(self._computed),  # type: ignore[no-untyped-call]
+            optimizer.register_step_pre_hook(self._exchanged),
+        )
 
     def watched(self, batches: Iterable[Item]) -> Iterator[Item]:
         """Return the same batches; the work on each is timed until the next one is asked for."""
@@ -61,7 +67,7 @@ class StepTimes:
             for batch in remaining:
                 self._marks.append(self._now())
                 self._waits.append(self._marks)
-                if self._has_others:
+                if self._ranks.world > 1:
                     self._steps.append(self._marks)  # complete once the optimizer begins
                 yield batch
                 break
@@ -73,23 +79,23 @@ class StepTimes:
         waits, self._waits = self._waits, []
         return sum(_between(*marks[:2]) for marks in waits)
 
-    def __len__(self) -> int:
-        """Return the steps that `take` would return."""
-        return len(self._steps)
+    def of_all_ranks(self) -> Times | None:
+        """Return the times of all ranks after enough steps: (ranks, steps, parts), in seconds.
 
-    def take(self) -> Times:
-        """Return the seconds of the parts of the steps since the last call: (steps, 3).
-
-        They are -1 of a step in which this rank had no part.
+        It is a collective on all ranks. Times are -1 of a step in which a rank had no part.
         """
-        steps, self._steps = self._steps, []
+        if len(self._steps) < (FIRST_STEPS if self._is_first else EVERY_STEPS):
+            return None
+        steps, self._steps = self._steps[1:] if self._is_first else self._steps, []
+        self._is_first = False
         rows = [
             [_between(*pair) for pair in zip(marks, marks[1:], strict=False)]
             if len(marks) == MARKS
             else [-1.0] * len(PARTS)
             for marks in steps
         ]
-        return np.array(rows).reshape(-1, len(PARTS))
+        every = np.frombuffer(b"".join(self._ranks.gather(np.array(rows).tobytes())))
+        return every.reshape(self._ranks.world, len(steps), len(PARTS))
 
     def _computed(self, weight: torch.Tensor) -> None:
         # The first weight's gradient is the last one. Of a batch in several parts, the last counts.

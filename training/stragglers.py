@@ -4,22 +4,17 @@ Gradients are complete for all ranks at the same moment. So the rank with the sh
 the one that came last; what even that one spends there is the network's, and what the others spend
 beyond it is waiting for that rank. It is late by data or by compute, whichever took it longer than
 the others. Step times do not show whose link is slow: training.deep_check does.
-
-After the first few steps and then every few hundred the ranks exchange what they saw: 24 bytes a
-step. The first step of a run, in which torch sets itself up, is left out.
 """
 
 import socket
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from rackrun.training.ranks import Ranks
-from rackrun.training.step_times import PARTS, StepTimes, Times
+from rackrun.training.step_times import FIRST_STEPS, PARTS, Times
 from rackrun.units import plural
 
-FIRST_STEPS, EVERY_STEPS = 20, 200  # until the first look, and between later ones
 WORTH_WAITING, WORTH_NETWORK = 0.05, 0.2  # shares of a step worth a line
 WORTH_FIRST = 0.25  # of waiting, at the first look: so few steps are uneven anywhere
 
@@ -80,38 +75,14 @@ def _share(part: float, step: float) -> str:
     return f"{part * 1e3:.1f} of {step * 1e3:.1f} ms a step"
 
 
-class Stragglers:
-    """Compares, now and then, the steps of this rank with the others'."""
-
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._is_first_look = True
-
-    def look(self, times: StepTimes) -> Times | None:
-        """Return the times of all ranks after enough steps: (ranks, steps, parts), in seconds.
-
-        It is a collective on all ranks. Times are -1 of a step in which a rank had no part.
-        """
-        if len(times) < (FIRST_STEPS if self._is_first_look else EVERY_STEPS):
-            return None
-        own = times.take()
-        if self._is_first_look:
-            own = own[1:]
-            self._is_first_look = False
-        every = np.frombuffer(b"".join(self._ranks.gather(own.tobytes())))
-        return every.reshape(self._ranks.world, len(own), len(PARTS))
-
-    def waiting(self, times: Times) -> Waiting | None:
-        """Return who waited for whom; a collective on all ranks."""
-        whole = (times >= 0).all(axis=(0, 2))
-        if not whole.any():
-            return None
-        found = straggler_in(times[:, whole])
-        return replace(found, host=self._hosts[found.rank])
-
-    @cached_property
-    def _hosts(self) -> list[str]:
-        return [name.decode() for name in self._ranks.gather(socket.gethostname().encode())]
+def waiting_in(times: Times, ranks: Ranks) -> Waiting | None:
+    """Return who waited for whom, from the times of all ranks; a collective on all of them."""
+    whole = (times >= 0).all(axis=(0, 2))
+    if not whole.any():
+        return None
+    hosts = ranks.gather(socket.gethostname().encode())
+    found = straggler_in(times[:, whole])
+    return replace(found, host=hosts[found.rank].decode())
 
 
 def straggler_in(times: Times) -> Waiting:

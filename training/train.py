@@ -36,8 +36,9 @@ from rackrun.training.save_while_hung import saves_while_hung
 from rackrun.training.schedule import Stage, due
 from rackrun.training.scores import Scores, Table
 from rackrun.training.setup import begin, started
-from rackrun.training.step_times import COMPUTE, StepTimes, Times
+from rackrun.training.step_times import COMPUTE, Times
 from rackrun.training.stop_requests import SAVE
+from rackrun.training.stragglers import waiting_in
 from rackrun.training.task import PROBABILITIES, Task, are_probabilities, check_logits
 from rackrun.training.trace import trace_remark, traced
 from rackrun.training.training_run import TrainingRun
@@ -140,16 +141,14 @@ def train_epochs(run: TrainingRun, batches: Iterator[Batch]) -> int:
 
 
 def enter(run: TrainingRun, stage: Stage) -> None:
-    """Train the layers of a stage from here on; make anew what looks at the weights that train."""
+    """Train the layers of a stage from here on."""
     state, ranks = run.state, run.ranks
-    if run.stage:
-        run.times.close()
     run.stage = stage
-    # First: the clock of steps and DDP take the weights that train when they are made.
+    # First: the clock of steps and DDP look at the weights that train.
     state.freeze(stage.frozen, len(run.data.classes))
     last_samples = run.steps.samples_in(run.schedule.epoch_steps - 1)
     require_join(state.model, last_samples, ranks.world)
-    run.times = StepTimes(state.model, state.optimizer, ranks)
+    run.times.watch(state.model, state.optimizer)
     run.ddp = ranks.ddp(state.model, run.config.grad_compression)
 
 
@@ -242,7 +241,7 @@ def log_interval(run: TrainingRun) -> None:
     counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
     lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
     run.log.interval(state.step, counts, lr, state.take_scaling())
-    if (times := run.stragglers.look(run.times)) is not None:
+    if (times := run.times.of_all_ranks()) is not None:
         compare_ranks(run, times)
 
 
@@ -252,7 +251,7 @@ def compare_ranks(run: TrainingRun, times: Times) -> None:
     if balance and balance.recut(state.step, times[:, :, COMPUTE]):
         run.checkpoints.images_by_rank = balance.counts
         log.shares(run.steps.newest_cut.step, balance.counts)
-    if waiting := run.stragglers.waiting(times):
+    if waiting := waiting_in(times, run.ranks):
         remedy = ""
         if waiting.why == "compute" and balance:
             remedy = balance.remedy(waiting.rank)

@@ -27,17 +27,11 @@ from rackrun.training.scores import Scores
 from rackrun.training.state import TrainingState
 from rackrun.training.step_times import StepTimes
 from rackrun.training.stop_requests import StepExchange, StopRequests
-from rackrun.training.stragglers import Stragglers
 from rackrun.training.task import Task
 
 
 class TrainingRun:
     """What a run is made of, and what its loop counts; functions of the loop take it as a whole."""
-
-    # Of the weights that train in a stage (training.train.enter).
-    stage: Stage | None = None
-    times: StepTimes
-    ddp: DistributedDataParallel | None
 
     def __init__(
         self,
@@ -92,8 +86,10 @@ class TrainingRun:
             compatibility.check(identity, self.described, earlier.content, earlier.path)
         self.log = Log(config, self.schedule, ranks, data)
         self.checkpoints = RunCheckpoints(ranks, self.log, {"identity": identity, **self.described})
-        self.exchange, self.stragglers = StepExchange(ranks, requests), Stragglers(ranks)
+        self.exchange, self.times = StepExchange(ranks, requests), StepTimes(ranks)
         self.balance: Balance | None = None
+        self.stage: Stage | None = None  # whose layers train
+        self.ddp: DistributedDataParallel | None = None  # the model with them
         self.scores: Scores | None = None  # of the last evaluation
         self.compiled: set[object] = set()  # kinds of batches
         self.is_unseen = True  # the first batch

@@ -67,8 +67,7 @@ def test_a_step_asks_the_device_for_nothing(recipe, options, tmp_path):
     run = TrainingRun(TASK, config, ranks, StopRequests(0), compute, data)
     run.state = TrainingState(TASK.model(config, 10).to(NUMBERLESS), config)
     run.log.folder = RunFolder(tmp_path)
-    run.ddp, run.is_unseen = None, False
-    run.state.step = 1
+    run.is_unseen, run.state.step = False, 1
     for _ in range(2):
         run.state.set_lr(0.1)
         run.exchange.begin()

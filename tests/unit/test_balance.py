@@ -10,7 +10,7 @@ import torch
 
 from rackrun.training.balance import Balance, fastest_counts, why_even
 from rackrun.training.data.order import Steps
-from rackrun.training.stragglers import EVERY_STEPS, FIRST_STEPS
+from rackrun.training.step_times import EVERY_STEPS, FIRST_STEPS
 
 LEAD = 5
 
