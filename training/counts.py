@@ -1,4 +1,4 @@
-"""Counts of loss and correct predictions over batches, and the scale of the loss in float16."""
+"""Counts of loss and correct predictions over batches."""
 
 from __future__ import annotations
 
@@ -49,10 +49,3 @@ class Counts(NamedTuple):
     def plus(self, other: Counts) -> Counts:
         """Return the sums over the images and steps of both."""
         return Counts._make(one + more for one, more in zip(self, other, strict=True))
-
-
-class Scaling(NamedTuple):
-    """The scale of the loss in float16, and the steps skipped since the last look at it."""
-
-    scale: float
-    skipped: int

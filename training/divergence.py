@@ -5,7 +5,7 @@ import math
 import torch
 
 from rackrun.errors import Problem
-from rackrun.training.counts import Counts, Scaling
+from rackrun.training.counts import Counts
 from rackrun.training.data.ring import Batch
 from rackrun.training.device import Compute, Normalise
 from rackrun.training.differences import short
@@ -24,15 +24,15 @@ class Diverged(Problem):
     exit_code = 76
 
 
-def check_finite(step: int, counts: Counts, scaling: Scaling | None) -> None:
-    """Raise Diverged unless training can go on."""
+def check_finite(step: int, counts: Counts, loss_scale: float) -> None:
+    """Raise Diverged unless training can go on; without float16 the scale of the loss is 0."""
     if counts.samples and not math.isfinite(counts.loss):
         symptom = f"the loss is {counts.loss}"
-    elif scaling and scaling.scale < SMALLEST_SCALE:
+    elif 0 < loss_scale < SMALLEST_SCALE:
         symptom = "gradients overflow float16 at any scale of the loss"
     else:
         return
-    raise diverged(symptom, step, ", or --precision fp32" if scaling else "")
+    raise diverged(symptom, step, ", or --precision fp32" if loss_scale else "")
 
 
 def diverged(symptom: str, step: int, other: str = "") -> Diverged:

@@ -24,7 +24,7 @@ from rackrun.contract import phases, variables
 from rackrun.reports import Reporter, rank_number
 from rackrun.run_folder import RunFolder
 from rackrun.training.config import Config
-from rackrun.training.counts import TOP5_CLASSES, Counts, Scaling
+from rackrun.training.counts import TOP5_CLASSES, Counts
 from rackrun.training.data.interface import Data
 from rackrun.training.data.ring import Batch
 from rackrun.training.divergence import check_finite
@@ -191,21 +191,15 @@ class Log:
             sys.stdout.write(f"{CLEAR_LINE}{text}" if self._is_live else f"{text}\n")
             sys.stdout.flush()
 
-    def interval(
-        self,
-        step: int,
-        counts: Counts,
-        lr: float,
-        scaling: Scaling | None,
-    ) -> None:
+    def interval(self, step: int, counts: Counts, lr: float, loss_scale: float) -> None:
         """Record the steps since the last call, with counts of all ranks.
 
         Raise Diverged if no step can be taken any more.
         """
         seconds = max(time.monotonic() - self._clock, 1e-9)
         self._clock += seconds
-        check_finite(step, counts, scaling)
-        counts = counts._replace(seconds=seconds, skipped_steps=scaling.skipped if scaling else 0)
+        check_finite(step, counts, loss_scale)
+        counts = counts._replace(seconds=seconds)
         self._total, self._epoch = self._total.plus(counts), self._epoch.plus(counts)
         measured = {
             "loss": round(counts.mean_loss, 6),
@@ -213,8 +207,8 @@ class Log:
             "images_per_second": round(counts.images_per_second, 1),
             "data_share": round(counts.data_share, 4),
         }
-        scaled = {"loss_scale": scaling.scale, "skipped_steps": scaling.skipped} if scaling else {}
-        self._write("train", step, **measured, rate=lr, **scaled)
+        scaled = {"loss_scale": loss_scale, "skipped_steps": counts.skipped_steps}
+        self._write("train", step, **measured, rate=lr, **(scaled if loss_scale else {}))
         if self._config.synthetic:  # accuracy on noise means nothing, and nothing is read
             del measured["accuracy"], measured["data_share"]
         self._reporter.fields |= measured

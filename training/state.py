@@ -18,7 +18,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from rackrun.errors import UserCodeError
 from rackrun.terminal import one_line
 from rackrun.training.config import Config
-from rackrun.training.counts import Counts, Scaling
+from rackrun.training.counts import Counts
 from rackrun.training.layers import frozen_weights, resting_modules
 from rackrun.training.optimizer import make_optimizer, regrouped
 from rackrun.training.settings.optim import TuningSettings
@@ -141,16 +141,16 @@ class TrainingState:
             self.average.update(self.model, self.step)
         self.step += 1
 
-    def take_scaling(self) -> Scaling | None:
-        """Return the scale and the steps skipped since the last call; None without float16.
+    @property
+    def loss_scale(self) -> float:
+        """The scale of the loss in float16, else 0; waits for the device."""
+        return self.scaler.get_scale() if self.scaler.is_enabled() else 0.0
 
-        It waits for the device.
-        """
-        if not self.scaler.is_enabled():
-            return None
-        scaling = Scaling(self.scaler.get_scale(), int(self._skipped))
+    def take_skipped_steps(self) -> int:
+        """Return the steps that float16 has skipped since the last call; waits for the device."""
+        skipped = int(self._skipped) if self.scaler.is_enabled() else 0
         self._skipped.zero_()
-        return scaling
+        return skipped
 
     def finish_epoch(self, evaluation: Counts | None) -> bool:
         """Count an epoch; return whether its evaluation, if it had one, is the best so far."""

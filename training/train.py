@@ -238,9 +238,16 @@ def log_interval(run: TrainingRun) -> None:
     run.samples = run.skipped = 0
     total = ranks.all_reduce_sum(torch.tensor(own, dtype=torch.float64)).tolist()
     loss, right, samples, skipped, data_seconds = total
-    counts = Counts(loss, int(right), 0, int(samples), int(skipped), 0.0, data_seconds)
+    counts = Counts(
+        loss,
+        top1=int(right),
+        samples=int(samples),
+        skipped=int(skipped),
+        data_seconds=data_seconds,
+        skipped_steps=state.take_skipped_steps(),
+    )
     lr = run.schedule.lr(state.step - 1) * state.improvement.lr_factor
-    run.log.interval(state.step, counts, lr, state.take_scaling())
+    run.log.interval(state.step, counts, lr, state.loss_scale)
     if (times := run.times.of_all_ranks()) is not None:
         compare_ranks(run, times)
 

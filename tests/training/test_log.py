@@ -41,7 +41,7 @@ def test_a_report_says_where_a_rank_is(tmp_path, monkeypatch):
             "rank": 1, "phase": "start", "epochs": 5, "steps": 400
         }  # fmt: skip
         told.step(120)
-        told.interval(120, Counts(6.1234567, 7, 9, 10), 0.1, None)
+        told.interval(120, Counts(6.1234567, 7, 9, 10), 0.1, 0.0)
         told.train()
         report = json.loads(launcher.recv(4096))
     assert report.pop("images_per_second") > 0
@@ -69,7 +69,7 @@ def test_without_a_launcher_the_first_rank_prints(monkeypatch, capsys):
         told = log(rank)
         for step in (10, 20, 40):
             told.step(step)
-            told.interval(step, Counts(5.0, 7, 9, 10, data_seconds=1e9), 0.1, None)
+            told.interval(step, Counts(5.0, 7, 9, 10, data_seconds=1e9), 0.1, 0.0)
         told.say(f"from {rank}")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("epoch 1/5  step 10/80  loss 0.5000  accuracy 70.0%  ")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rackrun.training.counts import Counts, Scaling
+from rackrun.training.counts import Counts
 from rackrun.training.divergence import SMALLEST_SCALE, Diverged, check_finite
 from rackrun.training.loss import class_weights, summed_loss
 from rackrun.training.settings.optim import OptimSettings
@@ -72,14 +72,14 @@ def test_balanced_classes_of_one_sample_and_of_none_have_finite_weights():
 
 
 @pytest.mark.parametrize(
-    ("counts", "scaling", "says"),
+    ("counts", "loss_scale", "says"),
     [
-        (Counts(math.nan, samples=1), None, "the loss is nan at step 7: type a lower --lr"),
-        (Counts(math.inf, samples=1), Scaling(1, 0), "loss is inf .*, or --precision fp32"),
-        (Counts(1.0, samples=1), Scaling(SMALLEST_SCALE / 2, 3), "overflow float16 at any scale"),
+        (Counts(math.nan, samples=1), 0, "the loss is nan at step 7: type a lower --lr"),
+        (Counts(math.inf, samples=1), 1, "loss is inf .*, or --precision fp32"),
+        (Counts(1.0, samples=1), SMALLEST_SCALE / 2, "overflow float16 at any scale"),
     ],
 )
-def test_training_that_cannot_go_on_ends(counts, scaling, says):
+def test_training_that_cannot_go_on_ends(counts, loss_scale, says):
     """With what to type."""
     with pytest.raises(Diverged, match=says):
-        check_finite(7, counts, scaling)
+        check_finite(7, counts, loss_scale)
