@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -141,38 +140,26 @@ class RunCheckpoints:
         if not epoch:
             return
         kept = self._best_here(epoch) if self._thread else None
-        # That of the best evaluation comes before any that is as accurate, with another loss.
-        own = [kept["epoch"] == epoch, round(kept["accuracy"] * 1e9)] if kept else [0, -1]
-        offers = [json.loads(each) for each in self._ranks.gather(json.dumps(own).encode())]
-        source = offers.index(max(offers))
-        if source:
+        holders = self._ranks.gather(b"holds it" if kept else b"")
+        if not any(holders):
+            self._log.say(f"no host has the best checkpoint (epoch {epoch}): final.pt is the last")
+            return
+        if source := holders.index(max(holders)):
             payload = checkpoint.pack(kept) if kept and self._ranks.rank == source else None
             kept = checkpoint.unpack(self._ranks.broadcast_bytes(payload, source))
-        lost = f"no host has the best checkpoint (epoch {epoch}): final.pt is"
-        if kept is None or (kept["epoch"] != epoch and kept["accuracy"] <= state.accuracy):
-            self._log.say(f"{lost} the last")
-            return
-        if kept["epoch"] != epoch:
-            self._log.say(f"{lost} the best of those left (epoch {kept['epoch']})")
-        state.evaluated.load_state_dict(kept["average"] or kept["model"])
-        state.accuracy = kept["accuracy"]
+        if kept:
+            state.evaluated.load_state_dict(kept["average"] or kept["model"])
+            state.accuracy = kept["accuracy"]
 
     def _best_here(self, epoch: int) -> Content | None:
-        # The state after this epoch; where this host has lost it, the best of those after others.
-        with suppress(SaveError):
-            state: Content = checkpoint.read(self._log.folder.best)["state"]
-            if state["epoch"] == epoch:
-                return state
-        best: Content | None = None
-        epoch_steps = self._content["identity"]["steps per epoch"]
-        for path in checkpoint.steps_in(self._log.folder.checkpoints):
+        # The state after this epoch: a later attempt may have named another one the best.
+        step = epoch * self._content["identity"]["steps per epoch"]
+        for path in (self._log.folder.best, self._log.folder.checkpoint(step)):
             with suppress(SaveError):
-                state = checkpoint.read(path)["state"]
-                # The accuracy of a save within an epoch is that of other weights.
-                is_evaluated = state["step"] == state["epoch"] * epoch_steps
-                if is_evaluated and (not best or state["accuracy"] > best["accuracy"]):
-                    best = state
-        return best
+                state: Content = checkpoint.read(path)["state"]
+                if state["epoch"] == epoch:
+                    return state
+        return None
 
 
 def _copied(value: Any) -> Any:
