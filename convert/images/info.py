@@ -113,7 +113,7 @@ def reason(error: Exception) -> str:
     return "not recognized" if isinstance(error, UnidentifiedImageError) else str(error)
 
 
-def findings(name: str, info: ImageInfo, usual: Sequence[str] = ()) -> list[ImageDefect]:
+def findings_of(name: str, info: ImageInfo, usual: Sequence[str] = ()) -> list[ImageDefect]:
     """Return the lines that a usable image adds to the quality report, but for `usual` kinds."""
     return [
         ImageDefect(name, kind, f"is {info.extension}" if kind == "other format" else "")

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from rackrun.convert.images.info import findings, inspect
+from rackrun.convert.images.info import findings_of, inspect
 from rackrun.convert.packing.workers import in_parallel, working_on
 from rackrun.convert.readers.records import (
     MAX_IMAGE_BYTES,
@@ -64,7 +64,7 @@ def read_tars(tars: Sequence[ForeignTar], label_field: str, workers: int) -> lis
 
 def _indexed(tar: ForeignTar, archive: Tar, label_field: str) -> ForeignTar:
     """Read a tar to its end; DataError for a sample that is there twice."""
-    rows, found, numbers, keys = [], list[ImageDefect](), dict[Label, int](), set[str]()
+    rows, findings, numbers, keys = [], list[ImageDefect](), dict[Label, int](), set[str]()
     end = 0  # of the last sample: what lies between two samples belongs to the later one
     for sample in samples_in(archive):
         if sample.key in keys:
@@ -77,7 +77,7 @@ def _indexed(tar: ForeignTar, archive: Tar, label_field: str) -> ForeignTar:
         image, label = sample.image, label_of(archive, sample, label_field)
         name = f"{tar.path.name}/{sample.key}"
         if image is None or label is None:
-            found.append(ImageDefect(name, "no image" if image is None else "unlabelled"))
+            findings.append(ImageDefect(name, "no image" if image is None else "unlabelled"))
             continue
         try:
             if image.size > MAX_IMAGE_BYTES or sample.end - end >= LARGEST_SAMPLE:
@@ -85,15 +85,15 @@ def _indexed(tar: ForeignTar, archive: Tar, label_field: str) -> ForeignTar:
             data = archive.read(image)
             info = inspect(data, PurePosixPath(image.name).suffix)
         except Defect as defect:
-            found.append(ImageDefect(name, defect.kind, defect.detail))
+            findings.append(ImageDefect(name, defect.kind, defect.detail))
             continue
-        found += findings(name, info)
+        findings += findings_of(name, info)
         extents = (end, sample.end - end, image.offset, image.size)
         facts = (info.width, info.height, zlib.crc32(data), info.extension.encode())
         rows.append((0, *extents, numbers.setdefault(label, len(numbers)), *facts))
         end = sample.end
     table = np.array(rows, INDEX_FIELDS)
-    return replace(tar, rows=table, labels=tuple(numbers), keys=keys, findings=found)
+    return replace(tar, rows=table, labels=tuple(numbers), keys=keys, findings=findings)
 
 
 def refuse_duplicates(tars: Iterable[ForeignTar]) -> None:

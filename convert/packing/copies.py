@@ -67,20 +67,20 @@ def copies(
     Of pairs that are both in the shards of `before`, the version that others join, nothing is said.
     """
     old = {part.split: len(part.shards) for part in before}
-    found = list[ImageDefect]()
+    findings = list[ImageDefect]()
     for group in _groups(splits, read, name_image):
         first, *others = sorted(group, key=lambda image: (image.split != TRAIN, image.split))
         for image in others:
             if not any(each.shard >= old.get(each.split, 0) for each in (image, first)):
                 continue
             if image.split != first.split:
-                found.append(ImageDefect(image.name, LEAK, f"{first.name} in {first.split}"))
+                findings.append(ImageDefect(image.name, LEAK, f"{first.name} in {first.split}"))
             elif image.label != first.label:
                 detail = f"{first.name} in class {classes[first.label]}"
-                found.append(ImageDefect(image.name, TWO_CLASSES, detail))
+                findings.append(ImageDefect(image.name, TWO_CLASSES, detail))
             else:
-                found.append(ImageDefect(image.name, COPY, first.name))
-    return found
+                findings.append(ImageDefect(image.name, COPY, first.name))
+    return findings
 
 
 def _groups(

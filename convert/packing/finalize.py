@@ -44,7 +44,7 @@ FEW, MANY = 10, 100  # images that may be left out of the smallest and of middli
 
 def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
     """Turn a folder in which every planned shard is finished into a complete one."""
-    parts, found = checked_parts(target, plan, packing)
+    parts, findings = checked_parts(target, plan, packing)
     listing = plan.listing
     manifest = Manifest(
         dataset=listing.dataset,
@@ -54,7 +54,7 @@ def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
         # Of a published set, no orientation is applied, and yet photos to predict are turned.
         upright=plan.treatment.upright or listing.as_published,
         sources=plan.origins,
-        report=counted(found),
+        report=counted(findings),
         plan_sha256=plan.digest,
     )
     if stored := listing.stored:
@@ -87,28 +87,28 @@ def checked_parts(
         if not (result := target.result(shard)):
             raise DataError(f"{target.folder}: {shard.name} has disappeared; convert again")
         results.append(result)
-    found = [*plan.findings, *(finding for each in results for finding in each.findings)]
+    findings = [*plan.findings, *(finding for each in results for finding in each.findings)]
     stored = sum(each.shard.samples for each in results)
     parts = joined(before, _parts(target, plan, results))
-    if wrong := _objection(target, plan, found, packing.allow_left_out):
+    if wrong := _objection(target, plan, findings, packing.allow_left_out):
         for each in results:  # the source may be complete by the next run, which makes these again
             if any(finding.is_loss for finding in each.findings):
                 target.done(each.shard.name).unlink(missing_ok=True)
     else:
-        found += copies(parts, plan.listing.classes, target.read_part, _names(plan), before)
+        findings += copies(parts, plan.listing.classes, target.read_part, _names(plan), before)
         # Nobody can repair a published data set, and its accuracy is compared as it is.
         if "leaks" not in packing.allow and not plan.listing.as_published:
-            wrong = leaks_refused(found)
-    conclude(target.folder / report_name(version), found, stored, wrong)
-    return parts, found
+            wrong = leaks_refused(findings)
+    conclude(target.folder / report_name(version), findings, stored, wrong)
+    return parts, findings
 
 
-def conclude(report: Path, found: list[ImageDefect], stored: int, wrong: str) -> None:
+def conclude(report: Path, findings: list[ImageDefect], stored: int, wrong: str) -> None:
     """Save and print what was found; DataError where `wrong` says why this is no data set."""
-    save_report(report, found, stored)
+    save_report(report, findings, stored)
     if wrong:
         raise DataError(f"{report.parent}: {wrong}; all names: {report}")
-    print_report(report, found, stored)
+    print_report(report, findings, stored)
 
 
 def joined(before: Sequence[SplitRows], added: Iterable[SplitRows]) -> list[SplitRows]:
@@ -144,7 +144,7 @@ def print_use(folder: Path, dataset: str) -> None:
 
 
 def _objection(
-    target: Target, plan: ShardPlan, found: Sequence[ImageDefect], allowed: int | None
+    target: Target, plan: ShardPlan, findings: Sequence[ImageDefect], allowed: int | None
 ) -> str:
     """Return why the finished shards may not become a data set; empty if they may.
 
@@ -152,14 +152,14 @@ def _objection(
     """
     if allowed is None and plan.listing.needs_all:
         allowed = 0
-    if lost := losses_refused(found, len(plan.table), allowed):
+    if lost := losses_refused(findings, len(plan.table), allowed):
         return lost
     stored = np.concatenate([target.rows(shard)["label"] for shard in plan.shards])
     missing = np.setdiff1d(plan.table.rows["label"], stored).tolist()
     return f"class {plan.listing.classes[missing[0]]}: no image of it is whole" if missing else ""
 
 
-def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int | None) -> str:
+def losses_refused(findings: Iterable[ImageDefect], images: int, allowed: int | None) -> str:
     """Return why a data set is refused that lacks more images than allowed; else nothing.
 
     By default one in a hundred may be missing, or up to 100 of a small set, but not more than a
@@ -167,7 +167,7 @@ def losses_refused(found: Iterable[ImageDefect], images: int, allowed: int | Non
     """
     if allowed is None:
         allowed = max(images // 100, min(images // 10, MANY), FEW)
-    lost = Counter(finding.kind for finding in found if finding.is_loss)
+    lost = Counter(finding.kind for finding in findings if finding.is_loss)
     if lost.total() <= allowed:
         return ""
     reasons = ", ".join(f"{count:,} {LEFT_OUT[kind]}" for kind, count in lost.most_common())

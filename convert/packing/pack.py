@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rackrun.commandline.program import Stopped
-from rackrun.convert.images.info import LEFT_OUT, findings
+from rackrun.convert.images.info import LEFT_OUT, findings_of
 from rackrun.convert.options import Packing
 from rackrun.convert.packing.finalize import close_folder, print_use
 from rackrun.convert.packing.output_folder import ShardResult, Target
@@ -125,7 +125,7 @@ def write_shards(target: Target, plan: ShardPlan, packing: Packing) -> None:
 
 def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
     """Write one tar, and its result beside the plan."""
-    rows, found = list[Row](), list[ImageDefect]()
+    rows, findings = list[Row](), list[ImageDefect]()
     working_on(shard.name, images=0)
     with write_shard(target.tar(shard.name)) as writer:
         for record in plan.records(shard):
@@ -135,16 +135,16 @@ def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
                 container = plan.listing.containers[record.container]
                 image = plan.treatment.stored(record, container)
             except Defect as defect:
-                found.append(ImageDefect(name, defect.kind, defect.detail))
+                findings.append(ImageDefect(name, defect.kind, defect.detail))
                 continue
-            found += findings(name, image.info, plan.listing.usual)
+            findings += findings_of(name, image.info, plan.listing.usual)
             position = writer.add(record.key, record.label, image.data)
             size = image.info.width, image.info.height
             facts = len(image.data), record.label, *size, image.crc, image.info.extension.encode()
             rows.append((shard.number, *position, *facts))
         working_on(shard.name, images=0)
         if not rows:
-            first = found[0]
+            first = findings[0]
             detail = f" ({first.detail})" if first.detail else ""
             raise DataError(
                 f"{shard.name}: no image in it is whole; the first, {first.name}, is "
@@ -153,5 +153,5 @@ def _write(target: Target, plan: ShardPlan, shard: PlannedShard) -> None:
             )
         written = writer.close()
     # The tar is whole before its result is there: a result is what says that a shard is done.
-    result = ShardResult(written, tuple(found))
+    result = ShardResult(written, tuple(findings))
     target.save_result(result, np.array(rows, INDEX_FIELDS))

@@ -150,7 +150,7 @@ def append_images(
     say(f"{folder}: listing the images of {listing.dataset}")
     files = list(metered(listing.records, "listed"))
     records = [each for each in files if isinstance(each, Record)]
-    found = [each for each in files if isinstance(each, ImageDefect)]
+    findings = [each for each in files if isinstance(each, ImageDefect)]
     kept, counts = _new_records(newest, records, container, packing, takes_dropped)
     for status, count in counts.items():
         if status is not ImageStatus.NEW:
@@ -159,17 +159,17 @@ def append_images(
         say(f"{folder}: nothing to add; the newest version is {manifest.number}")
         return
     version = manifest.number + 1
-    merged = _with_classes_of(manifest, listing, kept, found)
+    merged = _with_classes_of(manifest, listing, kept, findings)
     before = newest.parts()
     plan = make_plan(merged, packing, newest.free_numbers(), before)
     target.begin(plan, packing.force, version)
     write_shards(target, plan, packing)
-    parts, found = checked_parts(target, plan, packing, before, version)
+    parts, findings = checked_parts(target, plan, packing, before, version)
     newest.publish(
         parts,
         {"added": sum(len(part.rows) for part in parts) - sum(len(part.rows) for part in before)},
         command,
-        found,
+        findings,
         classes=merged.classes,
         sources=tuple(dict.fromkeys((*manifest.sources, *plan.origins))),
     )
@@ -255,7 +255,7 @@ def _with_classes_of(
     manifest: Manifest,
     listing: RecordListing,
     records: Sequence[Record],
-    found: Sequence[ImageDefect],
+    findings: Sequence[ImageDefect],
 ) -> RecordListing:
     # New classes get numbers after those that are there, and a class without new images gets none.
     used = {record.label for record in records}
@@ -263,5 +263,5 @@ def _with_classes_of(
     merged = tuple(dict.fromkeys((*manifest.classes, *new)))
     numbers = {name: number for number, name in enumerate(merged)}
     labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
-    files = chain[Listed](found, labelled)
+    files = chain[Listed](findings, labelled)
     return replace(listing, dataset=manifest.dataset, classes=merged, records=files)

@@ -117,13 +117,13 @@ class NewestVersion:
         parts: Sequence[SplitRows],
         change: Mapping[str, int],
         command: Sequence[str],
-        found: Iterable[ImageDefect] = (),
+        findings: Iterable[ImageDefect] = (),
         **fields: object,
     ) -> None:
         """Make these splits the next version, which is there whole or not at all.
 
         `change`: how many samples were added, dropped or relabelled; `command`: what was typed;
-        `found`: in new images; `fields`: others of the manifest, such as new classes.
+        `findings`: in new images; `fields`: others of the manifest, such as new classes.
         """
         before, folder = self.manifest, self.target.folder
         number = before.number + 1
@@ -136,7 +136,7 @@ class NewestVersion:
             change=dict(change),
             made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
             command=f"{called('convert')} {shlex.join(command)}"[:LONGEST_COMMAND],
-            report=dict(sorted((Counter(before.report) + Counter(counted(found))).items())),
+            report=dict(sorted((Counter(before.report) + Counter(counted(findings))).items())),
             **fields,  # type: ignore[arg-type]  # by name, from two callers
         )
         if not manifest.splits:
