@@ -34,6 +34,8 @@ from rackrun.training.training_run import TrainingRun
 from rackrun.units import first_few, plural
 from rackrun.user_code.revision import git_commit
 
+OFTEN = 0.75  # of the evaluated images: the share of a class from which accuracy says little
+
 Facts = dict[str, Any]
 
 
@@ -174,6 +176,12 @@ def class_lines(
         yield one_line(
             f"{config.judged_by} accuracy is at most {(total - lost) / total:.1%}: {lost:,} of"
             f" {plural(total, 'image')} are of classes without training images"
+        )
+    commonest = int(evaluated.argmax())
+    if OFTEN * total <= evaluated[commonest] < total:
+        yield one_line(
+            f"{config.judged_by} accuracy is {evaluated[commonest] / total:.1%} if all answers are"
+            f" {short(classes[commonest])}: look at the accuracy of each class, too"
         )
     lacking = [number for number in chosen if not evaluated[number]]
     if total and lacking:

@@ -294,6 +294,19 @@ def test_without_validation_the_accuracy_of_a_run_is_that_of_its_last_epoch(cli,
     assert result.code == 0 and f"\ntraining accuracy {accuracy:.2%}  " in result.said, result
 
 
+def test_an_accuracy_that_one_answer_reaches_is_said_before_the_training(cli, project):
+    for number in range(5, 14):
+        for colour in COLOURS[1:]:
+            (project / "set" / colour / f"{colour}{number:02d}.png").unlink()
+    draw(project / "more", count=40)
+    for path in (project / "more" / "red").iterdir():
+        path.rename(project / "set" / "red" / f"more-{path.name}")
+    assert cli("rackrun convert folder set shards --val-percent 20").code == 0
+    result = train(cli, "Small", "--epochs 1")
+    first = result.said.partition("epoch 1/1")[0]
+    assert result.code == 0 and "% if all answers are red" in first, result
+
+
 def test_a_split_that_lacks_classes_is_named(cli, project):
     for colour in COLOURS:
         shutil.copytree(project / "set" / colour, project / "split" / "train" / colour)

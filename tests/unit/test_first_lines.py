@@ -80,4 +80,8 @@ def test_classes_that_training_or_validation_lacks_are_named():
         "13 (green) to 14 (blue) training images of a class",
         "no validation images of 2 classes: green, red",
     ]
+    assert said([14, 14, 14], [1, 1, 22])[1:] == [
+        "validation accuracy is 91.7% if all answers are red: look at the accuracy of each class,"
+        " too"
+    ]
     assert said([14, 14, 14], [0, 0, 0]) == ["14 training images of each class"]
