@@ -24,7 +24,6 @@ from rackrun.launcher.preflight.replies import Gpus, Occupancy, R, checked_reply
 from rackrun.launcher.run.hosts import Host, hosts_named
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.launcher.transport.base import Transport
-from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.machine import typed_folder
@@ -114,20 +113,18 @@ class Rack:
         if isinstance(transport, Problem):
             raise transport
         try:
-            if client := self._clients.get(host.label):
-                client.order(shape.order_name, **arguments)
-            else:
-                first = order(do=shape.order_name, **arguments)
-                client = RpcClient(transport, host.python or "", first, REPLY_SECONDS)
+            if host.label not in self._clients:
+                client = RpcClient(transport, host.python or "", REPLY_SECONDS)
                 self._clients[host.label] = client
-            reply = checked_reply(client.reply(), shape, host.label)
+            reply = self._clients[host.label].call(shape.order_name, **arguments)
+            checked = checked_reply(reply, shape, host.label)
         except Problem as error:  # the next look starts a new probe
             if broken := self._clients.pop(host.label, None):
                 broken.close()
             raise HostUnreachable(one_line(str(error))) from None
-        if reply.error:
-            raise HostUnreachable(f"{host.label}: {one_line(reply.error)}")
-        return reply
+        if checked.error:
+            raise HostUnreachable(f"{host.label}: {one_line(checked.error)}")
+        return checked
 
     def close(self) -> None:
         """End all probes."""

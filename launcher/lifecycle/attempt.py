@@ -21,7 +21,6 @@ from rackrun.launcher.supervision.agents import AgentGroup
 from rackrun.launcher.supervision.signals import STOP_SIGNAL, SignalQueue
 from rackrun.launcher.supervision.supervisor import Supervisor
 from rackrun.launcher.transport.base import Transport
-from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import each
 from rackrun.launcher.transport.rpc import RpcClient
 from rackrun.signals import ended_by_a_signal
@@ -98,9 +97,8 @@ def _report_sick_gpus(attempt: Attempt, result: Result, output: RunOutput) -> No
 
 
 def _gpu_problems(host: HostPlan, transport: Transport) -> str:
-    first = order(do=Gpus.order_name)
-    with closing(RpcClient(transport, host.agent_python, first, GPU_SECONDS)) as client:
-        return suspects(checked_reply(client.reply(), Gpus, host.name))
+    with closing(RpcClient(transport, host.agent_python, GPU_SECONDS)) as client:
+        return suspects(checked_reply(client.call(Gpus.order_name), Gpus, host.name))
 
 
 def run(

@@ -4,10 +4,9 @@
     2  the first one   lock it, and listen on a free port: the master's
     3  every host      the route to the master, and whether its port can be reached
 
-All hosts at once, and each is waited for as rarely as can be: the first order travels along with
-the probe, and what does not need another's reply is ordered together. Nothing is judged here (that
-is `checks`), and nothing is started. The probes stay, and with them lock and port, until the facts
-are closed, or until the agents of a run take over their processes.
+All hosts at once, and what does not need another's reply is ordered together. Nothing is judged
+here (that is `checks`), and nothing is started. The probes stay, and with them lock and port, until
+the facts are closed, or until the agents of a run take over their processes.
 """
 
 from __future__ import annotations
@@ -41,7 +40,6 @@ from rackrun.launcher.remote.gpus import VISIBLE
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import Command
 from rackrun.launcher.transport.base import Transport
-from rackrun.launcher.transport.bootstrap import order
 from rackrun.launcher.transport.parallel import AT_ONCE, each
 from rackrun.launcher.transport.rpc import RpcClient
 
@@ -294,19 +292,18 @@ class HostProbe:
             visible=None if host.devices or requirements.chooses else self._visible(),
             interface=host.interface or "",
         )
-        reply = None
         before, began = time.time(), time.monotonic()
         if facts.client is not None:
             try:
                 reply = facts.client.call("look", **arguments)
             except HostUnreachable:  # it has waited too long for us, or its connection broke
                 facts.client.close()
-        if reply is None:
+                facts.client = None
+        if facts.client is None:
             assert not isinstance(self.transport, Problem)
-            first = order(do="look", **arguments)
+            facts.client = RpcClient(self.transport, python, PROBE_SECONDS)
             before, began = time.time(), time.monotonic()
-            facts.client = RpcClient(self.transport, python, first, PROBE_SECONDS)
-            reply = facts.client.reply()
+            reply = facts.client.call("look", **arguments)
         basics = facts.replies[Basics] = checked_reply(reply, Basics, host.label)
         # The host read its clock in the middle of the round trip, plus or minus half of it.
         facts.clock_error = (time.monotonic() - began) / 2

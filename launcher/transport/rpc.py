@@ -54,17 +54,14 @@ class RpcClient:
         self,
         transport: Transport,
         python: str = "",
-        first: bytes = b"",
         reply_seconds: float = REPLY_SECONDS,
     ) -> None:
         """Start the program with the system's Python, or with `python` where there is none.
 
-        `first` is an order that is sent along, so that its reply costs no round trip of its own.
         A reply must begin within `reply_seconds`, unless a call sets another limit.
         """
         self._transport = transport
         self._reply_seconds = reply_seconds
-        self._opening = opening() + first
         self._buffer = bytearray()
         self._begun = False
         self._channel: Channel | None = None
@@ -81,7 +78,7 @@ class RpcClient:
         """Start the program anew in a container, in place of this process: no shell is between."""
         if error := self.call("replace", command=(*container, *bootstrap(python))).get("error"):
             raise HostLost(f"{self._transport.name}: {error}")
-        self._begin(opening())
+        self._begin()
 
     def hand_over(self, order: bytes) -> tuple[Channel, bytes]:
         """Send the order for an agent; return its channel, and what has come from there already."""
@@ -156,13 +153,13 @@ class RpcClient:
 
     def _start(self, python: str) -> None:
         self._channel = self._transport.open(bootstrap(python))
-        self._begin(self._opening)
+        self._begin()
 
-    def _begin(self, data: bytes) -> None:
+    def _begin(self) -> None:
         """Send the program, and wait until it answers."""
         self._buffer.clear()
         self._begun = False
-        self.send(data)
+        self.send(opening())
         self._read_until(MARKER, self._reply_seconds)
         self._begun = True
 
