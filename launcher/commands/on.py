@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import takewhile
 from pathlib import Path
 
 from rackrun.commands import LAUNCHES, MANAGES, called
@@ -24,13 +25,19 @@ from rackrun.data_location import is_folder
 from rackrun.errors import UsageError
 from rackrun.launcher.errors import HostLost, HostUnreachable
 from rackrun.launcher.files.sync import Destination, upload_code
-from rackrun.launcher.files.working_tree import WorkingTree, with_installed, with_untracked
+from rackrun.launcher.files.working_tree import (
+    WorkingTree,
+    with_files,
+    with_installed,
+    with_untracked,
+)
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.output.console import say
 from rackrun.launcher.run.hosts import Host
 from rackrun.launcher.run.job import value_in, values_in, without_option
 from rackrun.launcher.run.settings import ReachOptions
 from rackrun.run_folder import RUNS
+from rackrun.user_code.tasks import find_task
 
 BROKEN = 255
 """The exit code of `ssh` for what is wrong with the connection itself."""
@@ -103,7 +110,7 @@ def run_on_host(args: Sequence[str]) -> int:
     values = ""
     if is_launch:
         _refuse_absent_data(ssh, host, folder, launch_args)
-        _bring(host, config, folder)
+        _bring(host, config, folder, launch_args[1:])
         track = f"cd {_quoted(folder)} && bash -c {shlex.quote(TRACK)}"
         subprocess.run([*ssh, "-T", host, track], stdin=subprocess.DEVNULL, check=False)
         values = _send_values(ssh, host, launch_args)
@@ -146,11 +153,16 @@ def _refuse_absent_data(ssh: Sequence[str], host: str, folder: str, words: Seque
             raise UsageError(f"--data {value} is not on {host}; to copy it there, type: {copy}")
 
 
-def _bring(host: str, config: str, folder: str) -> None:
+def _bring(host: str, config: str, folder: str, words: Sequence[str]) -> None:
+    # Host files and a settings file are copied even where git ignores them, as it does in a clone
+    # of rackrun; hosts.txt always is, for rerun does not name it.
     from rackrun.launcher.transport.ssh import open_network  # Fabric, which imports for a while
 
     code = code_here(RUNS)
     tree = with_untracked(code, (), say) if code else WorkingTree(Path.cwd(), {})
+    typed = ("hosts.txt", *takewhile(lambda word: not find_task(word), words))
+    named = {os.path.relpath(word) for word in typed if Path(word).is_file()}
+    tree = with_files(tree, sorted(path for path in named if not path.startswith("..")), say)
     with closing(open_network(ReachOptions(ssh_config=config))) as network:
         (machine,) = network.connect([Host(host)])
         upload_code(with_installed(tree), [Destination(machine, folder)], say)

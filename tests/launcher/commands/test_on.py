@@ -35,6 +35,8 @@ def laptop(start_lab):
     (folder / "train.py").write_text(COUNT)
     line = f"{worker.line} python={lab.cheap_python()} workdir={lab.folder}/work slots=1\n"
     (folder / "hosts.txt").write_text(line)
+    with (folder / ".gitignore").open("a") as ignored:
+        ignored.write("/hosts.txt\n")  # as in a clone of rackrun
 
     def typed(*words, verb=(), **more):
         env = {"HOME": str(lab.folder), "CANARY": "canary-" + "x" * 9}
