@@ -106,7 +106,8 @@ class Dashboard(AbstractContextManager["Dashboard"]):
         )
         parts = f"run {run.run_id[:SHORT_ID]}", short_path(Path(run.folder)), run.dataset
         about = Text("  ·  ".join(filter(None, parts)), style="dim")
-        about.no_wrap = False  # else lines printed above, unwrapped, cut it until the next draw
+        # Else lines that are printed above, unwrapped, cut it until the next draw.
+        about.no_wrap, about.overflow = False, "fold"
         return [line, about]
 
     def _hosts(self, run: RunView) -> RenderableType:

@@ -213,6 +213,17 @@ def test_lines_are_whole_on_a_narrow_terminal(stage, columns):
         assert whole in written
 
 
+def test_lines_above_leave_the_board_whole(stage):
+    """Where it is drawn with a line, its own long line is wrapped as it is without one."""
+    display = stage(plan_of(1), 80, 24)
+    display.play(
+        training(0, 0, dataset="flowers of many gardens, 1,234,567 images in 1,000 classes")
+    )
+    display.board.show_lines("a line")
+    _, found, after = display.terminal.text().partition("a line")
+    assert found and "images in 1,000 classes" in " ".join(after.split()), after
+
+
 def test_of_very_many_lines_the_newest_are_shown(stage):
     """And how many are in output.log only."""
     display = stage(plan_of(1))
