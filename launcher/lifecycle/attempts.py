@@ -150,7 +150,7 @@ class Attempts:
         self.spec = replace(self.spec, turn="")  # before launches that wait
         output.note(line)
         output.events.write("restart", number=following.restarts)
-        text = f"{line}; {last_line(self.final)}"
+        text = f"{line}; {last_line(replace(self.final, advice=''))}"
         output.event_command.send("restart", text, self.final.host, self.final.rank)
 
     def _supervised(self, attempt: Attempt, cluster: ClusterFacts, state: RestartState) -> Result:

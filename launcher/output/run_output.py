@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -152,7 +153,7 @@ class RunOutput(AbstractContextManager["RunOutput"]):
             following = next_commands(result, self.plan) if is_last else ()
             for name, value in (*summary(result), *following):
                 self.note(f"{name}: {value}")
-        self.note(last_line(result))
+        self.note(last_line(result if is_last else replace(result, advice="")))
         self.events.write("finish", verdict=result.verdict, exit_code=result.exit_code)
 
     def end(self, result: Result) -> None:

@@ -351,7 +351,9 @@ def _lock(host: HostFacts, cluster: ClusterFacts) -> Faults:
         problem = f"others wait for it: {lock.holder}"
     elif run := lock.run[:SHORT_ID]:
         problem += f"; it ends with Ctrl-C in its terminal, or {called('stop')} {run} if detached"
-    hint = "type --wait to start when it is free; --include takes hosts and GPUs that are free"
+    hint = "--include takes hosts and GPUs that are free"
+    if not cluster.requirements.waits:
+        hint = f"type --wait to start when it is free; {hint}"
     yield Fault(problem, hint, busy=True)
 
 

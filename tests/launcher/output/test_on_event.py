@@ -52,6 +52,7 @@ def test_a_lost_host_and_a_restart_reach_the_command(start_lab, tmp_path):
     assert [lost["event"], restart["event"], end["event"]] == ["lost", "restart", "end"]
     assert (lost["host"], lost["folder"]) == ("gpu1", restart["folder"])
     assert restart["text"].startswith("restart 1 of 1; failed: gpu1: ")
+    assert "type the same command again" not in err + restart["text"]  # it is done already
     assert (end["result"]["verdict"], end["folder"]) == ("done", end["result"]["folder"])
 
 

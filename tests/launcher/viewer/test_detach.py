@@ -107,7 +107,8 @@ def test_a_launch_that_waits_for_hosts_is_detached_once_it_has_them(detached):
     assert typed.process.stderr is not None
     lines = iter(typed.process.stderr.readline, "")
     assert "those of a forwarded agent" in next(lines)
-    assert any("waiting (Ctrl-C ends the wait)" in line for line in lines)
+    waiting = next(line for line in lines if "waiting (Ctrl-C ends the wait)" in line)
+    assert "in use by another run" in waiting and "--wait" not in waiting, waiting
     assert detached.result_of("stop", "--force")[0] == 0
     code, out, err = typed.wait_for_end()
     assert code == 0, err
