@@ -79,7 +79,8 @@ def why_not_contained(image: str) -> str:
     if pulled.returncode == 0:
         return ""
     reason = (pulled.stderr.strip() or "no reason given").splitlines()[-1]
-    return f"the image {image} cannot be pulled ({reason.strip()})"
+    name = image.partition("@")[0]  # a digest would fill the line
+    return f"the image {name} cannot be pulled ({reason.strip()})"
 
 
 def remove_container(name: str) -> None:
