@@ -327,8 +327,8 @@ def _shards(host: HostFacts, cluster: ClusterFacts) -> Faults:
             "install the same version on all hosts",
         )
     elif error := shards.error:
-        if _missing_packages(host, cluster):
-            return  # that Python reads no shards: the line about its packages says why
+        if _missing_packages(host, cluster) or host[Image].error:
+            return  # nothing there reads shards: the line about the packages or the image says why
         yield Fault(
             error,
             "name others with --data; where this machine serves them, see --serve-address",

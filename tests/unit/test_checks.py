@@ -174,6 +174,12 @@ def test_what_the_task_needs_is_looked_for_where_its_ranks_run():
     assert refused(first).exit_code == 78
 
 
+def test_where_no_image_runs_its_line_alone_says_why():
+    """The data would be read in it."""
+    without = finding("a", image={"error": "no such image"}, shards={"error": "docker: not found"})
+    assert [row.check for row in rows_of(facts(without))] == ["image"]
+
+
 def test_the_command_that_installs_an_extra_is_printed_where_it_can_be_typed(monkeypatch):
     """On this machine, for the interpreter that runs rackrun; else in words."""
     lacking = finding("a", look__interpreter={**INTERPRETER, "missing": ["timm", "wandb"]})
