@@ -129,7 +129,6 @@ COLUMNS = (
     HostColumn("state", 12, 0, _state, "left"),
     HostColumn("step", 7, 2, lambda host: _number(host.step, "{:,}")),
     HostColumn("gpu", 22, 1, _gpus),
-    HostColumn("images/s", 8, 4, lambda host: _number(host.images_per_second, "{:,.0f}")),
     HostColumn("share", 6, 6, lambda host: _number(host.share, "{:.1%}")),
     HostColumn("cpu", 4, 3, _cpu),
     HostColumn("memory", 12, 5, _memory),

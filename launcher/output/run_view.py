@@ -51,8 +51,6 @@ class HostView(Shape, frozen=True):
     urgency: Whole
     step: Whole
     """The step of its slowest rank; 0: none yet."""
-    images_per_second: Measure
-    """Its part of those of all ranks."""
     share: Real | None
     """Its part of the images of a step, with --balance auto."""
     usage: Usage | None
@@ -148,21 +146,14 @@ def _host_view(run: RunState, host: HostState, last_line: str) -> HostView:
     ranks = run.ranks_of(host.plan.node)
     slowest = min(ranks, key=lambda rank: rank.step)
     state = state_of(run, host)
-    speeds = [rank.fields.get("images_per_second") or 0.0 for rank in ranks]
-    shares = [rank.fields.get("share") for rank in ranks]
-    evenly = 1 / run.plan.world_size
-    speed = sum(
-        speed * (evenly if share is None else share)
-        for speed, share in zip(speeds, shares, strict=True)
-    )
+    shares = [rank.fields.get("share", 0.0) for rank in ranks]
     return HostView(
         name=host.plan.name,
         node=host.plan.node,
         state=state,
         urgency=URGENCY.get(state, URGENCY.get(state.partition(" ")[0], HEALTHY)),
         step=slowest.step,
-        images_per_second=speed,
-        share=sum(share or 0.0 for share in shares) if any(shares) else None,
+        share=sum(shares) or None,
         usage=host.usage,
         last_line=last_line[:LINE_CHARACTERS],
     )
