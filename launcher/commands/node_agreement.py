@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 import shutil
 import socket
@@ -25,11 +24,10 @@ from rackrun.launcher.lifecycle.this_machine import LOOPBACK
 from rackrun.launcher.output.console import say
 from rackrun.launcher.remote.gpus import gpus_of_ranks
 from rackrun.launcher.rendezvous.gather import Agreement, NodeInfo, Rendezvous, gather, join
-from rackrun.launcher.run.job import Job, Work, data_of, with_data
+from rackrun.launcher.run.job import Job, Work, data_of, run_name, with_data
 from rackrun.launcher.schedulers import Placement, Sourced
-from rackrun.run_folder import RUN_NAME, RunFolder, file_name
-
-_TIME_LENGTH = len("20260101-120000")  # in the name of a run folder
+from rackrun.run_folder import RunFolder, file_name
+from rackrun.runs import name_of
 
 
 def meet(
@@ -54,10 +52,8 @@ def meet(
         slots = tuple(member.processes for member in members)
         if why := spec.needs.rank_problem(sum(slots)):
             raise UsageError(why)
-        run_name = options.name or work.name
-        resumable = [
-            member.resume for member in members if _is_run_of(member.resume, file_name(run_name))
-        ]
+        name = run_name(options, work)
+        resumable = [each.resume for each in members if name_of(each.resume) == name]
         return Agreement(
             run_id=secrets.token_hex(16),
             folder=spec.new_folder().path.name,
@@ -105,9 +101,8 @@ def check_agreement(meeting: Rendezvous, options: NodeOptions, work: Work) -> No
     """Accept from node 0 only what the options here allow, about its run and from its machine."""
     _check_private(meeting.master, options)
     agreed = meeting.agreement
-    name = file_name(options.name or work.name)
-    resume_fits = not agreed.resume or (options.auto_resume and _is_run_of(agreed.resume, name))
-    if not resume_fits:
+    is_ours = options.auto_resume and name_of(agreed.resume) == run_name(options, work)
+    if agreed.resume and not is_ours:
         hint = "type the same --name and --auto-resume on every node"
         raise HostUnreachable(f"node 0 would resume {agreed.resume}; {hint}")
     if agreed.data and not (options.serving.serve and _served_by(agreed.data, meeting, options)):
@@ -134,10 +129,6 @@ def _served_by(data: str, meeting: Rendezvous, options: NodeOptions) -> bool:
     )
 
 
-def _is_run_of(run: str, name: str) -> bool:
-    return bool(re.fullmatch(RUN_NAME, run)) and run[_TIME_LENGTH:] == f"-{name}"
-
-
 def _serve(work: Work, address: str, options: NodeOptions, servers: ExitStack) -> str:
     serving = options.serving
     if not serving.serve:
@@ -158,9 +149,9 @@ def job_for(placement: Placement, spec: LaunchSpec, agreement: Agreement) -> Job
 
 
 def _newest_run(options: NodeOptions, work: Work) -> str:
-    name = file_name(options.name or work.name)
+    name = run_name(options, work)
     runs = {path.parents[1].name for path in options.runs.glob(f"*-{name}/checkpoints/*.pt")}
-    return max((run for run in runs if _is_run_of(run, name)), default="")
+    return max((run for run in runs if name_of(run) == name), default="")
 
 
 def _address_of(placement: Placement) -> str:

@@ -12,8 +12,7 @@ from rackrun.launcher.commands.settings import NodeOptions
 from rackrun.launcher.errors import PreflightRefused
 from rackrun.launcher.lifecycle.planning import code_here
 from rackrun.launcher.rendezvous.gather import NodeInfo, NodeWork
-from rackrun.launcher.run.job import Work
-from rackrun.run_folder import file_name
+from rackrun.launcher.run.job import Work, run_name
 from rackrun.terminal import one_line
 
 SHOWN = 60  # characters of an argument
@@ -36,7 +35,7 @@ def work_here(work: Work, options: NodeOptions) -> NodeWork:
         torch = ""
     return NodeWork(
         command=tuple(map(_digest, work.argv("python"))),
-        name=file_name(options.name or work.name),
+        name=run_name(options, work),
         environment=_digest(repr(sorted(options.environment))),
         code=_digest(repr(sorted(code.files.items()))) if code and code.files else "",
         python=platform.python_version().rpartition(".")[0],

@@ -13,7 +13,7 @@ from rackrun.launcher.lifecycle.restart_policy import RestartState
 from rackrun.launcher.preflight.facts import NO_FACTS, ClusterFacts
 from rackrun.launcher.preflight.requirements import Requirements
 from rackrun.launcher.run.hosts import Host
-from rackrun.launcher.run.job import Job
+from rackrun.launcher.run.job import Job, run_name
 from rackrun.launcher.transport.base import Transport
 from rackrun.launcher.transport.parallel import all_or_raise
 from rackrun.run_folder import RunFolder, folder_name, new_run_folder
@@ -70,11 +70,15 @@ class LaunchSpec(Requirements):
     @property
     def planned_folder(self) -> RunFolder:
         """Return a run folder that is not made, for a plan that is only shown."""
-        return RunFolder((self.options.runs / folder_name(self._run_name)).resolve())
+        return RunFolder(
+            (self.options.runs / folder_name(run_name(self.options, self.work))).resolve()
+        )
 
     def new_folder(self) -> RunFolder:
         """Make the run folder, with what starts the run again and what reaches its hosts."""
-        folder = new_run_folder(self.options.runs, self._run_name, self.options.share)
+        folder = new_run_folder(
+            self.options.runs, run_name(self.options, self.work), self.options.share
+        )
         try:
             self.write_into(folder)
         except SaveError as error:
@@ -91,7 +95,3 @@ class LaunchSpec(Requirements):
         """Return the job of the first attempt."""
         commit, options = git_commit(Path.cwd()), self.options
         return Job(self.work, folder, options, commit=commit)
-
-    @property
-    def _run_name(self) -> str:
-        return self.options.name or self.work.name

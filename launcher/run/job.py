@@ -107,8 +107,8 @@ class Job:
 
     @property
     def name(self) -> str:
-        """Return the name of the run; its folder has the time before it."""
-        return file_name(self.options.name or self.work.name)
+        """Return the name of the run."""
+        return run_name(self.options, self.work)
 
     def again(self) -> Job:
         """Return the job of the next attempt, in the same folder; its id begins alike."""
@@ -116,6 +116,11 @@ class Job:
         return replace(
             self, run_id=run_id, folder=replace(self.folder, attempt=self.folder.attempt + 1)
         )
+
+
+def run_name(options: Options, work: Work) -> str:
+    """Return the name of a run; its folder has the time before it."""
+    return file_name(options.name or work.name)
 
 
 def is_own_command(work: Work) -> bool:
