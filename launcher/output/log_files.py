@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rackrun.atomic import translated_os_errors, write_whole
 from rackrun.errors import SaveError
@@ -17,7 +18,9 @@ from rackrun.launcher.run.result import Result, as_plain
 from rackrun.run_folder import RunFolder
 from rackrun.terminal import one_line
 
-TAIL_BYTES = 1 << 18  # longer than the message of nearly every exception, such as missing weights
+TAIL_BYTES = 1 << 16
+SEARCHED_BYTES = 1 << 23  # for the traceback of an exception with a long message
+_TRACEBACK = re.compile(rb"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):", re.MULTILINE)
 
 
 class LogFiles:
@@ -61,11 +64,31 @@ class LogFiles:
         return self.folder.log(self.hosts[node], rank, stream)
 
     def tail(self, node: int, rank: int | None, stream: str) -> str:
-        """Return the end of a log as text; empty when there is none, or it cannot be read."""
+        """Return the end of a log as text; empty when there is none, or it cannot be read.
+
+        If the last traceback began before that, it begins with the beginning of that traceback:
+        the message of an exception may be longer than any end, its type stands before it.
+        """
         with suppress(OSError), self.log(node, rank, stream).open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
+            size = file.seek(0, os.SEEK_END)
+            end = _read_at(file, max(0, size - TAIL_BYTES))
+            if size > TAIL_BYTES and not _TRACEBACK.search(end):
+                end = _last_traceback(_read_at(file, max(0, size - SEARCHED_BYTES))) + end
+            return end.decode("utf-8", "replace")
         return ""
+
+
+def _read_at(file: BinaryIO, offset: int) -> bytes:
+    file.seek(offset)
+    return file.read()
+
+
+def _last_traceback(log: bytes) -> bytes:
+    # The first bytes of the last traceback that begins before the tail of the log; often nothing.
+    end = len(log) - TAIL_BYTES
+    before = log[: end + len(b"[rank999999]: Traceback (most recent call last):")]
+    begun = [match.start() for match in _TRACEBACK.finditer(before) if match.start() < end]
+    return log[begun[-1] : min(begun[-1] + TAIL_BYTES, end)] + b"\n" if begun else b""
 
 
 def write_result(folder: RunFolder, result: Result) -> str:
