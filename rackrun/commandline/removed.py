@@ -64,7 +64,7 @@ OPTIONS: Mapping[str, str] = MappingProxyType(
         "relabel --label-field": "leave it out: the index has the classes; no tar is changed",
         "relabel --workers": "leave it out: no tar is written, so it takes seconds",
         **dict.fromkeys(
-            ("catdog --seed", "csv --seed", "folder --seed", "hf --seed", "imagenet --seed"),
+            [f"{data} --seed" for data in ("catdog", "csv", "folder", "hf", "imagenet", "shards")],
             "leave it out: a run mixes the images by its own --seed",
         ),
         "--scaling": "start one run per number of hosts: --hosts-needed N (local: --nproc N)",
