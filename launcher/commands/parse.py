@@ -154,22 +154,14 @@ def read(
         host_words = tuple(map(str, hosts.values()))
         rest = [*_with_task(rest, new_run), *command]
         if rest and rest[0] != "--" and rest[0].startswith("-"):
-            if new_run and new_run.command:
-                whole = shlex.join([*new_run.command, *rest])
-                raise UsageError(
-                    f"{rest[0]}: not an option of {called(name)}; to change the run's own command,"
-                    f" type all of it: -- {whole}"
-                )
-            raise parser.no_such_option(rest[0].partition("=")[0], launch)
+            _refuse_option(rest, launch, new_run.command if new_run else ())
         rest = work_words(file, rest) if file else rest
         if is_command(rest[:1]):
             refuse_command(rest, words, host_words)
         work = _work(name, settings, (*words, *host_words), rest)
     if again:
-        from_where = (
-            ", from its beginning" if again.continues_a_run and "resume" not in typed else ""
-        )
-        say(f"{again.path.parent} again{from_where}")
+        is_anew = again.continues_a_run and "resume" not in typed
+        say(f"{again.path.parent} again{', from its beginning' if is_anew else ''}")
     return CommandLine(options, (*words, *host_words), work, file, typed)
 
 
@@ -179,6 +171,18 @@ def _naming(file: SettingsFile | None, typed: Collection[str]) -> Iterator[None]
         yield
     except UsageError as error:
         raise with_place(error, file, typed) if file else error from None
+
+
+def _refuse_option(
+    rest: Sequence[str], launch: SettingsCommand, command: Sequence[str]
+) -> NoReturn:
+    """Raise UsageError for an option of neither launch nor task; `command` is a rerun's own."""
+    if command:
+        raise UsageError(
+            f"{rest[0]}: not an option of {launch.name}; to change the run's own command, type all"
+            f" of it: -- {shlex.join([*command, *rest])}"
+        )
+    raise parser.no_such_option(rest[0].partition("=")[0], launch)
 
 
 def _with_long_name(word: str) -> str:
