@@ -39,9 +39,9 @@ class LocalLaunch(LaunchMethod):
         "Run a task or a command under torchrun on this machine. Without either, draw cats and"
         " dogs, and train on them.",
         (
-            ("{prog}", "a demo that needs no data"),
+            ("{prog}", "a demo without data"),
             ("{prog} catdog --data data/shards", "a task"),
-            ("{prog} --nproc 2 -- python train.py", "any script, on two ranks"),
+            ("{prog} --nproc 2 -- python train.py", "a script, on two ranks"),
             ("{prog} --dry-run catdog --data data/shards", "print what would run"),
             ("{prog} --sweep lr=0.1,0.3 catdog --data ...", "a run for each value"),
         ),

@@ -45,8 +45,8 @@ CHECK_HEAD = Head(
     " every host can read its data.",
     (
         ("{prog} hosts.txt", "check every host"),
-        ("{prog} hosts.txt catdog --data data/shards", "also for the data of a task"),
-        ("{prog} --deep hosts.txt", "also measure links, GPUs and reading"),
+        ("{prog} hosts.txt catdog --data data/shards", "and the data of a task"),
+        ("{prog} --deep hosts.txt", "and measure links, GPUs"),
         ("{prog} --json hosts.txt", "the table as JSON"),
         ("{prog} -H gpu[01-04]", "hosts without a file"),
     ),

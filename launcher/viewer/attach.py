@@ -28,7 +28,7 @@ class AttachOptions(OnOptions):
 
     examples: ClassVar[Examples] = (
         ("{prog} 3fa8", "the run whose ID begins with 3fa8"),
-        ("{prog} --plain catdog", "the newest of this name, without the dashboard"),
+        ("{prog} --plain catdog", "the newest of this name, as plain lines"),
     )
 
     run: Positional[str] = ""
