@@ -187,16 +187,18 @@ def gather_facts(
     if port:
         first = probes[0]
         _all(
-            probes, lambda one: one.test_route(master, port, other if one is first else ""), seconds
+            probes,
+            lambda probe: probe.test_route(master, port, other if probe is first else ""),
+            seconds,
         )
-    return ClusterFacts(tuple(one.facts for one in probes), master, port, requirements)
+    return ClusterFacts(tuple(probe.facts for probe in probes), master, port, requirements)
 
 
 def _another_address(probes: Sequence[HostProbe]) -> str:
     """Return the address of a host behind the first; empty where all are on loopback."""
-    for each_probe in probes[1:]:
-        if each_probe.facts.error is None:
-            address = each_probe.facts.host.address or each_probe.facts.basics.address
+    for probe in probes[1:]:
+        if probe.facts.error is None:
+            address = probe.facts.host.address or probe.facts.basics.address
             if address and not is_loopback(address):
                 return address
     return ""
@@ -211,11 +213,11 @@ def is_loopback(address: str) -> bool:
 
 
 def _all(probes: Sequence[HostProbe], action: Any, seconds: float) -> None:
-    able = [host_probe for host_probe in probes if host_probe.facts.error is None]
+    able = [probe for probe in probes if probe.facts.error is None]
     outcomes = each(action, able, seconds=seconds, late=HostProbe.late)
-    for host_probe, outcome in zip(able, outcomes, strict=True):
+    for probe, outcome in zip(able, outcomes, strict=True):
         if isinstance(outcome, Problem):
-            host_probe.facts.error = outcome
+            probe.facts.error = outcome
 
 
 class HostProbe:

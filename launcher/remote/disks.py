@@ -19,7 +19,7 @@ LEAST_LOCKED = 1 << 30
 INFINIBAND = "/sys/class/infiniband"
 
 
-def answer_within(seconds: float, work: Callable[[], Any]) -> Any:
+def call_within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return what some work returns; raise TimeoutError when that takes too long.
 
     A thread does it: a signal interrupts neither a dead file server nor a slow name server.

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from rackrun.launcher.remote.processes import answer_of, names_in
+from rackrun.launcher.remote.processes import names_in, run_program
 
 KFD = "/dev/kfd"  # the driver of AMD's GPUs
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
@@ -69,10 +69,10 @@ def gpus() -> dict[str, Any]:
     if program is None:
         return {"gpus": []}
     try:
-        result = answer_of([program, f"--query-gpu={','.join(FIELDS)}", FORMAT], SECONDS)
+        result = run_program([program, f"--query-gpu={','.join(FIELDS)}", FORMAT], SECONDS)
         if result.returncode and b"compute_cap" in result.stdout:
             query = f"--query-gpu={','.join(FIELDS[:-1])}"
-            result = answer_of([program, query, FORMAT], SECONDS)
+            result = run_program([program, query, FORMAT], SECONDS)
     except OSError as error:
         return {"gpus": [], "problem": f"nvidia-smi: {error.strerror}"}
     except subprocess.TimeoutExpired:

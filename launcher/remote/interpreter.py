@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Sequence
 from typing import Any
 
-from rackrun.launcher.remote.disks import answer_within
+from rackrun.launcher.remote.disks import call_within
 from rackrun.launcher.remote.files import INSTALLED, project_python
 from rackrun.launcher.remote.locks import user_name
-from rackrun.launcher.remote.processes import answer_of
+from rackrun.launcher.remote.processes import run_program
 
 INTERPRETER_SECONDS = 20.0
 DOCKER_SECONDS = 30.0
@@ -76,12 +76,7 @@ def behind_shim(workdir: str, interpreter: str) -> str:
     """
     if os.path.basename(os.path.dirname(interpreter)) != "shims" or not os.path.isdir(workdir):
         return interpreter
-    try:
-        shown = [interpreter, "-c", "import sys; print(sys.executable)"]
-        done = answer_of(shown, INTERPRETER_SECONDS, workdir)
-    except (OSError, subprocess.TimeoutExpired):
-        return interpreter  # why is found out when it is described
-    return done.stdout.decode(errors="replace").strip() or interpreter
+    return _executable_of([interpreter], workdir) or interpreter
 
 
 def after_setup(before: list[str], interpreter: str) -> str:
@@ -89,12 +84,17 @@ def after_setup(before: list[str], interpreter: str) -> str:
 
     `before` is the setup, and the working directory; where it fails, `describe` says why.
     """
-    shown = [*before, "python3", "-c", "import sys; print(sys.executable)"]
+    return _executable_of([*before, "python3"]) or interpreter
+
+
+def _executable_of(command: list[str], workdir: str | None = None) -> str:
+    """Return the interpreter that a command starts; empty where none answers."""
+    program = "import sys; print(sys.executable)"
     try:
-        done = answer_of(shown, INTERPRETER_SECONDS)
+        done = run_program([*command, "-c", program], INTERPRETER_SECONDS, workdir)
     except (OSError, subprocess.TimeoutExpired):
-        return interpreter
-    return done.stdout.decode(errors="replace").strip() or interpreter
+        return ""
+    return done.stdout.decode(errors="replace").strip()
 
 
 def describe(
@@ -106,7 +106,7 @@ def describe(
     """
     interpreter = command[-1]
     try:
-        completed = answer_of([*command, "-c", DESCRIBE, workdir, *packages], INTERPRETER_SECONDS)
+        completed = run_program([*command, "-c", DESCRIBE, workdir, *packages], INTERPRETER_SECONDS)
     except subprocess.TimeoutExpired:
         return {"error": f"{interpreter} does not answer"}
     except OSError as error:
@@ -115,8 +115,8 @@ def describe(
         facts = {} if completed.returncode else json.loads(completed.stdout)
         if not isinstance(facts, dict) or set(facts) - OPTIONAL != {"version", "torch", "cuda"}:
             raise TypeError
-        lacking = facts.pop("missing", ())
-        missing = [name for name in packages if name in lacking]
+        reported = facts.pop("missing", ())
+        missing = [name for name in packages if name in reported]
         return {**{name: str(value) for name, value in facts.items()}, "missing": missing}
     except (TypeError, ValueError, RecursionError):
         lines = completed.stderr.decode(errors="replace").strip().splitlines()
@@ -129,22 +129,22 @@ def image(
 ) -> dict[str, Any]:
     """Return the id of a container image, and facts about the interpreter that `command` runs."""
     try:
-        found = _docker("image", "inspect", "--format", "{{.Id}}", name)
-        if not found:
+        digest = _docker("image", "inspect", "--format", "{{.Id}}", name)
+        if not digest:
             return {"error": _why_no_image(name)}
     except OSError as error:
         return {"error": f"docker: {error.strerror}; install it, or leave out --image"}
     except subprocess.TimeoutExpired:
         return {"error": f"docker does not answer within {DOCKER_SECONDS:g} s; is it running?"}
     return {
-        "id": found.rpartition(":")[2][:12],
+        "id": digest.rpartition(":")[2][:12],
         "interpreter": describe(command, packages, workdir),
     }
 
 
 def _docker(*words: str) -> str:
     """Return what docker prints; empty where it fails."""
-    done = answer_of(["docker", *words], DOCKER_SECONDS)
+    done = run_program(["docker", *words], DOCKER_SECONDS)
     return "" if done.returncode else done.stdout.decode(errors="replace").strip()
 
 
@@ -173,7 +173,7 @@ def shards(
     arguments += ["--every-shard"] * every_shard
     seconds = SHARDS_SECONDS * (1 + 2 * every_shard)
     try:
-        completed = answer_within(seconds + FILES_SECONDS, lambda: answer_of(arguments, seconds))
+        completed = call_within(seconds + FILES_SECONDS, lambda: run_program(arguments, seconds))
     except (TimeoutError, subprocess.TimeoutExpired):
         return {"error": f"{data}: does not answer in time"}
     message = completed.stderr.decode(errors="replace").strip().rpartition("\n")[2]

@@ -224,8 +224,8 @@ def user_name(uid: int) -> str:
 
 def _locks_of_gpus(lock: str) -> list[str]:
     folder, name = os.path.split(lock)
-    ours = re.compile(re.escape(name) + r"\.gpu[0-9]{1,4}")
-    return [os.path.join(folder, file) for file in os.listdir(folder) if ours.fullmatch(file)]
+    of_gpu = re.compile(re.escape(name) + r"\.gpu[0-9]{1,4}")
+    return [os.path.join(folder, file) for file in os.listdir(folder) if of_gpu.fullmatch(file)]
 
 
 def _in_words(holder: dict[str, Any]) -> dict[str, Any]:

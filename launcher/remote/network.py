@@ -33,15 +33,19 @@ def route(address: str, master: str = "", port: int = 0) -> dict[str, Any]:
     """
     with socket.socket(family_of(address), socket.SOCK_DGRAM) as sock:
         sock.connect((address, 9))  # of a datagram socket: sends nothing, only finds the route
-        ours, theirs = sock.getsockname()[0], sock.getpeername()[0]
+        own_address, master_address = sock.getsockname()[0], sock.getpeername()[0]
     unreached = ""
     if port:
         try:
             socket.create_connection((master, port), CONNECT_SECONDS).close()
         except OSError as error:
             unreached = error.strerror or str(error)
-    found = {"address": ours, "interface": interface_of(ours), "master": theirs}
-    return {**found, "unreached": unreached}
+    return {
+        "address": own_address,
+        "interface": interface_of(own_address),
+        "master": master_address,
+        "unreached": unreached,
+    }
 
 
 def family_of(address: str) -> socket.AddressFamily:

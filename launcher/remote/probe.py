@@ -12,8 +12,8 @@ from typing import Any
 from rackrun.contract.cores import cores
 from rackrun.launcher.remote import gpus, locks, network, service
 from rackrun.launcher.remote.disks import (
-    answer_within,
     cache_problem,
+    call_within,
     disk_free,
     locked_memory_problem,
     open_files_problem,
@@ -93,7 +93,7 @@ def basics(
     # A container may see other files, so what its ranks need is not looked up on the host.
     files = ("", "", "") if contained else (python, weights, cache)
     try:
-        facts = answer_within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files, own_command))
+        facts = call_within(FOLDER_SECONDS, lambda: disk_facts(workdir, *files, own_command))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     shared = facts_of_host(lock, parts)
@@ -133,7 +133,7 @@ def disk_facts(
     workdir: str, python: str, weights: str, cache: str, own_command: bool
 ) -> dict[str, Any]:
     """Return facts that need file systems to answer; relative paths start at `workdir`."""
-    found = find_interpreter(workdir, python, own_command)
+    interpreter = find_interpreter(workdir, python, own_command)
     return {
         "problems": {
             "workdir": workdir_problem(workdir),
@@ -141,8 +141,8 @@ def disk_facts(
             "weights": weights_problem(os.path.join(workdir, weights)) if weights else "",
             "cache": cache_problem(os.path.join(workdir, cache)) if cache else "",
         },
-        "python": behind_shim(workdir, found),
-        "is_of_path": not python and found == (shutil.which("python3") or "python3"),
+        "python": behind_shim(workdir, interpreter),
+        "is_of_path": not python and interpreter == (shutil.which("python3") or "python3"),
         "disk_free": disk_free(workdir),
     }
 
@@ -151,7 +151,7 @@ def occupancy(workdir: str) -> dict[str, Any]:
     """Return who uses this host and waits for it, and how busy it is."""
     lock = lock_of_host()
     try:
-        free = answer_within(FOLDER_SECONDS, lambda: disk_free(os.path.expanduser(workdir)))
+        free = call_within(FOLDER_SECONDS, lambda: disk_free(os.path.expanduser(workdir)))
     except TimeoutError:
         return {"error": f"{workdir} does not answer: a file server that is gone?"}
     shared = facts_of_host(lock, [""])

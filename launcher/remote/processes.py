@@ -225,10 +225,10 @@ def _why_no_program(path: str, error: OSError) -> str:
     return f"; its first line names {program[0].decode(errors='replace')}" if program else ""
 
 
-def answer_of(
+def run_program(
     command: list[str], seconds: float, workdir: str | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    """Return what a program prints; raise OSError, or TimeoutExpired if it takes longer."""
+    """Return how a program ended and what it printed; raise OSError, or TimeoutExpired if late."""
     return subprocess.run(
         command, cwd=workdir, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds
     )

@@ -144,8 +144,8 @@ class Agent:
             write_new(f"{self.scratch}/agent.zip", archive.read())
         if self.order["container"]:
             write_new(f"{self.scratch}/container", b"")  # so that a sweep removes the container
-        told = ("command", "workdir", "folder", "lease_seconds", "signalled_together")
-        command = {name: self.order[name] for name in told}
+        of_shims = ("command", "workdir", "signalled_together")
+        command = {name: self.order[name] for name in of_shims}
         write_new(f"{self.scratch}/command.json", json.dumps(command).encode())
 
     def _start(self) -> None:

@@ -18,9 +18,9 @@ from rackrun.launcher.remote.files import is_own_folder, is_scratch, remove_fold
 from rackrun.launcher.remote.processes import (
     KILL_SECONDS,
     Process,
-    answer_of,
     descendants,
     kill,
+    run_program,
     send_signal,
 )
 from rackrun.launcher.remote.run_processes import processes_below
@@ -137,7 +137,7 @@ def sweep(scratch: str) -> list[str]:
 
 def _remove_container(name: str) -> list[str]:
     try:
-        done = answer_of(["docker", "rm", "--force", name], KILL_SECONDS)
+        done = run_program(["docker", "rm", "--force", name], KILL_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
         return [f"container {name}"]
     is_removed = done.returncode == 0 or b"No such container" in done.stderr

@@ -95,11 +95,11 @@ class Network:
 
     def routes_to(self, hosts: Sequence[Host]) -> list[SshRoute]:
         """Return the routes to hosts by ssh_config, without contacting any of them."""
-        found = self._clients([(host.name, host.user, host.port) for host in hosts])
-        jumps = [client.first("proxyjump") for client in found]
+        clients = self._clients([(host.name, host.user, host.port) for host in hosts])
+        jumps = [client.first("proxyjump") for client in clients]
         self._clients([_hop(hop, jump) for jump in jumps if jump for hop in jump.split(",")])
         routes = [
-            self._route(client, host.label) for host, client in zip(hosts, found, strict=True)
+            self._route(client, host.label) for host, client in zip(hosts, clients, strict=True)
         ]
         self._routes += routes
         return routes
@@ -116,8 +116,8 @@ class Network:
     def _clients(self, wanted: Sequence[Target]) -> list[ClientSettings]:
         """Return what ssh would do for hosts and gateways; each is looked up once, all at once."""
         new = [target for target in dict.fromkeys(wanted) if target not in self._looked_up]
-        found = each(lambda target: client_settings(*target, self._ssh_arguments), new)
-        self._looked_up.update(zip(new, all_or_raise(found), strict=True))
+        clients = each(lambda target: client_settings(*target, self._ssh_arguments), new)
+        self._looked_up.update(zip(new, all_or_raise(clients), strict=True))
         return [self._looked_up[target] for target in wanted]
 
     def _route(

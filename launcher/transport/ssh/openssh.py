@@ -155,8 +155,8 @@ def client_settings(
     name: str, user: str | None, port: int | None, config: Sequence[str]
 ) -> ClientSettings:
     """Return what ssh would do for a host; UsageError with its words where it refuses."""
-    given = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
-    done = _run(["ssh", "-G", "-T", *config, *given, "--", name])
+    typed = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
+    done = _run(["ssh", "-G", "-T", *config, *typed, "--", name])
     if done.returncode:
         raise UsageError(f"ssh_config, for {name}: {_complaint(done.stderr)}")
     try:
@@ -175,8 +175,8 @@ def known_keys(name: str, files: Sequence[Path]) -> list[KnownKey]:
     keys = []
     for file in files:
         if file.is_file():
-            found = _run(["ssh-keygen", "-F", name, "-f", os.fspath(file)]).stdout.split(b"\n")
-            for head, line in zip(found, found[1:], strict=False):
+            lines = _run(["ssh-keygen", "-F", name, "-f", os.fspath(file)]).stdout.split(b"\n")
+            for head, line in zip(lines, lines[1:], strict=False):
                 if (match := FOUND.match(head)) and (key := _key_of(line, file, match)):
                     keys.append(key)
     return keys
