@@ -291,12 +291,11 @@ def _reached(host: HostFacts) -> str:
 
 
 def _master(host: HostFacts, cluster: ClusterFacts) -> Faults:
-    problem = ""
     if error := host[Listen].error:
-        problem = f"cannot listen there: {error}"
+        hint = "name another port with --port, or leave it out; else see address= of the first host"
+        yield Fault(f"cannot listen there: {error}", hint)
     elif error := host[Route].unreached:
         problem = f"{cluster.master} port {cluster.port} cannot be reached: {error}"
-    if problem:
         yield Fault(problem, "see the firewall, or address= of the first host")
 
 

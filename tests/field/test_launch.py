@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -200,6 +201,14 @@ def test_a_first_host_whose_name_is_loopback_here_runs_or_is_explained(net):
     process = lab.launcher(*words, before=on_node1, python=lab.python())
     out, err = process.communicate(timeout=240)
     assert process.returncode == 0 or "loopback" in err or "this machine" in err, out + err
+
+
+def test_a_port_that_another_program_has_is_said_to_be_that(lab):
+    host = lab.ready(1).hosts[0]
+    with socket.create_server((host.address, 0)) as other:
+        port = str(other.getsockname()[1])
+        code, said = launch(lab, "true", options=("--port", port))
+    assert code == 78 and "in use" in said and "--port" in said and "firewall" not in said, said
 
 
 # Folders
