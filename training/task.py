@@ -24,6 +24,9 @@ PROBABILITIES = (
 """A remark on the first outputs of a model."""
 
 
+Mix = Callable[[Any, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: how its model is built and how its images are transformed.
@@ -38,9 +41,7 @@ class Task:
     """(settings, number of classes) -> the model, freshly initialised."""
     transforms: Callable[[Any, int], Transforms]
     """(settings, epoch) -> how images are transformed in that epoch."""
-    mix: Callable[[Any, torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]] = (
-        lambda config, images, labels, classes: (images, labels)
-    )
+    mix: Mix | None = None
     """(settings, images, labels, number of classes) -> images and their targets."""
     synthetic_classes: int = 2
     """Classes of the random labels of --synthetic."""

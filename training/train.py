@@ -121,11 +121,7 @@ def train_epochs(run: TrainingRun, batches: Iterator[Batch]) -> int:
             # A function of the step, so that a run that resumes has nothing to restore.
             state.set_lr(schedule.lr(state.step))
             parts, fewest = run.steps.parts(state.step, part_size)
-            samples = run.steps.samples_in(state.step)
-            with (
-                compiling(run, (stage, batch.images.shape[2:])),
-                taken_by_all(run.ddp, state, run.ranks, samples, fewest),
-            ):
+            with compiling(run, (stage, batch.images.shape[2:])), shared(run, fewest):
                 step(run, batch, parts[run.ranks.rank], transforms)
             # From here on, state.step is the number of steps that are done.
             log.step(state.step)
@@ -163,6 +159,14 @@ def compiling(run: TrainingRun, kind: object) -> AbstractContextManager[None]:
     return run.log.during(phases.COMPILE)
 
 
+def shared(run: TrainingRun, fewest: int) -> AbstractContextManager[None]:
+    """Return the context of a step, whose parts have `fewest` samples or more on any rank."""
+    if not run.ddp:
+        return nullcontext()
+    samples = run.steps.samples_in(run.state.step)
+    return taken_by_all(run.ddp, run.state, run.ranks, samples, fewest)
+
+
 def step(run: TrainingRun, batch: Batch, parts: int, transforms: Transforms) -> None:
     """Take a step of the optimizer, and count its loss and correct predictions."""
     config, state, classes = run.config, run.state, len(run.data.classes)
@@ -182,7 +186,9 @@ def step(run: TrainingRun, batch: Batch, parts: int, transforms: Transforms) -> 
         is_one = len(labels) == 1
         norms = norms_of_one_image(state.model, config.compile) if is_one else nullcontext()
         with own, norms:
-            mixed, targets = run.task.mix(config, images, labels, classes)
+            mixed, targets = images, labels
+            if run.task.mix:
+                mixed, targets = run.task.mix(config, images, labels, classes)
             logits = run.compute.logits(model, transforms.normalised, mixed)
             if len(labels) and run.is_unseen:
                 look_at_first(run, mixed, targets, logits)

@@ -43,15 +43,9 @@ def require_join(model: nn.Module, last_samples: int, world: int) -> None:
 
 
 def taken_by_all(
-    ddp: DistributedDataParallel | None,
-    state: TrainingState,
-    ranks: Ranks,
-    samples: int,
-    fewest: int,
+    ddp: DistributedDataParallel, state: TrainingState, ranks: Ranks, samples: int, fewest: int
 ) -> AbstractContextManager[None]:
     """Return the context of a step of that many samples over all ranks, `fewest` in a part."""
-    if ddp is None:
-        return nullcontext()
     # Before Join, inside of which any other exchange hangs. The plan tells all ranks the same
     # `fewest`, so all take part.
     if fewest <= 1 and own_norms(state.model):
