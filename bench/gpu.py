@@ -3,7 +3,7 @@
     python -m bench.gpu [--batch-size 256] [--steps 30] [--rounds 2] [--only rates --only shards]
 
 rates       `imagenet --synthetic` with all it does between two steps, against forward, backward and
-            update of the same model on the same batch, already normalised, in bfloat16 and float16,
+            update of the same model on the same batch, already normalized, in bfloat16 and float16,
             as it is and compiled; in turn, medians
 shards      steps on batches that loader workers decode from shards of 110 KB images, against the
             same steps on one batch that stays, and the workers alone: what they deliver, and what
@@ -97,7 +97,7 @@ class Bench:
 
     def step(self, batch: Batch) -> None:
         """Take a step."""
-        logits = self.compute.logits(self.state.model, self.transforms.normalised, batch.images)
+        logits = self.compute.logits(self.state.model, self.transforms.normalized, batch.images)
         torch.autograd.backward(self.state.scaler.scale(cross_entropy(logits, batch.labels)))
         self.state.advance()
 

@@ -5,7 +5,7 @@
 Both train the same model on the same fixed random batch; the model is small, so that its own work
 does not hide what the loop costs. The loop is `python -m rackrun.catdog --synthetic` with all it
 does between two steps: lr, seeds, counting, reports, metrics, TensorBoard, requests to stop. The
-bare one does forward, backward and step on the batch, already normalised. They take turns in one
+bare one does forward, backward and step on the batch, already normalized. They take turns in one
 process. On a busy machine, use CPU seconds; what a step takes more is the difference between the
 fastest tenths of the steps, which other work disturbs least.
 """
@@ -156,7 +156,7 @@ def bare(task: Task, config: Config) -> Cost:
         model = compute.placed(task.model(config, task.synthetic_classes)).train()
         optimizer = make_optimizer(model, config)
         layout = torch.channels_last if compute.channels_last else torch.contiguous_format
-        inputs = transforms.normalised(images).contiguous(memory_format=layout)
+        inputs = transforms.normalized(images).contiguous(memory_format=layout)
         clocks, last = Clocks(compute.device), config.steps_per_epoch - 1
         for step in range(last):
             if step >= WARM_UP_STEPS:

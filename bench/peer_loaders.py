@@ -5,7 +5,7 @@
 
 Each runs in its own process, with two workers if it has any, under a Python that may be another,
 with the peers that bench/install_peers.sh installs. `stock` is what the peer's own examples do:
-Pillow, float32, normalised in the worker. `uint8` is the same loader with the faster parts of
+Pillow, float32, normalized in the worker. `uint8` is the same loader with the faster parts of
 torchvision: its JPEG decoder and its second transforms, and uint8 batches.
 """
 
@@ -233,7 +233,7 @@ def write_mds(source: Path, target: Path) -> None:
 
     columns = {"jpeg": "bytes", "label": "int"}
     with MDSWriter(out=str(target), columns=columns, size_limit=1 << 26) as writer:
-        for label, data in labelled(source):
+        for label, data in labeled(source):
             writer.write({"jpeg": data, "label": label})
 
 
@@ -242,7 +242,7 @@ def write_lit(source: Path, target: Path) -> None:
     from litdata.streaming import Cache
 
     cache = Cache(str(target), chunk_bytes=1 << 26)
-    for number, (label, data) in enumerate(labelled(source)):
+    for number, (label, data) in enumerate(labeled(source)):
         cache[number] = {"jpeg": data, "label": label}
     cache.done()
     cache.merge()
@@ -259,7 +259,7 @@ def write_ffcv(source: Path, target: Path, mode: str) -> None:
     writer.from_indexed_dataset(ImageFolder(str(source)))
 
 
-def labelled(source: Path) -> Iterator[tuple[int, bytes]]:
+def labeled(source: Path) -> Iterator[tuple[int, bytes]]:
     """Yield label and bytes of every image in a folder of class folders."""
     for label, folder in enumerate(sorted(source.iterdir())):
         for path in sorted(folder.iterdir()):

@@ -9,7 +9,7 @@ workers or threads. They run in turn, several rounds. The table gives the median
 most CPU time of the whole process tree per image, its ratio to pure decoding (the median of the
 ratios within each round), images per second by the clock, and the disk space beside that of the
 JPEGs. FFCV has a format of its own; its second set holds images that are encoded again at quality
-90. SPDL's published pipeline resizes to 256 pixels and takes the centre. Two rows are of the same
+90. SPDL's published pipeline resizes to 256 pixels and takes the center. Two rows are of the same
 images with a shorter side of 256, in ratio to decoding those. Peers that are not installed in the
 Python of bench/install_peers.sh take part only if --peers names it.
 """

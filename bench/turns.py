@@ -10,7 +10,7 @@ T = TypeVar("T")
 def in_turn(rounds: int, contestants: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
     """Run every contestant once a round; return their results by name.
 
-    Every other round goes backwards, since a machine that grows warm or busy favours the first.
+    Every other round goes backwards, since a machine that grows warm or busy favors the first.
     """
     results: dict[str, list[T]] = {name: [] for name in contestants}
     for number in range(rounds):

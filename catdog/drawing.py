@@ -1,6 +1,6 @@
 """Drawn cats and dogs: something to train on where there is nothing to download.
 
-Both kinds have the same coats and places, so that colours do not tell them apart: ears, eyes and
+Both kinds have the same coats and places, so that colors do not tell them apart: ears, eyes and
 muzzles do. A head is drawn on a square of its own, in units of its radius with the origin in the
 middle, and then pasted tilted, in some size, on a background.
 """
@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
-Colour = tuple[int, ...]
+Color = tuple[int, ...]
 Point = tuple[float, float]
 
 KINDS = ("cat", "dog")
@@ -45,38 +45,36 @@ class Head:
         self.image = Image.new("RGBA", (TILE, TILE))
         self._brush = ImageDraw.Draw(self.image)
 
-    def oval(
-        self, centre: Point, across: float, down: float, colour: Colour, side: int = 1
-    ) -> None:
+    def oval(self, center: Point, across: float, down: float, color: Color, side: int = 1) -> None:
         """Draw an ellipse with these radii."""
-        x, y = centre[0] * side, centre[1]
-        self._brush.ellipse(_pixels([(x - across, y - down), (x + across, y + down)]), colour)
+        x, y = center[0] * side, center[1]
+        self._brush.ellipse(_pixels([(x - across, y - down), (x + across, y + down)]), color)
 
-    def shape(self, corners: Sequence[Point], colour: Colour, side: int = 1) -> None:
+    def shape(self, corners: Sequence[Point], color: Color, side: int = 1) -> None:
         """Draw a polygon."""
-        self._brush.polygon(_pixels([(x * side, y) for x, y in corners]), colour)
+        self._brush.polygon(_pixels([(x * side, y) for x, y in corners]), color)
 
-    def line(self, corners: Sequence[Point], colour: Colour, side: int = 1) -> None:
+    def line(self, corners: Sequence[Point], color: Color, side: int = 1) -> None:
         """Draw a thin line."""
-        self._brush.line(_pixels([(x * side, y) for x, y in corners]), colour, TILE // 70)
+        self._brush.line(_pixels([(x * side, y) for x, y in corners]), color, TILE // 70)
 
 
 def _pixels(points: Sequence[Point]) -> list[float]:
     return [TILE / 2 + each * RADIUS for point in points for each in point]
 
 
-def shade(colour: Colour, factor: float) -> Colour:
-    """Return the colour darker (below 1) or lighter (above 1)."""
-    return tuple(min(255, round(part * factor)) for part in colour)
+def shade(color: Color, factor: float) -> Color:
+    """Return the color darker (below 1) or lighter (above 1)."""
+    return tuple(min(255, round(part * factor)) for part in color)
 
 
-def vary(colour: Colour, random: Random) -> Colour:
-    """Return nearly the same colour."""
+def vary(color: Color, random: Random) -> Color:
+    """Return nearly the same color."""
     light = random.uniform(-14, 14)
-    return tuple(min(255, max(0, round(c + light + random.uniform(-7, 7)))) for c in colour)
+    return tuple(min(255, max(0, round(c + light + random.uniform(-7, 7)))) for c in color)
 
 
-def cat_head(head: Head, fur: Colour, other: Colour, pale: Colour, random: Random) -> None:
+def cat_head(head: Head, fur: Color, other: Color, pale: Color, random: Random) -> None:
     """Draw pointed ears, large eyes with slits, a little nose, whiskers."""
     iris, reach = vary(random.choice(IRISES), random), random.uniform(1.15, 1.45)
     for side in (-1, 1):
@@ -95,7 +93,7 @@ def cat_head(head: Head, fur: Colour, other: Colour, pale: Colour, random: Rando
     head.shape([(-0.13, 0.22), (0.13, 0.22), (0, 0.36)], random.choice((PINK, INK)))
 
 
-def dog_head(head: Head, fur: Colour, other: Colour, pale: Colour, random: Random) -> None:
+def dog_head(head: Head, fur: Color, other: Color, pale: Color, random: Random) -> None:
     """Draw ears that mostly fall, round eyes, a long snout with a large nose, often a tongue."""
     iris, ears = vary(random.choice(IRISES), random), random.choice(DOG_EARS)
     ear = random.choice((other, shade(fur, 0.75)))
@@ -114,14 +112,14 @@ def dog_head(head: Head, fur: Colour, other: Colour, pale: Colour, random: Rando
     head.oval((0, 0.3), 0.24, 0.16, INK)
 
 
-def marked(head: Head, colour: Colour, random: Random) -> None:
+def marked(head: Head, color: Color, random: Random) -> None:
     """Draw stripes or spots on a forehead, or nothing."""
     pattern = random.choice(("plain", "stripes", "spots"))
     for x in (-0.4, -0.13, 0.13, 0.4) if pattern == "stripes" else ():
-        head.shape([(x - 0.04, -0.7), (x + 0.04, -0.7), (x * 0.8, -0.3)], colour)
+        head.shape([(x - 0.04, -0.7), (x + 0.04, -0.7), (x * 0.8, -0.3)], color)
     for _ in range(5 if pattern == "spots" else 0):
-        centre = random.uniform(-0.5, 0.5), random.uniform(-0.6, 0.4)
-        head.oval(centre, random.uniform(0.06, 0.25), random.uniform(0.06, 0.2), colour)
+        center = random.uniform(-0.5, 0.5), random.uniform(-0.6, 0.4)
+        head.oval(center, random.uniform(0.06, 0.25), random.uniform(0.06, 0.2), color)
 
 
 def background(width: int, height: int, random: Random) -> Image.Image:

@@ -8,7 +8,7 @@ from torch import nn
 from rackrun.catdog.recipes import OWN_MODELS, CatDog
 from rackrun.errors import UsageError
 from rackrun.training.data.transforms import Transforms, augmented
-from rackrun.training.models.named import named_model, normalised_for
+from rackrun.training.models.named import named_model, normalized_for
 from rackrun.training.task import Task
 
 
@@ -116,7 +116,7 @@ def transforms(config: CatDog, epoch: int) -> Transforms:
     if config.gray:
         gray = replace(crops, channels=1, mean=(0.45,), deviation=(0.25,))
         return augmented(gray, config)
-    return augmented(normalised_for(config.model, crops), config)
+    return augmented(normalized_for(config.model, crops), config)
 
 
 TASK = Task(name="catdog", model=build, transforms=transforms)

@@ -82,7 +82,7 @@ def _records(container: Zip | Folder, source: Path) -> Iterator[Listed]:
         if isinstance(each, ImageDefect):
             yield each
         elif (label := label_of(each.name)) is None:
-            yield ImageDefect(each.name, "unlabelled")
+            yield ImageDefect(each.name, "unlabeled")
         else:
             labels.add(label)
             yield each._replace(key=_key_of(each.name, label), label=label)

@@ -289,7 +289,7 @@ def _records(tree: Tree, classes: list[str], parts: dict[str, str]) -> Iterator[
         label = labels.get(inner[0]) if len(inner) > 1 and (not parts or top in parts) else None
         if label is None:
             strays[top] += len(inner) > 0 and top not in parts and top.lower() not in SPLITS
-            yield ImageDefect(record.name, "unlabelled")
+            yield ImageDefect(record.name, "unlabeled")
             continue
         # A key begins with the class, which is not put before a name that already begins with it.
         # Of 1.jpg and 1.png the second key gets the suffix, of sub/a.jpg and sub_a.jpg a hash.

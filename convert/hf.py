@@ -282,7 +282,7 @@ class ArrowImages:
             if stored_bytes is None and not path:
                 yield ImageDefect(f"{self.name}/{row}", "no image")
             elif not size or number is None:
-                yield ImageDefect(f"{self.name}/{row}", "unlabelled" if size else "empty")
+                yield ImageDefect(f"{self.name}/{row}", "unlabeled" if size else "empty")
             else:
                 key = f"{safe_key(self.name)}_{row:07d}"
                 place = (container, row, stored_bytes or 0, size)

@@ -118,7 +118,7 @@ def listing(source: Path, choice: ImagenetPart) -> RecordListing:
     wnids = _chosen(sorted(store.wnids), choice, source)
     names = words()
     classes = tuple(as_text(f"{wnid} {names.get(wnid, '')}".strip()) for wnid in wnids)
-    counted = _counted(_labelled(store, truth, wnids), wnids, choice, source)
+    counted = _counted(_labeled(store, truth, wnids), wnids, choice, source)
     return RecordListing(
         "imagenet",
         classes,
@@ -264,7 +264,7 @@ def _chosen(wnids: list[str], choice: ImagenetPart, source: Path) -> list[str]:
     return asked
 
 
-def _labelled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
+def _labeled(store: ImagenetFiles, truth: Truth, wnids: list[str]) -> Iterator[Record]:
     ranks = {wnid: rank for rank, wnid in enumerate(wnids)}
     for wnid, record in store.entries:
         class_wnid = wnid or truth.wnid(PurePosixPath(record.name).stem)

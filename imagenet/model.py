@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d
 from rackrun.errors import UsageError
 from rackrun.imagenet.recipes import ImageNet
 from rackrun.training.data.transforms import Transforms, augmented
-from rackrun.training.models.named import named_model, normalised_for, takes_one_size
+from rackrun.training.models.named import named_model, normalized_for, takes_one_size
 from rackrun.training.task import Task
 
 FEWEST_BLURRED = 16  # channels; the image itself is not blurred
@@ -49,7 +49,7 @@ def _blurred(layer: nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
 
 
 def transforms(config: ImageNet, epoch: int) -> Transforms:
-    """Return random crops that may grow with the epochs; the centre for evaluation."""
+    """Return random crops that may grow with the epochs; the center for evaluation."""
     side = config.judged_size
     crops = Transforms(
         size=training_size(config, epoch),
@@ -58,7 +58,7 @@ def transforms(config: ImageNet, epoch: int) -> Transforms:
         crop_area=config.crop_area,
         interpolation=config.interpolation,
     )
-    return augmented(normalised_for(config.model, crops), config)
+    return augmented(normalized_for(config.model, crops), config)
 
 
 def training_size(config: ImageNet, epoch: int) -> int:

@@ -42,7 +42,7 @@ def build(config: Mnist, classes: int) -> nn.Module:
 
 
 def transforms(config: Mnist, epoch: int) -> Transforms:
-    """Return the whole image, normalised by mean and deviation of MNIST."""
+    """Return the whole image, normalized by mean and deviation of MNIST."""
     mean, deviation = (0.1307,), (0.3081,)
     whole = Transforms(config.image_size, channels=1, mean=mean, deviation=deviation)
     return augmented(whole, config)

@@ -118,7 +118,7 @@ class Manifest:
     parents: Annotated[tuple[Sha256, ...], at_most(MOST_VERSIONS)] = ()
     """The digests of all versions before this one, the first one first: the last is its parent."""
     change: dict[str, Count] = field(default_factory=dict)
-    """The number of samples added, dropped and relabelled."""
+    """The number of samples added, dropped and relabeled."""
     made: Annotated[str, at_most(40)] = ""
     """When a later version than the first was made, as 2026-11-26 12:00 UTC."""
     command: Annotated[str, at_most(LONGEST_COMMAND)] = ""
@@ -152,7 +152,7 @@ class Manifest:
         """Return the identity of the data set: any byte of a shard or the manifest changes it."""
         return hashlib.sha256(_as_text(asdict(self))).hexdigest()
 
-    def serialise(self) -> bytes:
+    def serialize(self) -> bytes:
         """Return the manifest as the text of `dataset.json`, its own digest at the end."""
         return _as_text({**asdict(self), "sha256": self.digest})
 
@@ -279,7 +279,7 @@ def brace_name(split: Split) -> str:
     return f"{{{','.join(names)}}}" if len(names) <= MOST_PARTS else f"{names[0]} … {names[-1]}"
 
 
-def serialise_index(rows: Sequence[Row] | np.ndarray) -> bytes:
+def serialize_index(rows: Sequence[Row] | np.ndarray) -> bytes:
     """Return rows as the bytes of a `.npy` file."""
     packed = np.asarray(rows, INDEX_FIELDS)
     return npy.header(INDEX_FIELDS, packed.shape) + packed.tobytes()

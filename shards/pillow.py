@@ -9,7 +9,7 @@ from PIL import Image, PngImagePlugin
 
 from rackrun.shards.images import MAX_PIXELS, UNDECODABLE
 
-MAX_TEXT_BYTES = 64 << 20  # unpacked: an editor's history, a colour profile
+MAX_TEXT_BYTES = 64 << 20  # unpacked: an editor's history, a color profile
 FEW_LEVELS = 64
 """At most so many are left of an image of 16 bits that uses 14 of them: it is dark, and coarse."""
 LARGEST_SHRUNK = 4 * MAX_PIXELS  # pixels of a JPEG that is decoded at an eighth, as of a telephone

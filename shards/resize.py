@@ -100,7 +100,7 @@ class Resize:
     def keeps(self, size: tuple[int, int], is_jpeg: bool) -> bool:
         """Return True if an image of that size, once upright, keeps its bytes.
 
-        A JPEG of gray or colours that need not shrink does: encoding it again would cost quality.
+        A JPEG of gray or colors that need not shrink does: encoding it again would cost quality.
         """
         fits = is_jpeg and self.target(*size) == size and not self.encodes_all
         return self.passes_through or fits
@@ -126,7 +126,7 @@ def in_mode(image: "Image.Image", mode: str) -> "Image.Image":
         from PIL.Image import fromarray
 
         image = fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.mode == "P":  # by way of RGBA, or a transparent colour costs a warning
+    if image.mode == "P":  # by way of RGBA, or a transparent color costs a warning
         image = image.convert("RGBA")
-    colour = image if image.mode == "RGB" else image.convert("RGB")  # to convert is to copy
-    return colour if mode == "RGB" else colour.convert(mode)
+    color = image if image.mode == "RGB" else image.convert("RGB")  # to convert is to copy
+    return color if mode == "RGB" else color.convert(mode)

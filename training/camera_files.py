@@ -83,7 +83,7 @@ def orientation(data: bytes) -> int:
 
 
 def upright(square: Pixels, data: bytes) -> Pixels:
-    """Return the centre of an image, uint8 (side, side, channels), turned as its file says."""
+    """Return the center of an image, uint8 (side, side, channels), turned as its file says."""
     turn = orientation(data)
     if turn == 1:
         return square

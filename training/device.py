@@ -31,7 +31,7 @@ EMULATED = {"bf16": "bfloat16", "fp16": "float16"}
 PRODUCTS = {"bf16": ("avx512bw", "bf16"), "fp16": ("avx512_fp16", "asimdhp")}
 """Flags of CPUs, of Intel and of ARM, whose products in these types torch has kernels for."""
 CODE_CACHE = "TORCHINDUCTOR_CACHE_DIR"
-Normalise = Callable[[torch.Tensor], torch.Tensor]
+Normalize = Callable[[torch.Tensor], torch.Tensor]
 """uint8 (B, channels, size, size) -> the inputs of a model, float."""
 THREADS = torch.get_num_threads()  # by OMP_NUM_THREADS or the number of cores
 
@@ -93,17 +93,17 @@ class Compute:
         return f"computes in float32: {lacks} (--precision auto)"
 
     def logits(
-        self, model: nn.Module, normalise: Normalise, images: torch.Tensor, flip: bool = False
+        self, model: nn.Module, normalize: Normalize, images: torch.Tensor, flip: bool = False
     ) -> torch.Tensor:
         """Return the model's logits: uint8 (B, channels, size, size) -> float (B, classes).
 
         With `flip`, the mean of the logits of the images and of their mirror images.
         """
         if flip:
-            mirrored = self.logits(model, normalise, images.flip(3))
-            return (self.logits(model, normalise, images) + mirrored) / 2
+            mirrored = self.logits(model, normalize, images.flip(3))
+            return (self.logits(model, normalize, images) + mirrored) / 2
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
-        inputs = normalise(images).contiguous(memory_format=layout)
+        inputs = normalize(images).contiguous(memory_format=layout)
         try:
             with self.autocast():
                 logits: object = model(inputs)

@@ -7,7 +7,7 @@ import torch
 from rackrun.errors import Problem
 from rackrun.training.counts import Counts
 from rackrun.training.data.ring import Batch
-from rackrun.training.device import Compute, Normalise
+from rackrun.training.device import Compute, Normalize
 from rackrun.training.differences import short
 from rackrun.training.scores import MOST_NAMED, answers
 from rackrun.training.state import TrainingState
@@ -41,7 +41,7 @@ def diverged(symptom: str, step: int, other: str = "") -> Diverged:
 
 
 def not_finite(
-    compute: Compute, state: TrainingState, batch: Batch, normalise: Normalise
+    compute: Compute, state: TrainingState, batch: Batch, normalize: Normalize
 ) -> Diverged:
     """Return the error for a loss that is not finite, with the images that make it so.
 
@@ -56,7 +56,7 @@ def not_finite(
         bad = [
             f"{shard}: {key}"
             for (shard, key), image in zip(batch.keys, torch.split(batch.images, 1), strict=False)
-            if not answers(compute.logits(model, normalise, image)).are_finite.all()
+            if not answers(compute.logits(model, normalize, image)).are_finite.all()
         ]
     step, images = state.step + 1, len(batch.labels)
     if not bad or len(bad) == images > 1:  # it is the weights

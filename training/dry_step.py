@@ -57,7 +57,7 @@ def _step(model: nn.Module, task: Task, config: Config, classes: int) -> str:
     has_channels_last = config.channels_last != "off"
     compute = Compute(torch.device("cpu"), "fp32", has_channels_last, compile=False)
     try:
-        logits = compute.logits(model, transforms.normalised, images)
+        logits = compute.logits(model, transforms.normalized, images)
     except RuntimeError as error:
         shape = " x ".join(map(str, images.shape[1:]))
         why = one_line(str(error))[:130]

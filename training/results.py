@@ -55,7 +55,7 @@ def predictions(run: TrainingRun, rows: Sequence[int] = ()) -> Grid | None:
         return None
     transforms = run.task.transforms(run.config, run.config.epochs - 1)
     images = batch.images.to(run.ranks.device)
-    logits = run.compute.logits(run.state.evaluated.eval(), transforms.normalised, images)
+    logits = run.compute.logits(run.state.evaluated.eval(), transforms.normalized, images)
     best = answers(logits)
     return {
         "images": batch.images.permute(0, 2, 3, 1).numpy(),

@@ -189,7 +189,7 @@ def step(run: TrainingRun, batch: Batch, parts: int, transforms: Transforms) -> 
             mixed, targets = images, labels
             if run.task.mix:
                 mixed, targets = run.task.mix(config, images, labels, classes)
-            logits = run.compute.logits(model, transforms.normalised, mixed)
+            logits = run.compute.logits(model, transforms.normalized, mixed)
             if len(labels) and run.is_unseen:
                 look_at_first(run, mixed, targets, logits)
             # A sum over samples, then a constant: means of uneven parts weigh their samples unlike.
@@ -197,7 +197,7 @@ def step(run: TrainingRun, batch: Batch, parts: int, transforms: Transforms) -> 
             # Elsewhere this would wait for the GPU; there, the next line of metrics looks.
             is_known = run.ranks.device.type == "cpu" or not state.step
             if is_known and not loss.detach().isfinite():
-                raise not_finite(run.compute, state, batch, transforms.normalised)
+                raise not_finite(run.compute, state, batch, transforms.normalized)
             torch.autograd.backward(state.scaler.scale(loss * share))
         # By the labels from before mixing: of a mixed image only one class counts as right.
         right = (logits.detach().argmax(1) == labels).sum()
@@ -294,12 +294,12 @@ def evaluate(run: TrainingRun) -> Scores:
     """Return the scores of the validation set; incomplete if a rank is to stop."""
     config, state, log = run.config, run.state, run.log
     log.phase(phases.EVALUATE)
-    normalised = run.task.transforms(config, state.epoch).normalised
+    normalized = run.task.transforms(config, state.epoch).normalized
     model, table = state.evaluated.eval(), Table(len(run.data.classes))
     for number, batch in enumerate(run.data.evaluation(), start=1):
         if len(batch.labels):
             with compiling(run, batch.images.shape[2:]):
-                logits = run.compute.logits(model, normalised, batch.images, config.eval_flip)
+                logits = run.compute.logits(model, normalized, batch.images, config.eval_flip)
             table.add(logits, batch)
         else:
             table.skip(batch)

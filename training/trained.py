@@ -82,7 +82,7 @@ class Trained:
             return []
         images = torch.from_numpy(np.stack(pixels)).to(self.device).permute(0, 3, 1, 2)
         with torch.inference_mode():
-            best = answers(self.model(self.transforms.normalised(images).contiguous()), top_k)
+            best = answers(self.model(self.transforms.normalized(images).contiguous()), top_k)
         return [
             {
                 self.classes[number]: round(share, 6)

@@ -90,7 +90,7 @@ class Images:
         """Return an image as stored; DataError if it is damaged."""
         return sample_in_row(self.source, *self._rows[number])
 
-    def labelled(self) -> Iterator[tuple[int, int, bytes]]:
+    def labeled(self) -> Iterator[tuple[int, int, bytes]]:
         """Yield number, label and stored bytes of each image whose bytes are right."""
         for number in range(len(self)):
             try:

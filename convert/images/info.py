@@ -37,7 +37,7 @@ LEFT_OUT = LOSSES | {
     "ignored": "not an image, by their names",
     "system": "folders that a NAS or the system creates, with their contents",
     "excluded": "files and folders that --exclude names",
-    "unlabelled": "of no class",
+    "unlabeled": "of no class",
     "replaced": "replaced by a later member of the same name in the archive",
     "heic": "HEIC, which needs pillow-heif: pip install pillow-heif, or convert them to JPEG",
     "no image": "samples without an image",
@@ -174,11 +174,11 @@ def _decoded_jpeg(data: bytes, mode: str) -> list[str]:
     return oddities
 
 
-def _decodes_without_warning(jpeg: bytes, colours: str) -> bool:
+def _decodes_without_warning(jpeg: bytes, colors: str) -> bool:
     import simplejpeg
 
     try:
-        simplejpeg.decode_jpeg(jpeg, colours, min_height=1, min_width=1, min_factor=8, strict=True)
+        simplejpeg.decode_jpeg(jpeg, colors, min_height=1, min_width=1, min_factor=8, strict=True)
     except ValueError:
         return False
     return True

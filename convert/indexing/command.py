@@ -117,7 +117,7 @@ class Index:
             report=counted(findings),
             adopted=True,
         )
-        write_whole(folder / MANIFEST_NAME, manifest.serialise())
+        write_whole(folder / MANIFEST_NAME, manifest.serialize())
         print_use(folder, dataset)
 
     def _folder(self, beside: set[Path]) -> Path:

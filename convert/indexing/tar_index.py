@@ -77,7 +77,7 @@ def _indexed(tar: ForeignTar, archive: Tar, label_field: str) -> ForeignTar:
         image, label = sample.image, label_of(archive, sample, label_field)
         name = f"{tar.path.name}/{sample.key}"
         if image is None or label is None:
-            findings.append(ImageDefect(name, "no image" if image is None else "unlabelled"))
+            findings.append(ImageDefect(name, "no image" if image is None else "unlabeled"))
             continue
         try:
             if image.size > MAX_IMAGE_BYTES or sample.end - end >= LARGEST_SAMPLE:

@@ -32,7 +32,7 @@ from rackrun.shards.index import (
     Shard,
     Split,
     index_name,
-    serialise_index,
+    serialize_index,
 )
 from rackrun.shards.resize import Resize
 from rackrun.terminal import say
@@ -64,7 +64,7 @@ def close_folder(target: Target, plan: ShardPlan, packing: Packing) -> None:
             preset=asdict(plan.treatment.preset.after(Resize.of(stored))),
             sources=stored.sources or manifest.sources,
         )
-    write_whole(target.manifest, manifest.serialise())
+    write_whole(target.manifest, manifest.serialize())
     target.clear_work()
     say_missing_classes(parts, listing.classes)
     print_use(target.folder, listing.dataset)
@@ -180,7 +180,7 @@ def losses_refused(findings: Iterable[ImageDefect], images: int, allowed: int | 
 
 def write_split(folder: Path, dataset: str, part: SplitRows, version: int = 1) -> Split:
     """Write the index of a split; return its entry of the manifest."""
-    index = serialise_index(part.rows)
+    index = serialize_index(part.rows)
     name = index_name(dataset, part.split, version)
     write_whole(folder / name, index)
     samples = sum(shard.samples for shard in part.shards)

@@ -137,7 +137,7 @@ def make_plan(
 
 
 def _refuse_duplicates(table: RecordTable, hashes: np.ndarray) -> None:
-    order = np.argsort(hashes, kind="stable")  # equal keys are neighbours
+    order = np.argsort(hashes, kind="stable")  # equal keys are neighbors
     for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]):
         first, second = table[order[at]], table[order[at + 1]]
         if first.key == second.key:

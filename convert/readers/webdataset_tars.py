@@ -1,6 +1,6 @@
 """The samples of WebDataset tars that other programs have written.
 
-Neighbouring members are a sample if their names agree up to the first dot of the file's name, as in
+Neighboring members are a sample if their names agree up to the first dot of the file's name, as in
 webdataset: an image, and its class in a .cls, .json or .txt, the first of them that is there. Other
 members, such as .depth.jpg or .meta.json, are ignored.
 """

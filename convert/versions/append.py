@@ -262,6 +262,6 @@ def _with_classes_of(
     new = [name for label, name in enumerate(listing.classes) if label in used]
     merged = tuple(dict.fromkeys((*manifest.classes, *new)))
     numbers = {name: number for number, name in enumerate(merged)}
-    labelled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
-    files = chain[Listed](findings, labelled)
+    labeled = (record._replace(label=numbers[listing.classes[record.label]]) for record in records)
+    files = chain[Listed](findings, labeled)
     return replace(listing, dataset=manifest.dataset, classes=merged, records=files)

@@ -34,7 +34,7 @@ TABLE = ".csv"
 KEY, SHARD, CLASS, ACTION, NEW_CLASS = "key", "shard", "class", "action", "new_class"
 MOST_CELL = 1000  # characters
 NAMED = 5
-DONE = {"drop": "dropped", "relabel": "relabelled"}
+DONE = {"drop": "dropped", "relabel": "relabeled"}
 
 
 @dataclass(frozen=True)

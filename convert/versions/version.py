@@ -122,7 +122,7 @@ class NewestVersion:
     ) -> None:
         """Make these splits the next version, which is there whole or not at all.
 
-        `change`: how many samples were added, dropped or relabelled; `command`: what was typed;
+        `change`: how many samples were added, dropped or relabeled; `command`: what was typed;
         `findings`: in new images; `fields`: others of the manifest, such as new classes.
         """
         before, folder = self.manifest, self.target.folder
@@ -142,7 +142,7 @@ class NewestVersion:
         if not manifest.splits:
             raise UsageError(f"{folder}: no sample would be left; remove the folder instead")
         write_whole(folder / manifest_name(before.number), self.target.manifest.read_bytes())
-        write_whole(self.target.manifest, manifest.serialise())
+        write_whole(self.target.manifest, manifest.serialize())
         new = manifest.classes[len(before.classes) :]
         more = f"; new classes: {', '.join(new)}" if new else ""
         say(f"{folder}: version {number} is the newest one{more}")

@@ -28,7 +28,7 @@ from rackrun.units import duration, share
 
 LINES_SHOWN = 500  # at once: output.log has the rest
 BAR_WIDTH = 30  # of the epoch and its bar, at least
-COLOURS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
+COLORS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 LINES_AROUND = 10  # the head of the board, the table's own, and one for the log
 _WHO = re.compile(r"(?:[^ |]+:|[0-9]+ hosts:)?([0-9]+)[0-9,-]*( x[0-9]+)?")
 """What stands before a line of ranks: hosts, ranks, and how many."""
@@ -124,8 +124,8 @@ def _styled(line: str) -> Text:
     origin = _WHO.fullmatch(who)
     if not bar or not origin:
         return Text(line)
-    colour = "bold" if origin[2] else COLOURS[int(origin[1]) % len(COLOURS)]
-    return Text.assemble((who, colour), (" │ ", "bright_black"), text)
+    color = "bold" if origin[2] else COLORS[int(origin[1]) % len(COLORS)]
+    return Text.assemble((who, color), (" │ ", "bright_black"), text)
 
 
 def _progress_bar(run: RunView, width: int) -> RenderableType:

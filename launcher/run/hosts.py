@@ -157,7 +157,7 @@ def parse_hosts(text: str, path: str = "hosts.txt") -> tuple[Host, ...]:
     counted = [
         replace(host, slots=times[host]) if times[host] > 1 else host for _, _, host in located
     ]
-    return _labelled(counted)
+    return _labeled(counted)
 
 
 def select(hosts: tuple[Host, ...], include: str = "", exclude: str = "") -> tuple[Host, ...]:
@@ -428,7 +428,7 @@ def _repeated(located: list[tuple[int, int, Host]]) -> Iterator[LineFault]:
         line_of.setdefault(host.machine, line)
 
 
-def _labelled(hosts: list[Host]) -> tuple[Host, ...]:
+def _labeled(hosts: list[Host]) -> tuple[Host, ...]:
     times = Counter(host.name for host in hosts)
     return tuple(
         replace(host, label=f"{host.name}:{host.port or 22}") if times[host.name] > 1 else host

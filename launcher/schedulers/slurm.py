@@ -45,7 +45,7 @@ def find_placement(variables: Variables) -> Placement | None:
         raise UsageError(f"{names.origin}={names.value} is not {nodes.origin}={nodes.value} nodes")
     _check_name(node, hosts, variables)
     job, step = variables.number("SLURM_JOB_ID"), variables.number("SLURM_STEP_ID")
-    # Steps of one job may run side by side, as in a sweep, and so do neighbouring jobs.
+    # Steps of one job may run side by side, as in a sweep, and so do neighboring jobs.
     port = FIRST_PORT + (job.value + STEP_PORTS * step.value) % PORTS
     gpus = variables.count("SLURM_GPUS_ON_NODE")
     return Placement(

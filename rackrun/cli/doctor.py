@@ -93,7 +93,7 @@ def _doubted_labels(settings: Doctor, images: Images) -> Iterator[Finding]:
     classes = images.source.manifest.classes
     weights = str(settings.checkpoint)
     trained = trained_on(classes, settings.data, weights, settings.model, settings.task)
-    for image, likely, score in doubts(trained, images.labelled()):
+    for image, likely, score in doubts(trained, images.labeled()):
         name = classes[likely]
         yield Finding(LABEL, image, RELABEL, f"looks like {name}", score, name)
 

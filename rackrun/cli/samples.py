@@ -37,7 +37,7 @@ MOST_BYTES = 1 << 20  # of config.json
 class Samples:
     """List the samples that a run trains and evaluates on.
 
-    They are those of the version of its data, whatever was dropped, relabelled or added since.
+    They are those of the version of its data, whatever was dropped, relabeled or added since.
     """
 
     examples: ClassVar[Examples] = (

@@ -93,7 +93,7 @@ A message ends with it, without a full stop.
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "board": "type attach, or report --watch for a page that is kept up to date",
-        "convert diff": "type convert summary: what each version added, dropped and relabelled",
+        "convert diff": "type convert summary: what each version added, dropped and relabeled",
         "convert finish": "leave it out: the last task of an array job completes the folder",
         "convert log": "type convert summary, which lists the versions",
         "convert prune": "a version takes hardly any space; to erase dropped images,"

@@ -21,18 +21,18 @@ HIDING = 2.0  # a curve nowhere further from another one lies on top of it
 DASH = 8
 DOT, RING, MOST_RINGS = 3, 2, 4
 ROUND = (1, 2, 2.5, 5, 10)  # distances of ticks, times a power of ten
-COLOURS = 8  # that the page's style has
+COLORS = 8  # that the page's style has
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour; `dots` marks each of them."""
+    """Points of one color; `dots` marks each of them."""
 
     label: str
     x: Values
     y: Values
-    colour: int = 0
-    """The number of a colour of the page's style."""
+    color: int = 0
+    """The number of a color of the page's style."""
     faint: bool = False
     dots: bool = False
 
@@ -86,7 +86,7 @@ def finite(curve: Series) -> Series:
         edges = np.linspace(0, len(x), MOST_POINTS + 1).astype(int)[:-1]
         counts = np.diff([*edges, len(x)])
         x, y = np.add.reduceat(x, edges) / counts, np.add.reduceat(y, edges) / counts
-    return Series(curve.label, x, y, curve.colour, curve.faint, curve.dots)
+    return Series(curve.label, x, y, curve.color, curve.faint, curve.dots)
 
 
 def spread(values: Values) -> tuple[float, float]:
@@ -114,8 +114,8 @@ def _look_alike(points: Values, others: Values) -> bool:
 
 def _course(curve: Series, points: Values, before: int, twins: int) -> Markup:
     """Draw a curve; dashes and rings let `before` of its `twins`, drawn under it, shine through."""
-    colour = f"c{curve.colour % COLOURS}"
-    kind = f"{colour} faint" if curve.faint else colour
+    color = f"c{curve.color % COLORS}"
+    kind = f"{color} faint" if curve.faint else color
     dashes: Markup | str = ""
     if before:
         form = Markup(' stroke-dasharray="{} {}" stroke-dashoffset="{}"')

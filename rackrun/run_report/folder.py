@@ -245,7 +245,7 @@ def mean_speed(train: Sequence[Line], first_step: int = 0) -> float:
 
 
 def smoothed(course: Values, parts: int = 24) -> Values:
-    """Return means over a neighbourhood, a share of all values, which narrows at both ends."""
+    """Return means over a neighborhood, a share of all values, which narrows at both ends."""
     reach = len(course) // parts
     sums = np.concatenate([[0.0], np.cumsum(course)])
     index = np.arange(len(course))

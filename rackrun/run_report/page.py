@@ -18,7 +18,7 @@ from rackrun.contract import variables
 from rackrun.run_files import RunHost
 from rackrun.run_folder import RunFolder
 from rackrun.run_history import HostUsage
-from rackrun.run_report.chart import COLOURS, Series, chart
+from rackrun.run_report.chart import COLORS, Series, chart
 from rackrun.run_report.folder import Story, mean_speed, read, smoothed, values
 from rackrun.run_report.template import percent, rendered, shown
 from rackrun.runs import how_to_continue
@@ -224,7 +224,7 @@ def shares_over_time(run: Story) -> Shares:
     hosts = [host.name for host in run.plan.hosts for _ in range(host.processes)]
     ranks = sorted({rank for line in lines for rank in line["images"]})
     names = {rank: hosts[rank] if rank < len(hosts) else "" for rank in ranks}
-    if len(ranks) <= COLOURS or not any(names.values()):
+    if len(ranks) <= COLORS or not any(names.values()):
         names = {rank: f"rank {rank}{name and f' on {name}'}" for rank, name in names.items()}
     begins = [(line["time"] - run.begun) / 60 for line in lines]
     last = max(run.end.seconds / 60, begins[-1])
@@ -237,7 +237,7 @@ def shares_over_time(run: Story) -> Shares:
         curves.append(Series(label, minutes, np.repeat(sums, 2), number))
     highest = max(float(curve.y.max()) for curve in curves)
     drawing = chart(curves, lambda count: f"{count:g}", "minutes", (0.0, 1.05 * highest))
-    return Shares(drawing, labels if len(labels) <= COLOURS else [])
+    return Shares(drawing, labels if len(labels) <= COLORS else [])
 
 
 def _usage_charts(usage: Sequence[HostUsage]) -> Iterator[tuple[str, Markup]]:

@@ -38,7 +38,7 @@ def test_the_reference_network_applies_one_block_four_times():
 @pytest.mark.parametrize("size", [64, 100, 128])
 @pytest.mark.parametrize("gray", [False, True])
 def test_our_own_network_takes_any_size(size, gray):
-    """Any side from 32 pixels on, colour or gray."""
+    """Any side from 32 pixels on, color or gray."""
     model = build(DemoRecipe(image_size=size, gray=gray), 2)
     assert isinstance(model, CatDogNet)
     assert model(torch.zeros(2, 1 if gray else 3, size, size)).shape == (2, 2)

@@ -12,7 +12,7 @@ from tests.lab.hosts import processes_with
 from tests.lab.run import Terminal, start
 from tests.lab.waiting import until
 
-COLOURS = {"TERM": "xterm-256color"}
+COLORS = {"TERM": "xterm-256color"}
 TRAINS = """\
 import time
 from rackrun import report
@@ -48,7 +48,7 @@ def test_a_board_shows_hosts_and_progress(tmp_path):
     terminal = Terminal()
     (tmp_path / "trains.py").write_text(TRAINS)
     line = "./run-local --nproc 2 -- python trains.py"
-    process = start(line, tmp_path, env=COLOURS, terminal=terminal)
+    process = start(line, tmp_path, env=COLORS, terminal=terminal)
     args = ("trains", "2 ranks on 1 host", "localhost", "epoch 1/2", "run ends in")
     until(lambda: all(terminal.shows(text) for text in ("training", "images/s", *args)))
     assert ended(process, terminal) == 0
@@ -68,7 +68,7 @@ def test_the_terminal_is_given_back_however_a_run_ends(victim, code, tmp_path):
     terminal, canary = Terminal(), str(uuid.uuid4())
     (tmp_path / "saves.py").write_text(SAVES)
     words = "./run-local --nproc 2 -- python saves.py"
-    process = start(words, tmp_path, env={**COLOURS, "RUN_CANARY": canary}, terminal=terminal)
+    process = start(words, tmp_path, env={**COLORS, "RUN_CANARY": canary}, terminal=terminal)
     until(lambda: terminal.shows("ready") and terminal.shows("● "))
     plan = json.loads(log_of(tmp_path).parents[3].joinpath("plan.json").read_text())
     agent = Path(plan["hosts"][0]["scratch"], "agent.pid")
@@ -91,7 +91,7 @@ def test_control_characters_are_shown_not_obeyed(tmp_path):
     terminal = Terminal()
     code = f"print({nasty!r}); print('\x1b[31mred\x1b[0m')"
     words = ["./run-local", "--", "python", "-X", "utf8", "-c", code]
-    assert ended(start(words, tmp_path, env=COLOURS, terminal=terminal), terminal) == 0
+    assert ended(start(words, tmp_path, env=COLORS, terminal=terminal), terminal) == 0
     until(lambda: terminal.shows("done in"))
     assert "␛]0;owned␇" in terminal.text()
     assert "red" in terminal.text()
@@ -116,7 +116,7 @@ def test_a_stopped_terminal_does_not_stop_the_run(tmp_path):
     terminal = Terminal()
     (tmp_path / "stopped.py").write_text(STOPPED)
     line = "./run-local --lease-seconds 2 --nproc 2 -- python stopped.py"
-    process = start(line, tmp_path, env=COLOURS, terminal=terminal)
+    process = start(line, tmp_path, env=COLORS, terminal=terminal)
     until(lambda: terminal.shows("ready"))
     terminal.type(b"\x13")
     (tmp_path / "go").touch()

@@ -84,12 +84,12 @@ def test_one_split_of_any_name_is_cut_and_two_need_one_called_train(tmp_path, co
 
 
 def test_damage_is_counted_and_a_split_without_labels_left_out(tmp_path, convert):
-    """Empty, missing, unlabelled and broken images, as from any other source."""
+    """Empty, missing, unlabeled and broken images, as from any other source."""
     images = [*IMAGES, b"", None, IMAGES[0], IMAGES[0][:-20]]
     train = rows(images, [*(n % 2 for n in range(14)), -1, 0])
     splits = {"train": train, "test": rows(IMAGES[:2], [-1, -1])}
     out = convert("hf", saved(tmp_path / "set", datasets.DatasetDict(splits)))
-    report = {"empty": 1, "no image": 1, "truncated": 1, "unlabelled": 1}
+    report = {"empty": 1, "no image": 1, "truncated": 1, "unlabeled": 1}
     assert manifest_of(out).report == report
     assert len(every_sample(out)) == 12
 

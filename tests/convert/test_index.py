@@ -144,4 +144,4 @@ def test_what_is_left_out_is_counted_by_what_it_lacks(tmp_path):
     write_tar(tmp_path / "set-train-0.tar", [*GOOD, *left_out])
     main(["index", str(tmp_path), "--workers", "1", "--allow-left-out", "3"])
     manifest = manifest_of(tmp_path)
-    assert manifest.report == {"no image": 1, "unlabelled": 2}
+    assert manifest.report == {"no image": 1, "unlabeled": 2}

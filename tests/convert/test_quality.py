@@ -111,7 +111,7 @@ def test_the_report_names_every_odd_file(tmp_path, convert, capsys):
         "train/cat.902.jpg": ("other format", "kept"),
         "train/cat.903.jpg": ("cmyk", "kept"),
         "train/dog.904.jpg": ("rotated", "kept"),
-        "train/\x1b[2Jdog.jpg": ("unlabelled", "left out"),
+        "train/\x1b[2Jdog.jpg": ("unlabeled", "left out"),
         "Thumbs.db": ("ignored", "left out"),
     }
     by_key = {sample.key: sample for sample in every_sample(out)}

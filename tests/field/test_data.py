@@ -123,7 +123,7 @@ def in_parquet(path: Path) -> None:
     parquet.write_table(pyarrow.table({"photo": images, "label": [n % 2 for n in range(12)]}), path)
 
 
-def labelled(row: str, *head: str) -> dict[str, Content]:
+def labeled(row: str, *head: str) -> dict[str, Content]:
     """Return pictures, and a table with a row for each."""
     rows = "".join(row.format(kind=kind, n=n) for kind, n in each_kind(12))
     return {**PICTURES, "labels.csv": "".join(head) + rows}
@@ -259,11 +259,11 @@ MET = [
         2 * len(ODD), says="not an image, by their names (",
     ),
     # Tables.
-    Met("semicolons", CSV, labelled("set/{kind}/{n:03d}.jpg;{kind}\r\n", "\ufeffpath;label\r\n")),
-    Met("tabs", CSV, labelled("set/{kind}/{n:03d}.jpg\t{kind}\n", "path\tlabel\n")),
-    Met("blanks", CSV, labelled("set/{kind}/{n:03d}.jpg, {kind}\n", "path, label\n")),
-    Met("backslashes", CSV, labelled("set\\{kind}\\{n:03d}.jpg,{kind}\n", "path,label\n")),
-    Met("no suffix", CSV, labelled("set/{kind}/{n:03d},{kind}\n", "path,label\n")),
+    Met("semicolons", CSV, labeled("set/{kind}/{n:03d}.jpg;{kind}\r\n", "\ufeffpath;label\r\n")),
+    Met("tabs", CSV, labeled("set/{kind}/{n:03d}.jpg\t{kind}\n", "path\tlabel\n")),
+    Met("blanks", CSV, labeled("set/{kind}/{n:03d}.jpg, {kind}\n", "path, label\n")),
+    Met("backslashes", CSV, labeled("set\\{kind}\\{n:03d}.jpg,{kind}\n", "path,label\n")),
+    Met("no suffix", CSV, labeled("set/{kind}/{n:03d},{kind}\n", "path,label\n")),
     Met(
         "names that a Mac took apart", CSV,
         {
@@ -285,20 +285,20 @@ MET = [
     ),
     Met(
         "a column of splits by another name", CSV,
-        labelled("set/{kind}/{n:03d}.jpg,{kind},train\n", "path,label,subset\n"),
+        labeled("set/{kind}/{n:03d}.jpg,{kind},train\n", "path,label,subset\n"),
         says="--split-column subset",
     ),
     *(
         Met(
             f"a column {column}", CSV,
-            labelled(f"set/{{kind}}/{{n:03d}}.jpg,{{kind}},{cell}\n", f"path,label,{column}\n"),
+            labeled(f"set/{{kind}}/{{n:03d}}.jpg,{{kind}},{cell}\n", f"path,label,{column}\n"),
             says=f"column '{column}' is not used",
         )
         for column, cell in (("is_valid", "True"), ("Usage", "PrivateTest"), ("fold", "{n}"))
     ),
     Met(
         "labels of several others", CSV,
-        labelled("set/{kind}/{n:03d}.jpg,{kind}\n", "path,label\n")
+        labeled("set/{kind}/{n:03d}.jpg,{kind}\n", "path,label\n")
         | {"i/both.jpg": drawn("both")}
         | {
             "labels.csv": "path,label\ni/both.jpg,cat|dog\n"

@@ -17,12 +17,12 @@ from tests.lab.sources import made_by
 
 FROM = "--weights '{}' --image-size 32 --device cpu --workers 0 --patience 0"
 SMALL = FROM.format("")
-COLOURS = ("red", "green", "blue")
+COLORS = ("red", "green", "blue")
 
 
 @pytest.fixture
 def project(tmp_path):
-    """Return a folder with own models, pictures of three colours, and their shards."""
+    """Return a folder with own models, pictures of three colors, and their shards."""
     shutil.copy(own_models.__file__, tmp_path / "models.py")
     draw(tmp_path / "set")
     return tmp_path
@@ -36,13 +36,13 @@ def shards(project):
 
 def draw(folder: Path, count: int = 14) -> None:
     noise = np.random.default_rng(0)
-    for channel, colour in enumerate(COLOURS):
-        (folder / colour).mkdir(parents=True)
+    for channel, color in enumerate(COLORS):
+        (folder / color).mkdir(parents=True)
         for number in range(count):
             pixels = noise.normal(80, 30, (48, 48, 3))
             pixels[..., channel] += 100
             image = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
-            image.save(folder / colour / f"{colour}{number:02d}.png")
+            image.save(folder / color / f"{color}{number:02d}.png")
 
 
 def black(path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_model_that_ends_in_probabilities_is_remarked(model, more, said, cli, 
     assert ("as of a softmax or sigmoid" in result.said) == said, result
 
 
-def test_the_normalisation_of_a_model_can_be_given_and_is_said(cli, shards):
+def test_the_normalization_of_a_model_can_be_given_and_is_said(cli, shards):
     result = train(cli, "Small", "--epochs 1 --mean 0.5,0.5,0.5 --std 0.5 --short-side 40")
     assert result.code == 0, result
     first = result.said.partition("epoch 1")[0]
@@ -151,11 +151,11 @@ def test_an_image_that_makes_the_first_loss_nan_is_named(cli, project):
 
 
 def test_numbers_that_are_nan_never_become_predictions_or_json(cli, project):
-    for colour in COLOURS:
-        (project / "split" / "val" / colour).mkdir(parents=True)
-        shutil.copytree(project / "set" / colour, project / "split" / "train" / colour)
-        for path in sorted((project / "split" / "train" / colour).iterdir())[:4]:
-            path.rename(project / "split" / "val" / colour / path.name)
+    for color in COLORS:
+        (project / "split" / "val" / color).mkdir(parents=True)
+        shutil.copytree(project / "set" / color, project / "split" / "train" / color)
+        for path in sorted((project / "split" / "train" / color).iterdir())[:4]:
+            path.rename(project / "split" / "val" / color / path.name)
     black(project / "split" / "val" / "red" / "lens_cap.png")
     assert cli("rackrun convert folder split shards").code == 0
     trained = train(cli, "Standardised", "--epochs 1")
@@ -181,14 +181,14 @@ def test_numbers_that_are_nan_never_become_predictions_or_json(cli, project):
 
 
 def draw_grays(folder: Path) -> None:
-    """Draw squares of one colour: dark or light, which gray shows and the channels hide."""
+    """Draw squares of one color: dark or light, which gray shows and the channels hide."""
     noise, counts = np.random.default_rng(1), {"dark": 0, "light": 0}
     while min(counts.values()) < 40:
-        colour = noise.integers(0, 256, 3)
-        luma = colour @ np.array([0.299, 0.587, 0.114])
+        color = noise.integers(0, 256, 3)
+        luma = color @ np.array([0.299, 0.587, 0.114])
         kind = "dark" if 60 < luma < 100 else "light" if 140 < luma < 180 else ""
-        if kind and counts[kind] < 40 and np.ptp(colour) >= 120:
-            pixels = np.clip(colour + noise.normal(0, 10, (80, 80, 3)), 0, 255).astype(np.uint8)
+        if kind and counts[kind] < 40 and np.ptp(color) >= 120:
+            pixels = np.clip(color + noise.normal(0, 10, (80, 80, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / kind / f"{counts[kind]:02d}.png")
             counts[kind] += 1
 
@@ -258,8 +258,8 @@ def test_a_folder_is_predicted_without_what_systems_put_there(cli, shards, proje
 
 def test_a_test_set_with_fewer_classes_is_evaluated_by_their_names(cli, shards, project):
     assert train(cli, "Small", "--epochs 2 --lr 1e-2").code == 0
-    for colour in ("red", "blue"):
-        shutil.copytree(project / "set" / colour, project / "new" / colour)
+    for color in ("red", "blue"):
+        shutil.copytree(project / "set" / color, project / "new" / color)
     assert cli("rackrun convert folder new newshards --val-percent 0").code == 0
     line = "rackrun evaluate runs/latest newshards --split train --model models:Small"
     result = cli(line)
@@ -268,8 +268,8 @@ def test_a_test_set_with_fewer_classes_is_evaluated_by_their_names(cli, shards, 
 
 def test_rows_of_other_classes_are_not_kept_without_a_word(cli, shards, project):
     assert train(cli, "Small", "--epochs 2 --lr 1e-2", launcher="--name one").code == 0
-    for colour, name in zip(COLOURS, ("a_red", "c_green", "b_blue"), strict=True):
-        shutil.copytree(project / "set" / colour, project / "other" / name)
+    for color, name in zip(COLORS, ("a_red", "c_green", "b_blue"), strict=True):
+        shutil.copytree(project / "set" / color, project / "other" / name)
     assert cli("rackrun convert folder other others").code == 0
     weights = next((project / "runs").glob("*one*")) / "final.pt"
     line = "rackrun local --plain classify --data others --model models:Small --recipe probe"
@@ -296,8 +296,8 @@ def test_without_validation_the_accuracy_of_a_run_is_that_of_its_last_epoch(cli,
 
 def test_an_accuracy_that_one_answer_reaches_is_said_before_the_training(cli, project):
     for number in range(5, 14):
-        for colour in COLOURS[1:]:
-            (project / "set" / colour / f"{colour}{number:02d}.png").unlink()
+        for color in COLORS[1:]:
+            (project / "set" / color / f"{color}{number:02d}.png").unlink()
     draw(project / "more", count=40)
     for path in (project / "more" / "red").iterdir():
         path.rename(project / "set" / "red" / f"more-{path.name}")
@@ -308,8 +308,8 @@ def test_an_accuracy_that_one_answer_reaches_is_said_before_the_training(cli, pr
 
 
 def test_a_split_that_lacks_classes_is_named(cli, project):
-    for colour in COLOURS:
-        shutil.copytree(project / "set" / colour, project / "split" / "train" / colour)
+    for color in COLORS:
+        shutil.copytree(project / "set" / color, project / "split" / "train" / color)
     shutil.copytree(project / "set" / "red", project / "split" / "val" / "red")
     for number, path in enumerate((project / "split" / "val" / "red").iterdir()):
         Image.new("RGB", (48, 48), (200, number, 0)).save(path)

@@ -30,7 +30,7 @@ from rackrun.shards.index import (
     Split,
     parse_index,
     read_version,
-    serialise_index,
+    serialize_index,
 )
 from rackrun.terminal import clean
 from rackrun.training import checkpoint
@@ -47,7 +47,7 @@ def manifest() -> bytes:
     """Return a manifest of two classes."""
     shard = Shard("a-train-000000.tar", SPLIT_SAMPLES, 1 << 20, "0" * 64)
     split = Split("train", SPLIT_SAMPLES, "a-train.index.npy", "0" * 64, (shard,))
-    return Manifest("a", ("one", "two"), (split,)).serialise()
+    return Manifest("a", ("one", "two"), (split,)).serialize()
 
 
 def versions() -> bytes:
@@ -56,13 +56,13 @@ def versions() -> bytes:
     for _ in range(2):
         parents = (*chain[-1].parents, chain[-1].digest)
         chain.append(replace(chain[-1], parents=parents, change={"dropped": 1}))
-    return b"\0".join(each.serialise() for each in (chain[2], chain[0], chain[1]))
+    return b"\0".join(each.serialize() for each in (chain[2], chain[0], chain[1]))
 
 
 def index() -> bytes:
     """Return the index of three samples."""
     rows = [(0, 600 * n, 600, 600 * n + 512, 1, n % 2, 8, 8, 0, b"jpg") for n in range(3)]
-    return serialise_index(rows)
+    return serialize_index(rows)
 
 
 def weights() -> bytes:
@@ -88,7 +88,7 @@ def fuzz_manifest(data: bytes) -> None:
     """Fuzz a manifest: an accepted one has a digest and can be written again."""
     with contextlib.suppress(DataError):
         manifest = Manifest.parse(data, "here")
-        assert Manifest.parse(manifest.serialise(), "here") == manifest
+        assert Manifest.parse(manifest.serialize(), "here") == manifest
 
 
 @decoder(versions())

@@ -124,8 +124,8 @@ def test_arguments_reach_the_function_that_builds_the_model():
             build(ImageNet(model="resnet18", model_args=args), 10)
 
 
-def test_without_growth_the_centre_is_the_usual_one():
-    """The default recipe trains at 224 and evaluates the centre of 256."""
+def test_without_growth_the_center_is_the_usual_one():
+    """The default recipe trains at 224 and evaluates the center of 256."""
     usual = transforms(ImageNet(), 3)
     assert (usual.size, usual.evaluation_size, usual.short_side) == (224, 224, 256)
     assert ImageNet(image_size=64).judged_size == 64

@@ -24,7 +24,7 @@ from rackrun.shards.index import (
     Row,
     Split,
     index_name,
-    serialise_index,
+    serialize_index,
     shard_name,
 )
 from rackrun.shards.open import open_source
@@ -55,10 +55,10 @@ def drawn(
 ) -> bytes:
     """Return an image of a few shapes; `mode` and the arguments of Pillow's save may be given."""
     draw = random.Random(str(seed))
-    image = Image.new("RGB", size, _colour(draw))
+    image = Image.new("RGB", size, _color(draw))
     for _ in range(6):
         x, y = draw.randrange(size[0]), draw.randrange(size[1])
-        ImageDraw.Draw(image).ellipse((x, y, x + 14, y + 10), fill=_colour(draw))
+        ImageDraw.Draw(image).ellipse((x, y, x + 14, y + 10), fill=_color(draw))
     return encoded(image.convert(save.pop("mode", "RGB")), format, **save)
 
 
@@ -77,7 +77,7 @@ def rotated(seed: object, orientation: int = 6) -> bytes:
 
 
 def photograph(seed: int, height: int, width: int) -> Image.Image:
-    """Return an image with the spectrum of a photograph, in colour, with a few hard edges."""
+    """Return an image with the spectrum of a photograph, in color, with a few hard edges."""
     draw = np.random.default_rng(seed)
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
     frequency[0, 0] = 1
@@ -115,7 +115,7 @@ def write_zip(path: Path, files: Mapping[str, bytes], deflated: bool = False) ->
     return path
 
 
-def _colour(draw: random.Random) -> tuple[int, int, int]:
+def _color(draw: random.Random) -> tuple[int, int, int]:
     return draw.randrange(256), draw.randrange(256), draw.randrange(256)
 
 
@@ -397,7 +397,7 @@ def write_tiny(
     folder.chmod(0o755)
     made: list[list[Sample]] = []
     parts = tuple(_write_split(folder, name, dice, shards, samples, size, made) for name in splits)
-    (folder / "dataset.json").write_bytes(Manifest("tiny", ("cat", "dog"), parts).serialise())
+    (folder / "dataset.json").write_bytes(Manifest("tiny", ("cat", "dog"), parts).serialize())
     return Tiny(folder, made)
 
 
@@ -419,7 +419,7 @@ def _write_split(
                 rows.append(_row(number, position, sample))
             entries.append(writer.close())
         made.append(inside)
-    index, name = serialise_index(rows), index_name("tiny", split)
+    index, name = serialize_index(rows), index_name("tiny", split)
     (folder / name).write_bytes(index)
     return Split(split, len(rows), name, sha256(index).hexdigest(), tuple(entries))
 

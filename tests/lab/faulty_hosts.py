@@ -102,10 +102,10 @@ class Hosts(NetLab):
         until(lambda: LOADER in self._all(number).values(), "the other process is up", 20)
 
     def plug_cable(self, number: int) -> None:
-        """Bring it up; what is remembered of neighbours that were missed is forgotten."""
+        """Bring it up; what is remembered of neighbors that were missed is forgotten."""
         super().plug_cable(number)
         for name in (self.bridge, *self.names):
-            self._in(name, "ip", "neighbour", "flush", "all")
+            self._in(name, "ip", "neighbor", "flush", "all")
 
     def allow(self, number: int) -> None:
         """Take the rules of `firewall` away again."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 
 class Small(nn.Sequential):
-    """A net that learns colours in a few epochs."""
+    """A net that learns colors in a few epochs."""
 
     def __init__(self, num_classes):
         super().__init__(
@@ -135,7 +135,7 @@ class WeightNormed(Pooled):
 
 
 class Standardised(Pooled):
-    """One that divides each image by its deviation: NaN for an image of one colour.
+    """One that divides each image by its deviation: NaN for an image of one color.
 
     A batch norm spreads it to all images of the batch.
     """

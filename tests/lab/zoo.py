@@ -101,7 +101,7 @@ def _whole() -> dict[str, Exhibit]:
         "no-end.jpg": (jpeg[:-2] + bytes(5000), picture),
         "two.mpo": (encoded(picture, "MPO", quality=95, **more), picture),
         "browser.jfif": (jpeg, picture),
-        "colour.png": (encoded(picture, "PNG"), picture),
+        "color.png": (encoded(picture, "PNG"), picture),
         "gray.png": (encoded(gray, "PNG"), gray),
         "bits.png": (encoded(bits, "PNG"), bits),
         "palette.png": (encoded(palette, "PNG"), palette),
@@ -112,16 +112,16 @@ def _whole() -> dict[str, Exhibit]:
         "history.png": (encoded(picture, "PNG", pnginfo=with_text), picture),
         "no-end.png": (encoded(picture, "PNG")[:-12], picture),
         "palette.gif": (encoded(palette, "GIF"), palette),
-        "colour.bmp": (encoded(picture, "BMP"), picture),
+        "color.bmp": (encoded(picture, "BMP"), picture),
         "gray.bmp": (encoded(gray, "BMP"), gray),
         "exact.webp": (encoded(picture, "WEBP", lossless=True), picture),
         "moving.webp": (encoded(picture, "WEBP", lossless=True, **more), picture),
-        "colour.tif": (encoded(picture, "TIFF"), picture),
+        "color.tif": (encoded(picture, "TIFF"), picture),
         "gray.tif": (encoded(gray, "TIFF", compression="tiff_lzw"), gray),
         "cmyk.tif": (encoded(cmyk, "TIFF"), cmyk),
-        "colour.avif": (encoded(picture, "AVIF", quality=95), picture),
-        "colour.heic": (encoded(picture, "HEIF", quality=95), picture),
-        "colour.ppm": (encoded(picture, "PPM"), picture),
+        "color.avif": (encoded(picture, "AVIF", quality=95), picture),
+        "color.heic": (encoded(picture, "HEIF", quality=95), picture),
+        "color.ppm": (encoded(picture, "PPM"), picture),
         "gray.pgm": (encoded(gray, "PPM"), gray),
         "bits.pbm": (encoded(bits, "PPM"), bits),
         "png-inside.jpg": (encoded(picture, "PNG"), picture),
@@ -163,18 +163,18 @@ def _exif(orientation: int) -> Image.Exif:
 def _deep() -> dict[str, Exhibit]:
     """Return files of 16 bits a channel, whose lower 8 are noise."""
     picture = _picture()
-    gray, colour = np.asarray(picture.convert("L")), np.asarray(picture)
-    noise = np.random.default_rng(1).integers(256, size=colour.shape)
-    deep = (colour.astype(np.uint16) << 8) + noise.astype(np.uint16)
+    gray, color = np.asarray(picture.convert("L")), np.asarray(picture)
+    noise = np.random.default_rng(1).integers(256, size=color.shape)
+    deep = (color.astype(np.uint16) << 8) + noise.astype(np.uint16)
     deep_gray = (gray.astype(np.uint16) << 8) + noise[..., 0].astype(np.uint16)
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)
     header = struct.pack(">LLBBBBB", SIDE, SIDE, 16, 2, 0, 0, 0)
     pixels, end = chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")
-    colour_png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + end
+    color_png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + pixels + end
     shown = np.repeat(gray[..., None], 3, axis=2)
     return {
         "deep.png": Exhibit(encoded(Image.fromarray(deep_gray), "PNG"), shown),
-        "deep-colour.png": Exhibit(colour_png, colour),
+        "deep-color.png": Exhibit(color_png, color),
         "deep.tif": Exhibit(encoded(Image.fromarray(deep_gray), "TIFF"), shown),
     }
 

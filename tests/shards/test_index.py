@@ -21,7 +21,7 @@ from rackrun.shards.index import (
     brace_name,
     check_index,
     parse_index,
-    serialise_index,
+    serialize_index,
 )
 from rackrun.shards.open import open_source
 
@@ -34,7 +34,7 @@ ROWS = st.tuples(U32, U64, U32, U64, U32, U32, U32, U32, U32, FORMATS)
 def test_numpy_reads_the_rows_as_they_were_written(rows, tmp_path_factory):
     """Any values, any number of rows: np.load maps the file, fields by name."""
     path = tmp_path_factory.getbasetemp() / "rows.npy"
-    path.write_bytes(serialise_index(rows))
+    path.write_bytes(serialize_index(rows))
     loaded = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
     assert loaded.dtype == np.dtype(INDEX_FIELDS)
     assert loaded.tolist() == rows
@@ -94,10 +94,10 @@ class Canary:
 
 
 def test_a_manifest_comes_back_as_it_went(tiny):
-    """Serialised and parsed, a manifest is equal; the digest that it carries covers the rest."""
+    """Serialized and parsed, a manifest is equal; the digest that it carries covers the rest."""
     text = (tiny.folder / "dataset.json").read_bytes()
     manifest = Manifest.parse(text, "here")
-    assert manifest.serialise() == text and manifest.digest == json.loads(text)["sha256"]
+    assert manifest.serialize() == text and manifest.digest == json.loads(text)["sha256"]
     fields = json.loads(text)
     del fields["sha256"]
     unsigned = (json.dumps(fields, indent=1, ensure_ascii=False) + "\n").encode()

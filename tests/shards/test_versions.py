@@ -103,7 +103,7 @@ def rewritten(data: Path, number: int, **changes: object) -> None:
     newest = number == 3
     path = data / ("dataset.json" if newest else manifest_name(number))
     manifest = Manifest.parse(path.read_bytes(), "")
-    path.write_bytes(replace(manifest, **changes).serialise())
+    path.write_bytes(replace(manifest, **changes).serialize())
 
 
 def test_a_manifest_that_the_newest_does_not_name_is_refused(data):

@@ -20,7 +20,7 @@ from rackrun.shards.index import (
     Manifest,
     Split,
     index_name,
-    serialise_index,
+    serialize_index,
     shard_name,
 )
 from rackrun.shards.writer import write_shard
@@ -74,7 +74,7 @@ def make_shards(tmp_path_factory: pytest.TempPathFactory) -> MakeShards:
         )
         names = (*SHAPES, *(f"shape {number}" for number in range(3, classes)))[:classes]
         manifest = Manifest(dataset="shapes", classes=names, splits=splits)
-        write_whole(folder / MANIFEST_NAME, manifest.serialise())
+        write_whole(folder / MANIFEST_NAME, manifest.serialize())
         return folder
 
     return make
@@ -119,7 +119,7 @@ def pack(
                 rows.append((shard, *position, len(image), label, SIDE, SIDE, crc, b"jpg"))
                 number += 1
             shards.append(writer.close())
-    data = serialise_index(rows)
+    data = serialize_index(rows)
     write_whole(folder / index_name("shapes", split), data)
     digest = hashlib.sha256(data).hexdigest()
     return Split(split, number, index_name("shapes", split), digest, tuple(shards))

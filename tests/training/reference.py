@@ -161,7 +161,7 @@ def mixed(parts: list[Samples], rank: int, step: int, recipe: Recipe) -> list[Sa
 
 
 def one_of(images: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> Samples:
-    """Blend images with their neighbours by mixup, or paste a patch of them by cutmix."""
+    """Blend images with their neighbors by mixup, or paste a patch of them by cutmix."""
     kinds = [kind for kind in ("mixup", "cutmix") if getattr(recipe, kind)]
     kind = kinds[int(torch.multinomial(torch.ones(len(kinds)) / len(kinds), 1))]
     strength = torch.tensor([getattr(recipe, kind)])
@@ -178,7 +178,7 @@ def one_of(images: torch.Tensor, targets: torch.Tensor, recipe: Recipe) -> Sampl
 
 
 def blended(values: torch.Tensor, share: float) -> torch.Tensor:
-    """Return what is left of each with this share, and its neighbour with the rest."""
+    """Return what is left of each with this share, and its neighbor with the rest."""
     return share * values + (1 - share) * values.roll(1, 0)
 
 

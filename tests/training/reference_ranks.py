@@ -32,7 +32,7 @@ from tests.training.reference import DEVIATION, MEAN, Recipe, Samples
 
 SIZE, PARTS, JUDGED = 8, 2, 50
 EQUAL = 2e-6
-"""The product normalises images in float32 and writes six digits of a loss; all else is float64."""
+"""The product normalizes images in float32 and writes six digits of a loss; all else is float64."""
 OVERFLOWS = (0, 7, 8, 23)
 RECIPES = {
     "sgd": Recipe(),

@@ -26,7 +26,7 @@ PICTURE = np.full((SIDE, SIDE, 3), (10, 120, 240), np.uint8)
 PICTURE[40:90, 30:120] = (200, 50, 90)
 
 
-@pytest.mark.parametrize("picture", [PICTURE, PICTURE[:, :, :1]], ids=["colour", "gray"])
+@pytest.mark.parametrize("picture", [PICTURE, PICTURE[:, :, :1]], ids=["color", "gray"])
 @pytest.mark.parametrize(
     "chosen",
     [(0.4, False, 0), (0.0, True, 0), (0.0, False, 9)],
@@ -78,7 +78,7 @@ def test_a_vertical_flip_turns_half_of_the_images_upside_down():
     assert sum(np.array_equal(image[::-1], upright) for image in turned) == 60 - len(same)
 
 
-def test_a_rectangle_of_the_mean_colour_covers_some_images():
+def test_a_rectangle_of_the_mean_color_covers_some_images():
     """A tenth of them, by the published bounds of area and shape, anywhere; the rest untouched."""
     color = (0.485, 0.456, 0.406)
     covered, touched = 0, np.zeros((SIDE, SIDE), bool)

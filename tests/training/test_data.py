@@ -94,7 +94,7 @@ def test_resampled_shards_come_equally_often(shapes):
     assert max(draws) < 1.6 * min(draws)
 
 
-def test_training_sees_what_was_dropped_and_relabelled(tmp_path):
+def test_training_sees_what_was_dropped_and_relabeled(tmp_path):
     """No image of the version before, and no label of it, in either way of reading."""
     images = {
         f"images/{name}/{name}_{n}.png": drawn(f"{name}{n}") for name in "ab" for n in range(8)

@@ -62,7 +62,7 @@ def answers_by_hand(final: Path, data: Path, flip: bool) -> tuple[Answers, list[
             views = [pixels, pixels[:, ::-1]] if flip else [pixels]
             images = torch.stack([torch.tensor(view.copy()) for view in views]).permute(0, 3, 1, 2)
             with torch.no_grad():
-                outputs = trained.model(trained.transforms.normalised(images))
+                outputs = trained.model(trained.transforms.normalized(images))
             result.append(outputs.double().mean(0).numpy())
             labels.append(sample.label)
             keys.append(sample.key)
@@ -178,7 +178,7 @@ def test_data_with_some_of_the_classes_are_evaluated_by_name(untrained, make_sha
     data, names = make_shards(train=(2,), val=(9,), classes=2), ("cross", "disc")
     manifest = Manifest.parse((data / MANIFEST_NAME).read_bytes(), "here")
     renamed = replace(manifest, classes=tuple(names))
-    (data / MANIFEST_NAME).write_bytes(renamed.serialise())
+    (data / MANIFEST_NAME).write_bytes(renamed.serialize())
     outputs, labels, _ = answers_by_hand(untrained, data, flip=False)
     numbers = [SHAPES.index(names[label]) for label in labels]
     result = evaluate(untrained, data)

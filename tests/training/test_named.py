@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from rackrun.errors import MissingPackage, UsageError
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.models.named import named_model, normalised_for
+from rackrun.training.models.named import named_model, normalized_for
 from rackrun.training.models.published import downloaded_weights
 from rackrun.training.models.registered import registered
 from rackrun.training.models.weights import load_weights
@@ -26,7 +26,7 @@ def test_timm_is_an_extra(monkeypatch):
 
 
 def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch):
-    """In the cache that `hf download` fills; images are normalised as their training had them."""
+    """In the cache that `hf download` fills; images are normalized as their training had them."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     alone = Ranks(0, 1, 0, 1, torch.device("cpu"))
     with pytest.raises(
@@ -47,7 +47,7 @@ def test_weights_that_timm_publishes_are_found_on_the_host(tmp_path, monkeypatch
     assert "has 5 classes instead of 1000 and is reinitialized" in line
     block = "blocks.0.attn.qkv.weight"
     assert torch.equal(model.state_dict()[block], published.state_dict()[block])
-    result = normalised_for("timm:test_vit", Transforms(96))
+    result = normalized_for("timm:test_vit", Transforms(96))
     assert (result.mean, result.deviation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 

@@ -16,7 +16,7 @@ from rackrun.mnist.recipes import Mnist
 from rackrun.training.data.augment import ERASED_AREA, ERASED_SHAPE
 from rackrun.training.data.decode import RATIO
 from rackrun.training.data.transforms import Transforms
-from rackrun.training.models.named import normalised_for
+from rackrun.training.models.named import normalized_for
 from rackrun.training.tasks.classify.model import TASK as classify
 from rackrun.training.tasks.classify.recipes import Classify
 from tests.lab.data import textured
@@ -24,7 +24,7 @@ from tests.lab.data import textured
 
 @pytest.mark.parametrize("pictures", [4, 0])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_normalised_colour_by_colour(channels, pictures):
+def test_images_are_normalized_color_by_color(channels, pictures):
     """(pixel / 255 - mean) / deviation, whatever the layout in memory; no images stay none."""
     mean, deviation = (0.4, 0.5, 0.6)[:channels], (0.1, 0.2, 0.3)[:channels]
     transforms = Transforms(size=6, channels=channels, mean=mean, deviation=deviation)
@@ -34,12 +34,12 @@ def test_images_are_normalised_colour_by_colour(channels, pictures):
         1, -1, 1, 1
     )
     for layout in (images, images.contiguous()):
-        result = transforms.normalised(layout)
+        result = transforms.normalized(layout)
         assert result.dtype == torch.float32
         torch.testing.assert_close(result, expected)
 
 
-def test_models_see_the_normalisation_of_their_published_weights():
+def test_models_see_the_normalization_of_their_published_weights():
     """Every model of torchvision gets the mean and deviation that torchvision publishes with its
     weights; those of ImageNet are the default, of timm's as of ours. Torchvision's googlenet and
     inception_v3 turn ImageNet's back into (x - 0.5) / 0.5 themselves, which ours get at once."""
@@ -53,7 +53,7 @@ def test_models_see_the_normalisation_of_their_published_weights():
         expected = tuple(published.mean), tuple(published.std)
         if name in ("googlenet", "inception_v3"):
             expected = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-        ours = normalised_for(name, plain)
+        ours = normalized_for(name, plain)
         assert (ours.mean, ours.deviation) == expected, name
 
 
@@ -89,7 +89,7 @@ def test_mean_and_std_are_typed_for_any_model():
         own_task.TASK.transformed(own_task.Settings(mean="0.5", std="0.5"), 0)
 
 
-def test_gray_tasks_see_their_published_normalisation():
+def test_gray_tasks_see_their_published_normalization():
     """MNIST's mean and deviation are those of its 60,000 training images, gray cats and dogs have
     one channel's."""
     digits = mnist_task.transforms(Mnist(), 0)
@@ -117,10 +117,10 @@ def test_random_crops_and_erased_rectangles_have_their_published_bounds():
 def test_gray_is_what_pillow_calls_gray():
     """One channel, weighted as the standard says."""
     data = textured(1, (100, 100))
-    colour = Transforms(size=40).for_evaluation(data)
+    color = Transforms(size=40).for_evaluation(data)
     gray = Transforms(size=40, channels=1).for_evaluation(data)
     assert gray.shape == (40, 40, 1)
-    assert np.array_equal(gray[:, :, 0], np.asarray(Image.fromarray(colour).convert("L")))
+    assert np.array_equal(gray[:, :, 0], np.asarray(Image.fromarray(color).convert("L")))
 
 
 def test_training_crops_and_mirrors_by_chance_and_can_be_repeated():

@@ -45,9 +45,9 @@ def difference(ours: NDArray[np.uint8], image: Image.Image) -> float:
 
 
 JPEGS: dict[str, Callable[[Image.Image], bytes]] = {
-    "colour": lambda image: encoded(image, quality=90),
-    "full colour": lambda image: encoded(image, quality=95, subsampling="4:4:4"),
-    "half colour": lambda image: encoded(image, quality=95, subsampling="4:2:2"),
+    "color": lambda image: encoded(image, quality=90),
+    "full color": lambda image: encoded(image, quality=95, subsampling="4:4:4"),
+    "half color": lambda image: encoded(image, quality=95, subsampling="4:2:2"),
     "progressive": lambda image: encoded(image, quality=90, progressive=True),
     "restart markers": lambda image: encoded(image, quality=90, restart_marker_rows=1),
     "gray": lambda image: encoded(image.convert("L"), quality=90),
@@ -130,14 +130,14 @@ def test_a_crop_at_a_lower_resolution_is_not_shifted():
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kind", JPEGS)
-def test_the_centre_is_that_of_resize_and_centre_crop(kind, interpolation):
-    """Validation sees what the reference of a model sees: resize, then the centre."""
+def test_the_center_is_that_of_resize_and_center_crop(kind, interpolation):
+    """Validation sees what the reference of a model sees: resize, then the center."""
     stock = v2.Compose(
         [v2.Resize(73, v2.InterpolationMode(interpolation), antialias=True), v2.CenterCrop(64)]
     )
     for seed, size in enumerate([(375, 500), (500, 333), (97, 101), (200, 80), (73, 73)]):
         data = JPEGS[kind](photograph(seed, *size))
-        ours = crop(data, whole, 73).centre(73, 64, interpolation)
+        ours = crop(data, whole, 73).center(73, 64, interpolation)
         result = difference(ours, stock(reference(data)))
         assert result < (SAME if min(size) < 4 * 73 else SIMILAR), size
 
@@ -165,7 +165,7 @@ def test_drawn_boxes_have_the_areas_and_shapes_that_were_asked_for():
 PICTURE = photograph(4, 48, 64)
 
 
-@pytest.mark.parametrize("kind", ["colour", "progressive", "gray", "CMYK"])
+@pytest.mark.parametrize("kind", ["color", "progressive", "gray", "CMYK"])
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.9, 0.99])
 def test_a_truncated_image_is_an_error_not_a_gray_area(kind, share):
     """Half an image never trains a model, even when the crop lies in the other half."""
@@ -209,7 +209,7 @@ def with_scans(count: int, progressive: bool) -> bytes:
     data = encoded(PICTURE, quality=90, progressive=progressive)
     last = data.rindex(b"\xff\xda")
     scan = data[last:-2]
-    if not progressive:  # of one colour each, so that decoders look for further ones
+    if not progressive:  # of one color each, so that decoders look for further ones
         scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00" + data[last + 14 : -2]
     return data[:last] + scan * count + b"\xff\xd9"
 

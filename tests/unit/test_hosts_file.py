@@ -91,13 +91,13 @@ def test_host_files_of_other_launchers_are_read_unchanged(text, tmp_path):
 def test_every_bad_line_is_named_at_once_with_line_and_column():
     """One look at the message is enough to repair the whole file."""
     text = (
-        "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 colour=red\nb:99999\n2001:db8::1\na b b\n"
+        "ok\n-oProxyCommand=x\n  jo@gpu;rm\nfine slots=0 color=red\nb:99999\n2001:db8::1\na b b\n"
     )
     assert faults(text) == [
         (2, 1, "'-oProxyCommand=x': a host name does not begin with a dash"),
         (3, 6, "';' cannot be part of a host name"),
         (4, 6, "slots=0: write a number from 1 to 1024"),
-        (4, 14, "colour= is not a setting; there are slots, max_slots, python, workdir, "
+        (4, 14, "color= is not a setting; there are slots, max_slots, python, workdir, "
          "address, interface, setup, env"),
         (5, 3, "port 99999 is not between 1 and 65535"),
         (6, 1, "write an IPv6 address in brackets: [2001:db8::1]"),

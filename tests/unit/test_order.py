@@ -52,7 +52,7 @@ def test_copies_of_rows_come_as_often():
 
 @pytest.mark.parametrize("batch", [64, 1024])
 def test_batches_mix_classes_like_an_even_draw(batch):
-    """Of 100,000 images that lie class by class, 40 in a block of neighbours: the counts of a
+    """Of 100,000 images that lie class by class, 40 in a block of neighbors: the counts of a
     class in a batch vary by hardly more than those of images that are drawn evenly."""
     samples, classes = 100_000, 100
     order = epoch_order(index_of(samples, 50_000, 20), np.arange(samples), 0, 0, batch)
@@ -61,7 +61,7 @@ def test_batches_mix_classes_like_an_even_draw(batch):
     assert counts.std() < 1.25 * (batch / classes) ** 0.5
 
 
-def test_neighbours_are_used_within_a_window():
+def test_neighbors_are_used_within_a_window():
     """What the page cache has to hold: the blocks that are open at a time, not the data set."""
     samples = 200_000  # in 5,000 blocks
     order = epoch_order(index_of(samples, 50_000), np.arange(samples), 0, 0, 256)

@@ -178,7 +178,7 @@ SPINNING = WAITING.replace("/x/torch/distributed/distributed_c10d.py", "/x/model
 
 
 def test_a_rank_whose_connection_broke_does_not_hang():
-    """It died of its neighbour's end a moment before it could write where it was: it waited."""
+    """It died of its neighbor's end a moment before it could write where it was: it waited."""
     suspects = tuple(Suspect(0, n, 7, f"no progress of rank {n}") for n in range(3))
     hang = Hang(None, None, "no progress of 3 ranks", suspects)
     args = tails(rank0=GLOO, rank1=WAITING, rank2=SPINNING)

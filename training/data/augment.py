@@ -1,8 +1,8 @@
 """Augment images after crop and flip, as the long public recipes do.
 
 changed   by torchvision's transforms: TrivialAugment in its wide form (Müller and Hutter, 2021,
-          arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), or colour jitter.
-erased    a rectangle of the mean colour in some of the images (Zhong et al., 2017,
+          arXiv:2103.10158), RandAugment (Cubuk et al., 2019, arXiv:1909.13719), or color jitter.
+erased    a rectangle of the mean color in some of the images (Zhong et al., 2017,
           arXiv:1708.04896), with the published bounds of area and shape. Not torchvision's: that
           needs a tensor and torch's generator, seeded per image, and took 0.16 ms of CPU an image
           where this takes 0.03 (a share of 0.1, 224 x 224, one busy core; 0.56 and 0.30 at 1).
@@ -56,7 +56,7 @@ def changed(pixels: Pixels, change: Change, random: np.random.Generator) -> Pixe
 def erased(
     pixels: Pixels, share: float, color: tuple[float, ...], random: np.random.Generator
 ) -> Pixels:
-    """Return the image, with probability `share` with a rectangle of the colour (0 to 1)."""
+    """Return the image, with probability `share` with a rectangle of the color (0 to 1)."""
     if random.random() >= share:
         return pixels
     height, width = pixels.shape[:2]

@@ -42,7 +42,7 @@ from rackrun.shards.images import (
 from rackrun.shards.resize import in_mode
 
 FINE = 2  # a crop decoded at a half, a quarter … keeps at least this many times the wanted side
-MARGIN = 4  # rows below a crop that its last rows need: colour is smoothed across rows
+MARGIN = 4  # rows below a crop that its last rows need: color is smoothed across rows
 RATIO = (3 / 4, 4 / 3)  # the least and the greatest width to height of a random crop
 TRAILER = 1024  # bytes at the end of a JPEG in which a whole one has its end marker
 
@@ -89,14 +89,14 @@ class Region(NamedTuple):
         self._resize(pixels, interpolation)
         return pixels
 
-    def centre(
+    def center(
         self,
         short_side: int,
         size: int,
         interpolation: Interpolation = "bilinear",
         out: Pixels | None = None,
     ) -> Pixels:
-        """Return the centre, uint8 (size, size, 3), after a resize to that shorter side."""
+        """Return the center, uint8 (size, size, 3), after a resize to that shorter side."""
         height, width = self.box.height, self.box.width
         sides = height * short_side // min(height, width), width * short_side // min(height, width)
         resized = np.empty((*sides, 3), np.uint8)

@@ -5,7 +5,7 @@
 The order is a function of seed, epoch and batch alone. It knows neither ranks nor loader workers,
 so that all of them agree without an exchange, and a run resumes by the number of its step.
 
-Rows lie in blocks of neighbours in a shard. An epoch puts the blocks in random order on a circle,
+Rows lie in blocks of neighbors in a shard. An epoch puts the blocks in random order on a circle,
 and spreads the samples of each over the OPEN blocks from there on. So every batch mixes samples of
 that many blocks, while what is read in some minutes lies close together: on a disk, in a cache.
 
@@ -116,13 +116,13 @@ def epoch_order(index: npt.NDArray[np.void], rows: Rows, seed: int, epoch: int, 
     turn = np.empty(rows.size)
     turn[mixed] = np.arange(rows.size) - starts[block]
     turn += random(rows.size) / 2.0**64
-    # At even distances, not anywhere: two neighbours then seldom meet in a batch.
+    # At even distances, not anywhere: two neighbors then seldom meet in a batch.
     turn *= (min(max(OPEN, batch), sizes.size) / sizes)[block]
     return rows[np.argsort((places[block] + turn) % sizes.size, kind="stable")]
 
 
 def _block_starts(index: npt.NDArray[np.void], rows: Rows, shift: int) -> Numbers:
-    # The edges move from epoch to epoch, so that neighbours do not stay together for all training.
+    # The edges move from epoch to epoch, so that neighbors do not stay together for all training.
     ends = np.cumsum(index["length"][rows], dtype=np.int64) + shift
     begins = np.diff(ends // BLOCK_BYTES, prepend=-1) != 0
     begins |= np.diff(index["shard"][rows].astype(np.int64), prepend=-1) != 0

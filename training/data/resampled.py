@@ -10,7 +10,7 @@ started, the rank and the worker. So the same command draws the same samples, an
 resumes draws new ones: a stream is not read again up to the place where it was.
 
 The index says which samples a shard has, and their labels: what was dropped is not read, and what
-was relabelled has its new label.
+was relabeled has its new label.
 """
 
 import random

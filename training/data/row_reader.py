@@ -46,7 +46,7 @@ class RowReader(Dataset[Filled | Problem]):
         images, labels = (each.numpy() for each in place)
         size = len(part.rows)
         keys, is_kept = [("", "")] * size, np.zeros(size, bool)
-        by_row = np.argsort(part.rows, kind="stable")  # neighbours are read at once
+        by_row = np.argsort(part.rows, kind="stable")  # neighbors are read at once
         samples = zip(
             (by_row + part.first).tolist(), self.pool.samples(part.rows[by_row]), strict=True
         )

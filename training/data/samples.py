@@ -76,7 +76,7 @@ def stored_samples(
 ) -> Iterator[StoredSample]:
     """Yield the samples of ascending rows of the index, each checked against its row."""
     shards, found = source.manifest.split(split).shards, source.index(split)[rows]
-    # A request has neighbours in one shard, and about READ_BYTES.
+    # A request has neighbors in one shard, and about READ_BYTES.
     borders = np.diff(rows) != 1
     borders |= (np.diff(found["offset"] // READ_BYTES) != 0) | (np.diff(found["shard"]) != 0)
     portions_of_rows = np.split(found, np.flatnonzero(borders) + 1) if len(rows) else []

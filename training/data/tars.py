@@ -1,4 +1,4 @@
-"""Samples of tars without an index: neighbouring members with one key, an image and its class.
+"""Samples of tars without an index: neighboring members with one key, an image and its class.
 
 Nothing says how many samples a tar should have, or which bytes. A tar that is cut short, or whose
 headers are damaged, is noticed by its end; an image that is damaged, if it cannot be decoded.

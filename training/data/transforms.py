@@ -1,6 +1,6 @@
 """Turn the bytes of an image into the input of a model.
 
-    bytes -> uint8 (size, size, 3) -> uint8 (size, size, channels) -> batch -> float, normalised
+    bytes -> uint8 (size, size, 3) -> uint8 (size, size, channels) -> batch -> float, normalized
 
 All but the last arrow happen in the loader's workers, the last one on the device. The whole is
 plain numbers, so that final.pt can hold it and `predict` can repeat it.
@@ -45,16 +45,16 @@ class Decoded(NamedTuple):
 
 @dataclass(frozen=True)
 class Transforms:
-    """Size, channels, crop and normalisation of a task's images."""
+    """Size, channels, crop and normalization of a task's images."""
 
     size: Side
     """Side of the square that the model sees, in pixels."""
     evaluation_size: Annotated[int, between(0, LARGEST_SIDE)] = 0
     """Side of the square in evaluation, in pixels; 0: the same."""
     channels: Literal[1, 3] = 3
-    """3: colour; 1: gray."""
+    """3: color; 1: gray."""
     short_side: Annotated[int, between(0, LARGEST_SIDE)] = 0
-    """Shorter side before the centre is cut out, in pixels; 0: squeeze the whole image."""
+    """Shorter side before the center is cut out, in pixels; 0: squeeze the whole image."""
     crop_area: Annotated[float, between(0, 1)] = 1.0
     """Smallest share of the area that a training crop keeps; 1: training sees no random crops."""
     interpolation: Interpolation = "bilinear"
@@ -70,7 +70,7 @@ class Transforms:
     rand_augment: Annotated[int, between(0, 30)] = 0
     """Strength of two random operations on each training image; 0: none."""
     erase: Annotated[float, between(0, 1)] = 0.0
-    """Share of training images in which a rectangle is covered by the mean colour."""
+    """Share of training images in which a rectangle is covered by the mean color."""
     mean: Annotated[tuple[Real, ...], at_most(3)] = (0.485, 0.456, 0.406)
     """Subtracted from each channel, on a scale from 0 to 1."""
     deviation: Annotated[tuple[Annotated[float, between(1e-6, 1e6)], ...], at_most(3)] = (
@@ -102,14 +102,14 @@ class Transforms:
         """Return what evaluation shows the model, in words."""
         side = self.evaluation_size or self.size
         whole = f"{side} of {self.short_side} px" if self.short_side else f"{side} px, squeezed"
-        colour = "" if self.channels == 3 else "gray, "
+        color = "" if self.channels == 3 else "gray, "
         normalization = "ImageNet's mean and std"
         if (self.mean, self.deviation) != (Transforms.mean, Transforms.deviation):
             mean, std = (",".join(f"{n:g}" for n in each) for each in (self.mean, self.deviation))
             normalization = f"mean {mean}, std {std}"
         changed = self.conversion.described() + (" --exif ignore" if not self.upright else "")
         converted = f", converted with {changed.strip()}" if changed else ""
-        return f"{whole}, {colour}{normalization}{converted}"
+        return f"{whole}, {color}{normalization}{converted}"
 
     @property
     def evaluation_shape(self) -> Shape:
@@ -149,7 +149,7 @@ class Transforms:
             pixels = region.resized(self.size, self.interpolation, square)
         elif self.short_side:
             side = self.evaluation_shape[0]
-            pixels = region.centre(self.short_side, side, self.interpolation, square)
+            pixels = region.center(self.short_side, side, self.interpolation, square)
         else:
             pixels = region.resized(self.evaluation_shape[0], self.interpolation, square)
         if self.channels == 1:
@@ -187,11 +187,11 @@ class Transforms:
         if pixels is not out:
             out[:] = pixels
 
-    def normalised(self, images: torch.Tensor) -> torch.Tensor:
+    def normalized(self, images: torch.Tensor) -> torch.Tensor:
         """Return float32 of the shape of `images`: uint8 (B, channels, size, size), any device.
 
-        Colour is innermost in memory. Row by row, with the factors of a whole row beside it, a CPU
-        takes a sixth of the time that it takes colour by colour.
+        Color is innermost in memory. Row by row, with the factors of a whole row beside it, a CPU
+        takes a sixth of the time that it takes color by color.
         """
         factor, offset = _row(self, images.shape[3], images.device)
         pixels = images.permute(0, 2, 3, 1)

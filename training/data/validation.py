@@ -1,6 +1,6 @@
 """Read the validation set: every sample once for any number of ranks, without padding.
 
-The ranks take neighbouring parts of the index, a part is cut into batches of which only the last
+The ranks take neighboring parts of the index, a part is cut into batches of which only the last
 is short, and each batch is read by itself (training.data.row_reader).
 """
 

@@ -95,7 +95,7 @@ def evaluate(trained: Trained, config: Config, flip: bool, with_rows: bool) -> E
                 continue
             with torch.inference_mode():
                 logits = compute.logits(
-                    trained.model, trained.transforms.normalised, batch.images, flip
+                    trained.model, trained.transforms.normalized, batch.images, flip
                 )
             table.add(logits, batch)
         scores = table.scores(ranks)

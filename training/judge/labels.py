@@ -101,7 +101,7 @@ def _features(
             known += [(number, label) for number, label, _ in batch]
             pixels = torch.from_numpy(np.stack([each for _, _, each in batch]))
             pixels = pixels.to(trained.device).permute(0, 3, 1, 2)
-            trained.model(trained.transforms.normalised(pixels).contiguous())
+            trained.model(trained.transforms.normalized(pixels).contiguous())
     hook.remove()
     numbers, labels = np.array(known, int).reshape(-1, 2).T
     features = torch.cat(read).numpy() if read else np.empty((0, 1), np.float32)

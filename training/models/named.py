@@ -111,8 +111,8 @@ def _built(name: str, args: Mapping[str, Any], build: Callable[..., nn.Module]) 
         ) from None
 
 
-def normalised_for(model: str, transforms: Transforms) -> Transforms:
-    """Return the transforms with the normalisation of a model's published weights."""
+def normalized_for(model: str, transforms: Transforms) -> Transforms:
+    """Return the transforms with the normalization of a model's published weights."""
     if model.startswith(TIMM):
         facts = published(model.removeprefix(TIMM))
         return replace(transforms, mean=tuple(facts.mean), deviation=tuple(facts.std))

@@ -1,4 +1,4 @@
-"""Versions of a shard folder: whatever is added, dropped and relabelled, each reads as it was."""
+"""Versions of a shard folder: whatever is added, dropped and relabeled, each reads as it was."""
 
 import json
 import os
@@ -136,7 +136,7 @@ def test_summary_lists_versions_with_date_and_command(data, tmp_path):
     assert [line.split()[1] for line in versions] == ["3:", "2:", "1:"]
     (digest,) = (line.split()[-1] for line in lines if line.startswith("SHA-256 of the manifest "))
     assert json.loads((data / "dataset.json").read_text())["sha256"] == digest
-    assert f"1 relabelled, 16 samples, SHA-256 {digest[:16]}…; 20" in versions[0]
+    assert f"1 relabeled, 16 samples, SHA-256 {digest[:16]}…; 20" in versions[0]
     assert versions[0].endswith(" UTC: rackrun convert relabel data ant_3=bee")
     assert "2 dropped, 16 samples, SHA-256 " in versions[1]
     first = json.loads((data / "dataset.v1.json").read_text())["sha256"]
@@ -186,12 +186,12 @@ def test_kills_leave_a_version_whole_or_absent(round_number, data, tmp_path):
         assert content(data) in (after, dropped)
     assert run("rackrun convert drop data ant_1", tmp_path).code == 0
     assert content(data) == dropped
-    relabelled = {**dropped, "ant_2": ("bee", dropped["ant_2"][1])}
+    relabeled = {**dropped, "ant_2": ("bee", dropped["ant_2"][1])}
     for seconds in KILLS[:2]:
         killed(["relabel", "data", "ant_2=bee"], tmp_path, seconds)
-        assert content(data) in (dropped, relabelled)
+        assert content(data) in (dropped, relabeled)
     assert run("rackrun convert relabel data ant_2=bee", tmp_path).code == 0
-    assert content(data) == relabelled
+    assert content(data) == relabeled
     assert run("rackrun convert verify data", tmp_path).code == 0
     assert not list(data.glob(".*.partial"))
 

@@ -321,7 +321,7 @@ IMAGES = {f"set/img/{n}.jpg": drawn(n) for n in range(12)}
 OUTSIDE = {"secret.jpg": drawn("secret"), "set/link.jpg": link("../secret.jpg")}
 
 
-def labelled(labels: Iterable[str]) -> str:
+def labeled(labels: Iterable[str]) -> str:
     """Return a table of images with these labels."""
     return "path,label\n" + "".join(f"img/{n}.jpg,{label}\n" for n, label in enumerate(labels))
 
@@ -391,11 +391,11 @@ TABLES = [
     ),
     Refusal(
         "rackrun convert csv set/t.csv out", 65, ("12 of 12", "--allow unique-labels"),
-        IMAGES | {"set/t.csv": labelled(f"tree {n}" for n in range(12))}, leaves="out",
+        IMAGES | {"set/t.csv": labeled(f"tree {n}" for n in range(12))}, leaves="out",
     ),
     Refusal(
         "rackrun convert csv set/t.csv out", 65, ("'01'", "'1'"),
-        IMAGES | {"set/t.csv": labelled(("1", "01", "1", "01"))},
+        IMAGES | {"set/t.csv": labeled(("1", "01", "1", "01"))},
     ),
     Refusal("rackrun convert csv t.parquet out", 64, "t.parquet", {"t.parquet": "PAR1"}),
 ]  # fmt: skip

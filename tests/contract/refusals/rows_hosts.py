@@ -62,7 +62,7 @@ ROWS = [
     listed("gpu01 4", "mine.txt:1:7", "slots=4"),
     listed("gpu01 slot=4", "mine.txt:1:7", "slots="),
     listed("gpu01 np=4", "mine.txt:1:7", "slots="),
-    listed("gpu01 colour=red", "mine.txt:1:7", "colour="),
+    listed("gpu01 color=red", "mine.txt:1:7", "color="),
     listed("gpu01 slots=0", "mine.txt:1:7", "slots=0"),
     listed("gpu01 slots=1 slots=2", "mine.txt:1:15", "slots="),
     listed("gpu01 workdir='/x", "mine.txt:1:7", "quote"),

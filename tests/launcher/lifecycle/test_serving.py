@@ -52,7 +52,7 @@ def give_shards(folder: Path) -> Path:
     digest = hashlib.sha256(bytes(10240)).hexdigest()
     shard = Shard("toy-train-000000.tar", 1, 10240, digest)
     split = Split("train", 1, "toy-train.index.npy", digest, (shard,))
-    (shards / "dataset.json").write_bytes(Manifest("toy", ("cat",), (split,)).serialise())
+    (shards / "dataset.json").write_bytes(Manifest("toy", ("cat",), (split,)).serialize())
     return shards
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from rackrun.contract.files import PUBLISHED
 from rackrun.training.data.transforms import Transforms, augmented
-from rackrun.training.models.named import named_model, normalised_for, published_images
+from rackrun.training.models.named import named_model, normalized_for, published_images
 from rackrun.training.task import Task
 from rackrun.training.tasks.classify.recipes import Classify
 
@@ -32,14 +32,14 @@ def resolve(config: Classify) -> Classify:
 
 
 def transforms(config: Classify, epoch: int) -> Transforms:
-    """Return random crops for training, the centre for evaluation: usually 224 of 256 pixels."""
+    """Return random crops for training, the center for evaluation: usually 224 of 256 pixels."""
     crops = Transforms(
         size=config.side,
         short_side=config.short_side or round(config.side * 256 / 224),
         crop_area=config.crop_area,
         interpolation="bilinear" if config.interpolation == "auto" else config.interpolation,
     )
-    return augmented(normalised_for(config.model, crops), config)
+    return augmented(normalized_for(config.model, crops), config)
 
 
 TASK = Task(
