@@ -78,7 +78,7 @@ def class_weights(
         weights = 1 / np.maximum(samples, 1)
     else:
         for name, weight in weights_in("--loss-weights", text).items():
-            weights[class_number(name, classes)] = weight
+            weights[class_number("--loss-weights", name, classes)] = weight
     total = float(weights @ samples)
     if not total:
         raise UsageError(f"--loss-weights {text}: leaves no sample with a weight")

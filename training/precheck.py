@@ -151,17 +151,18 @@ def _check_plain(config: Config, typed: Collection[str], is_here: bool) -> None:
 
 def _check_data(config: Config, needed: Sequence[str], typed: Collection[str]) -> None:
     # Data that only the hosts have cannot be read here: then only the form of options is checked.
-    named = [
-        *filter(None, config.only_classes.split(",")),
-        *class_weights_in("--class-weights", config.class_weights),
-        *class_weights_in("--loss-weights", config.loss_weights),
-    ]
+    named = {
+        "--only-classes": list(filter(None, config.only_classes.split(","))),
+        "--class-weights": list(class_weights_in("--class-weights", config.class_weights)),
+        "--loss-weights": list(class_weights_in("--loss-weights", config.loss_weights)),
+    }
     locations = parts_of(config.data)
     if not (locations and all(map(is_local_folder, locations))):
         return
     manifests = [open_source(location).manifest for location in locations]
-    for name in named:
-        class_number(name, manifests[0].classes)
+    for option, names in named.items():
+        for name in names:
+            class_number(option, name, manifests[0].classes)
     splits = [split.name for each in manifests for split in each.splits if split.samples]
     if why := why_no_splits(config.data, needed, splits):
         raise UsageError(why)

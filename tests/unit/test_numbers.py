@@ -32,16 +32,16 @@ def test_a_whole_number_is_digits_within_its_limit(text, most, number):
 
 def test_a_number_of_a_class_is_refused_in_a_line_however_long_it_is():
     with pytest.raises(UsageError) as refused:
-        class_number(ENDLESS, ("cat", "dog"))
+        class_number("--only-classes", ENDLESS, ("cat", "dog"))
     assert len(str(refused.value)) < 250
 
 
 def test_a_number_is_no_class_where_classes_are_called_by_other_numbers():
-    assert class_number("2", ("1", "2", "3")) == 1
-    assert class_number("2", ("1", "2", "ten")) == 1
-    assert class_number("0", ("1", "2", "ten")) == 0
+    assert class_number("--only-classes", "2", ("1", "2", "3")) == 1
+    assert class_number("--only-classes", "2", ("1", "2", "ten")) == 1
+    assert class_number("--only-classes", "0", ("1", "2", "ten")) == 0
     with pytest.raises(UsageError, match="there are 1, 2, 3$"):
-        class_number("0", ("1", "2", "3"))
+        class_number("--only-classes", "0", ("1", "2", "3"))
 
 
 def test_a_share_is_shown_in_percent_and_any_other_number_as_it_is():

@@ -26,8 +26,9 @@ def chosen(
 ) -> EpochRows:
     """Return the rows that the settings choose; UsageError where none are left."""
     rows = np.arange(labels.size, dtype=np.int32)
-    if only := [class_number(name, classes) for name in config.only_classes.split(",") if name]:
-        rows = rows[np.isin(labels, only)]
+    if only := list(filter(None, config.only_classes.split(","))):
+        numbers = [class_number("--only-classes", name, classes) for name in only]
+        rows = rows[np.isin(labels, numbers)]
     rows = rows[: config.max_train_samples or None]
     choice = (
         _weighted(rows, labels[rows], classes, config) if config.class_weights else EpochRows(rows)
@@ -47,7 +48,7 @@ def _weighted(
     else:
         weights = np.ones(len(classes))
         for name, weight in weights_in("--class-weights", config.class_weights).items():
-            weights[class_number(name, classes)] = weight
+            weights[class_number("--class-weights", name, classes)] = weight
     by_class = np.split(rows[np.argsort(labels, kind="stable")], np.cumsum(sizes)[:-1])
     weighted = []
     for label in np.flatnonzero((weights != 1) & (sizes > 0)).tolist():
@@ -80,8 +81,8 @@ def weights_in(option: str, text: str) -> Mapping[str, float]:
     return table
 
 
-def class_number(name: str, classes: tuple[str, ...]) -> int:
-    """Return the number of a class given by name or, unless names are numbers, by number."""
+def class_number(option: str, name: str, classes: tuple[str, ...]) -> int:
+    """Return the number of a class that an option names or, unless names are numbers, numbers."""
     if name in classes:
         return classes.index(name)
     are_numbers = all(each.isdecimal() for each in classes)
@@ -90,4 +91,4 @@ def class_number(name: str, classes: tuple[str, ...]) -> int:
         return number
     few = ", ".join(classes[:8]) + (", …" if len(classes) > 8 else "")
     numbers = "" if are_numbers else f", or numbers from 0 to {len(classes) - 1}"
-    raise UsageError(f"no class {name[:80]!r}: there are {few}{numbers}")
+    raise UsageError(f"{option}: no class {name[:80]!r}; there are {few}{numbers}")
