@@ -24,6 +24,7 @@ from rackrun.shards.litter import HIDDEN, system_folder
 from rackrun.tables import require_folder, require_replaceable, table, write_table
 from rackrun.terminal import clean, say
 from rackrun.training.settings.model import ModelOptions, with_weights_first
+from rackrun.units import first_few, plural
 
 if TYPE_CHECKING:
     from rackrun.training.trained import Trained
@@ -32,6 +33,7 @@ SUFFIXES = (  # what a folder is searched for
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo", ".png", ".gif", ".bmp", ".webp"),
     *(".tif", ".tiff", ".avif", ".heic", ".heif", ".ppm", ".pgm", ".pbm", ".pnm"),
 )
+PNG_DEPTH_AT = 24  # bytes
 BATCH = 64  # images
 COLUMNS = ("image", "rank", "class", "probability")
 
@@ -118,7 +120,29 @@ def main(args: Sequence[str], task: str = "", prog: str = "") -> int:
     failed = [result for result in results if result.error]
     for result in failed:
         say(f"error: {result.image}: {result.error}")
+    if dark := [path for path in paths if _is_dark(path)]:
+        say(
+            f"{plural(len(dark), 'image')} of 16 bits a channel, of which the upper 8 count, use at"
+            f" most 14: {first_few(dark, 3)}; predicted as dark as they are"
+        )
     return DataError.exit_code if failed else 0
+
+
+def _is_dark(path: str) -> bool:
+    from PIL import Image
+
+    from rackrun.shards.images import UNDECODABLE
+    from rackrun.shards.pillow import FEW_LEVELS, levels_left
+
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(PNG_DEPTH_AT + 1)
+        with Image.open(path) as image:
+            is_deep = image.mode.startswith("I;16")
+            is_deep |= image.format == "PNG" and head[PNG_DEPTH_AT] == 16
+            return is_deep and levels_left(image) <= FEW_LEVELS
+    except (*UNDECODABLE, Image.DecompressionBombError):
+        return False  # which the prediction has said
 
 
 def image_paths(images: Sequence[str]) -> list[str]:
