@@ -49,8 +49,9 @@ def test_a_board_shows_hosts_and_progress(tmp_path):
     (tmp_path / "trains.py").write_text(TRAINS)
     line = "./run-local --nproc 2 -- python trains.py"
     process = start(line, tmp_path, env=COLORS, terminal=terminal)
-    args = ("trains", "2 ranks on 1 host", "localhost", "epoch 1/2", "run ends in")
-    until(lambda: all(terminal.shows(text) for text in ("training", "images/s", *args)))
+    head, progress = ("trains", "2 ranks on 1 host"), ("epoch 1/2", "images/s", "run ends in")
+    for text in (*head, *progress, "localhost", "training"):
+        until(lambda text=text: terminal.shows(text), text)
     assert ended(process, terminal) == 0
     until(lambda: terminal.shows("done in"))
     shown = terminal.text()
