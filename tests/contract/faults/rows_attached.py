@@ -142,7 +142,12 @@ LAUNCHER = [
     Fault(
         "stop", (130,), "stopped by ./run-ssh stop", STOP, lambda run: run.type("stop"), short=True
     ),
-    Fault("launcher-stopped-long", (75,), "10.77.0.", SOON, long_stop, short=True),
+    # Where both connections have ended before their last frames are read, all hosts count as lost.
+    Fault(
+        *("launcher-stopped-long", (75,), "no heartbeat|its agent ended|no host could be reached"),
+        *(SOON, long_stop),
+        short=True,
+    ),
     goes_on("launcher-stopped-short", lambda run: run.pause("launcher", 1.0)),
 ]
 
