@@ -71,10 +71,10 @@ def measures(run: RunView) -> Iterator[str]:
     """Yield what the first rank has measured, and last of all the time that is left."""
     if run.loss is not None:
         yield f"loss {run.loss:.4g}"
-    if run.accuracy is not None:
-        yield f"accuracy {share(run.accuracy)}"
     if run.images_per_second is not None:
         yield f"{run.images_per_second:,.0f} images/s"
+    if run.accuracy is not None:
+        yield f"accuracy {share(run.accuracy)}"
     if run.data_share is not None:
         yield f"{run.data_share:.0%} waiting for data"
     if run.seconds_left is not None:

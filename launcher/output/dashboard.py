@@ -27,7 +27,7 @@ from rackrun.runs import SHORT_ID
 from rackrun.units import duration, share
 
 LINES_SHOWN = 500  # at once: output.log has the rest
-BAR_WIDTH = 30  # of the epoch and its bar, at least
+BAR_WIDTH = 24  # of the epoch and its bar, at least
 COLORS = ("cyan", "magenta", "green", "blue", "yellow", "bright_magenta")
 LINES_AROUND = 10  # the head of the board, the table's own, and one for the log
 _WHO = re.compile(r"(?:[^ |]+:|[0-9]+ hosts:)?([0-9]+)[0-9,-]*( x[0-9]+)?")
@@ -146,7 +146,8 @@ def _progress_bar(run: RunView, width: int) -> RenderableType:
         epoch = f"step {run.step}/{run.steps or '?'}"
     texts = _measures(run)
     while len(texts) > 1 and sum(map(len, texts)) + 3 * len(texts) > width - BAR_WIDTH:
-        texts.pop(-2)  # the end of the run goes last
+        # The bar shows the step; loss, speed and the end of the run go last.
+        texts.pop(-2 if len(texts) > 4 else 0)
     grid.add_row(Text(epoch, style="bold"), bar, Text("   ".join(texts)))
     milestones = (
         "" if run.best is None else f"best validation accuracy {share(run.best)}",
@@ -157,7 +158,6 @@ def _progress_bar(run: RunView, width: int) -> RenderableType:
 
 
 def _measures(run: RunView) -> list[str]:
-    # what is known; where there is too little room, those before the last one are dropped first
     where = f"{run.epoch_step}/{run.epoch_steps}" if run.epoch_steps else ""
     busy = BUSY.get(run.phase, "finishing") if run.epoch or run.step else ""  # beside the bar
     first = where if run.phase == phases.TRAIN else busy

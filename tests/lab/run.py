@@ -78,7 +78,9 @@ def start(
     """Start what `run` runs, and let it go on, with pipes or on a terminal."""
     words = shlex.split(line) if isinstance(line, str) else list(line)
     changes: dict[str, str | None] = {"HOME": os.fspath(folder / "home"), **(env or {})}
-    merged = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+    # Other programs, such as pytest-xdist, set the size of a terminal: ours has its own.
+    before = {name: os.environ[name] for name in os.environ if name not in ("COLUMNS", "LINES")}
+    merged = {name: value for name, value in {**before, **changes}.items() if value is not None}
     Path(merged.get("HOME", folder)).mkdir(parents=True, exist_ok=True)
     program, arguments = _program(words)
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)

@@ -126,7 +126,7 @@ def test_a_cluster_of_gpus_on_80_columns(stage):
     assert "7x 97% 1x 0%  75% mem" in second
     assert "catdog  ·  16 ranks on 2 hosts, 8 each, H100 80GB␛[2J" in shown
     assert f"run {display.run.plan.run_id[:8]}  ·  /x  ·  flowers, 10 images" in shown
-    assert "run ends in 0:" in shown
+    assert "loss 2.3   9,000 images/s   run ends in 0:" in shown
     assert "best validation accuracy 61.5%  ·  last checkpoint at step 1,100" in shown
 
 
