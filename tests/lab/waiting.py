@@ -12,8 +12,7 @@ def until(expected: Callable[[], T], what: str = "this happens", seconds: float 
     deadline, looked = time.monotonic() + seconds, time.thread_time()
     while not (value := expected()):
         assert time.monotonic() < deadline, f"after {seconds:g} s: {what}"
-        # To look costs a tenth of a core; no more, or what is seen for seconds is missed after one
-        # collection of garbage.
+        # To look costs a tenth of a core, but what is seen for a second must not be missed.
         time.sleep(min(0.5, max(0.02, 9 * (time.thread_time() - looked))))
         looked = time.thread_time()
     return value
