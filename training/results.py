@@ -24,9 +24,9 @@ Grid = dict[str, Any]
 
 
 def write_results(run: TrainingRun) -> str:
-    """Write final.pt, the grids of predictions and the report; return the report's path.
+    """Write final.pt, the grids of predictions and the report.
 
-    It is empty where no report can be drawn.
+    Returns the path of the report, or "" where none can be drawn.
     """
     folder, state, scores = run.log.folder, run.state, run.scores
     model = state.evaluated.state_dict()

@@ -82,7 +82,10 @@ def weights_in(option: str, text: str) -> Mapping[str, float]:
 
 
 def class_number(option: str, name: str, classes: tuple[str, ...]) -> int:
-    """Return the number of a class that an option names or, unless names are numbers, numbers."""
+    """Return the number of a class; `name` is what the option has: its name or its number.
+
+    Raises UsageError for a number, too, where all classes are called by numbers.
+    """
     if name in classes:
         return classes.index(name)
     are_numbers = all(each.isdecimal() for each in classes)
