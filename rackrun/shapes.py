@@ -110,7 +110,7 @@ def shaped(value: object, shape: Any, where: str = "it") -> Any:
                 raise Misshapen(f"{where}: unknown field {one_line(min(map(str, unknown)))[:40]!r}")
         _prepare(shape)
         return msgspec.convert(value, shape, dec_hook=_as_path)
-    except (msgspec.ValidationError, TypeError, RecursionError) as error:
+    except (msgspec.ValidationError, TypeError, RecursionError, UnicodeError) as error:
         rule, _, path = str(error).partition(" - at `$")
         place = f"{where}{path.rstrip('`')}"
         raise Misshapen(one_line(f"{place}: {rule}")[:MOST_LETTERS]) from None

@@ -22,7 +22,17 @@ from rackrun.launcher.supervision import peers
 from rackrun.launcher.viewer import reach
 from rackrun.run_files import RunEnd, RunPlan
 from rackrun.run_history import HostUsage
-from rackrun.shapes import Excerpt, Misshapen, Shape, Whole, at_most, between, matches, parsed
+from rackrun.shapes import (
+    Excerpt,
+    Misshapen,
+    Shape,
+    Whole,
+    at_most,
+    between,
+    matches,
+    parsed,
+    shaped,
+)
 from rackrun.shards.index import Manifest
 from rackrun.training.track.tracker import Sent
 
@@ -191,3 +201,9 @@ def test_threads_may_meet_a_shape_at_the_same_time():
     for _ in range(5):
         done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_text_that_no_encoding_has_is_misshapen():
+    """A pickle may hold half of a surrogate pair, which JSON cannot."""
+    with pytest.raises(Misshapen):
+        shaped("\ud800", Message)
