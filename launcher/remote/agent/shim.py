@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -33,6 +34,8 @@ NO_TORCHRUN = {
 
 torchrun takes its options from such variables, and refuses this one, which is no number.
 """
+
+AGENT_SECONDS = 0.3  # for an agent to end after torchrun; it waits longer for shims
 
 
 def main() -> None:
@@ -112,16 +115,16 @@ class Shim:
 
     def _abandon(self) -> NoReturn:
         """End a rank that is no longer supervised, and all that it started."""
+        # The agent's death is a signal, too: it would begin this again, amid an import.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         kill_descendants()
         if self._agent_is_gone():  # and nothing else removes its folder
             remove_folder(self.scratch)
         os._exit(1)
 
     def _agent_is_gone(self) -> bool:
-        try:
-            return not self.control.recv(1, socket.MSG_DONTWAIT)  # it never writes
-        except OSError as error:
-            return not isinstance(error, BlockingIOError)
+        # It never writes: what can be read is the end. It may be killed right after torchrun.
+        return bool(select.select([self.control], [], [], AGENT_SECONDS)[0])
 
     def _report(self, **message: Any) -> None:
         """Send the agent a message; end when it is gone."""
